@@ -1,0 +1,63 @@
+# What there is to do; every target works from a fresh clone, by itself, and under -j.
+# `make` installs into .venv again only when pyproject.toml is newer than the last installation.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Only one make at a time may install (two terminals, one .venv); where flock is missing, it goes unguarded.
+LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
+
+# The demo needs less than the tests; asked for both, or once the tests have run, the larger set serves both.
+NEEDS_DEV := $(filter test check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
+DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench soak clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
+	$(BIN)/python -m pytest -m "not soak"
+
+check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## mend what lint and format can mend by themselves
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON beside them
+	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
+	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/overhead.json
+
+soak: $(VENV)/.installed-dev ## the tests that take many minutes
+	$(BIN)/python -m pytest -m soak
+
+clean: ## remove what the other targets made, .venv included
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
+	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dashboard]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "dask_ferro needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is" \
+	         "$$($(PYTHON) --version 2>&1 | tail -1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	    echo "'$(PYTHON)' cannot make virtual environments: install the python3-venv package" >&2; exit 1; }
+	$(LOCK) $(PYTHON) -m venv $(VENV)

@@ -1,0 +1,334 @@
+"""What dask_ferro itself costs: tiny ops, graphs with a known best makespan, submission of large ones.
+
+    python benchmarks/overhead.py                 # all three
+    python benchmarks/overhead.py --only dags --json out.json
+
+tiny    1,281 ops on 256 floats that compute next to nothing, as one task an op, as "auto" and as "model".
+dags    the built-in graphs on 8 workers, from submission to result, beside the projection and the bound
+        max(work / workers, critical path).  A sleep takes no CPU, so 8 workers need no 8 cores; kernels do.
+submit  from a model in memory to its tasks on the scheduler: 1,000 to 100,000 nodes, and 10,000 chunks.
+
+Everything runs in processes, over TCP; cold runs (files opened, sessions built) are the unmeasured warm-up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+from distributed import Client  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
+
+import dask_ferro as ff  # noqa: E402
+
+SEED = 0
+DAG_WORKERS = 8
+Note = Callable[[str], None]
+
+
+class Dag(NamedTuple):
+    """A built-in graph with its parameters."""
+
+    name: str
+    params: Mapping[str, int | float] = {}
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{k}={v}" for k, v in self.params.items())])
+
+
+SLEEPS = (
+    Dag("imbalanced"),
+    Dag("wide"),
+    Dag("large-wide"),
+    Dag("large-wide", {"branches": 320, "length": 1, "skew": 0.47}),
+    Dag("xlarge-wide"),
+    Dag("xlarge-wide", {"branches": 64, "length": 10, "skew": 0.5}),
+)
+KERNELS = (
+    Dag("transformer"),
+    Dag("large-transformer"),
+    Dag("xlarge-transformer"),
+    Dag("matmul-chain"),
+    Dag("matmul-parallel"),
+    Dag("resnet"),
+)
+TOY_DAGS = (Dag("wide", {"branches": 4, "length": 2}), Dag("resnet", {"channels": 4}))
+
+
+@contextmanager
+def processes(workers: int) -> Iterator[Client]:
+    with (
+        ff.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _compute(client: Client, collection: Any) -> Any:
+    return client.compute(collection).result()
+
+
+def _inputs(model: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(SEED)
+    return {n: rng.standard_normal(s.shape, dtype=np.float32) for n, s in model.inputs.items()}
+
+
+def _same(expected: Any, name: str, result: Any) -> None:
+    wanted = expected if isinstance(expected, dict) else {"": expected}
+    got = result if isinstance(result, dict) else {"": result}
+    for key, value in wanted.items():
+        np.testing.assert_allclose(got[key], value, 1e-3, 1e-4, err_msg=f"{name} {key} is wrong")
+
+
+# ---- tiny -------------------------------------------------------------------------------------------------
+
+
+def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
+    """Ops/s of tiny ops, by granularity."""
+    proto = ff.workloads.tiny(n=40 if toy else 1280)
+    with processes(2) as client:
+        bound = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
+        x = _inputs(bound["model"])
+        bound = {g: model(x) for g, model in bound.items()}
+        expected = bound["model"].compute(scheduler="sync")
+        runs = {g: partial(_compute, client, model) for g, model in bound.items()}
+        seconds = measure.in_turn(runs, rounds, check=partial(_same, expected), note=note)
+    ops = len(proto.graph.node)
+    return {
+        "ops": ops,
+        "granularity": {
+            g: {
+                "tasks": len(bound[g].bundles),
+                "seconds": measure.Summary.of(times),
+                "ops_per_s": measure.Summary.of([ops / s for s in times]),
+            }
+            for g, times in seconds.items()
+        },
+    }
+
+
+def show_tiny(record: dict[str, Any]) -> None:
+    rows = [
+        (
+            g,
+            str(r["tasks"]),
+            f"{1e3 * r['seconds'].median:.1f}",
+            f"{r['ops_per_s'].median:,.0f}",
+            _spread(r["ops_per_s"]),
+        )
+        for g, r in record["granularity"].items()
+    ]
+    measure.show(
+        f"tiny: {record['ops']:,} ops of 256 floats, 2 processes, end to end",
+        ("granularity", "tasks", "ms", "ops/s", "spread"),
+        rows,
+    )
+
+
+def _spread(summary: measure.Summary) -> str:
+    return f"{summary.low:,.0f} to {summary.high:,.0f}"
+
+
+# ---- dags -------------------------------------------------------------------------------------------------
+
+
+def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
+    """Makespans of the built-in graphs, beside their bounds and projections."""
+    chosen = TOY_DAGS if toy else SLEEPS + KERNELS
+    workers = 2 if toy else DAG_WORKERS
+    with processes(workers) as client:
+        protos = {str(d): ff.workloads.build(d.name, **d.params) for d in chosen}
+        models = {name: ff.from_onnx(proto) for name, proto in protos.items()}
+        bound = {name: model(_inputs(model)) for name, model in models.items()}
+        runs = {name: partial(_compute, client, model) for name, model in bound.items()}
+        seconds = measure.in_turn(runs, rounds, note=note)
+        return {
+            "workers": workers,
+            "graphs": [_dag(d, bound[str(d)], workers, seconds[str(d)]) for d in chosen],
+        }
+
+
+def _dag(dag: Dag, model: Any, workers: int, seconds: Sequence[float]) -> dict[str, Any]:
+    sleeps = ff.workloads.WORKLOADS[dag.name].sleeps
+    ops = sum(model.ops.values())
+    return {
+        "graph": str(dag),
+        "ops": ops,
+        "tasks": len(model.bundles),
+        "bound": ff.workloads.lower_bound(dag.name, workers, **dag.params) if sleeps else None,
+        "projected": model.plan.makespan,
+        "seconds": measure.Summary.of(seconds),
+        "ops_per_s": ops / measure.Summary.of(seconds).median,
+    }
+
+
+def show_dags(record: dict[str, Any]) -> None:
+    rows = []
+    for r in record["graphs"]:
+        measured, bound = 1e3 * r["seconds"].median, r["bound"]
+        over = "-" if bound is None else f"{measured - 1e3 * bound:.1f}"
+        rows.append(
+            (
+                r["graph"],
+                str(r["ops"]),
+                str(r["tasks"]),
+                "-" if bound is None else f"{1e3 * bound:.1f}",
+                f"{1e3 * r['projected']:.1f}",
+                f"{measured:.1f}",
+                f"{1e3 * r['seconds'].low:.1f} to {1e3 * r['seconds'].high:.1f}",
+                over,
+                f"{r['ops_per_s']:,.0f}",
+            )
+        )
+    measure.show(
+        f"dags: {record['workers']} worker processes, milliseconds, end to end",
+        ("", "ops", "tasks", "bound", "projected", "measured", "spread", "over", "ops/s"),
+        rows,
+        notes=(
+            "bound: max(work / workers, critical path); real kernels have none that holds on any machine",
+        ),
+    )
+
+
+# ---- submit -----------------------------------------------------------------------------------------------
+
+
+def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
+    """Seconds from a model to its tasks on the scheduler."""
+    sizes = (100,) if toy else (1_000, 10_000, 100_000)
+    by_op = (100,) if toy else (1_000, 10_000)
+    chunks = 50 if toy else 10_000
+    with processes(2) as client:
+        cases: dict[str, Callable[[], Any]] = {}
+        for n in sizes:
+            cases[f"{n:,} nodes, auto"] = partial(_one_model, client, ff.workloads.tiny(n=n - 1), "auto")
+        for n in by_op:
+            cases[f"{n:,} nodes, op"] = partial(_one_model, client, ff.workloads.tiny(n=n - 1), "op")
+        cases[f"{chunks:,} chunks"] = partial(_many_chunks, client, _double(), chunks)
+        phases = {name: [run() for _ in range(rounds)] for name, run in cases.items()}
+        for name, times in phases.items():
+            note(f"{name}: " + ", ".join(f"{sum(t.values()):.2f} s" for t in times))
+    return {
+        "cases": {
+            name: {phase: measure.Summary.of([t[phase] for t in times]) for phase in times[0]}
+            for name, times in phases.items()
+        }
+    }
+
+
+def _double() -> onnx.ModelProto:
+    """One op with a symbolic batch: what a chunk costs is then Dask's."""
+    x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT, ["batch", 8]) for v in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"], name="double")], "double", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _one_model(client: Client, proto: onnx.ModelProto, granularity: str) -> dict[str, float]:
+    start = time.perf_counter()
+    model = ff.from_onnx(proto, granularity=granularity)
+    loaded = time.perf_counter()
+    bound = model(_inputs(model))
+    tasks = len(bound.bundles)
+    planned = time.perf_counter()
+    submitted, done = _submitted(client, bound, tasks)
+    return {
+        "tasks": tasks,
+        "load": loaded - start,
+        "plan": planned - loaded,
+        "submit": submitted - planned,
+        "finish": done - submitted,
+    }
+
+
+def _many_chunks(client: Client, proto: onnx.ModelProto, chunks: int) -> dict[str, float]:
+    x = np.random.default_rng(SEED).standard_normal((chunks, 8), dtype=np.float32)
+    start = time.perf_counter()
+    model = ff.from_onnx(proto)
+    loaded = time.perf_counter()
+    bound = model(x, batch=1)
+    tasks = len(bound.bundles) * bound.chunks
+    planned = time.perf_counter()
+    submitted, done = _submitted(client, bound, tasks)
+    return {
+        "tasks": tasks,
+        "load": loaded - start,
+        "plan": planned - loaded,
+        "submit": submitted - planned,
+        "finish": done - submitted,
+    }
+
+
+def _submitted(client: Client, collection: Any, tasks: int) -> tuple[float, float]:
+    """When the scheduler knew the tasks, and when the result was there."""
+    future = client.compute(collection)
+    while client.run_on_scheduler(_knows, key=future.key) is False:
+        time.sleep(0.002)
+    known = time.perf_counter()
+    future.result()
+    return known, time.perf_counter()
+
+
+def _knows(key: Any, dask_scheduler: Any) -> bool:
+    """Whether the scheduler has worked in the graph that ends in `key`; runs in the scheduler."""
+    task = dask_scheduler.tasks.get(key)
+    return task is not None and task.state not in ("released", "forgotten")
+
+
+def show_submit(record: dict[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            f"{r['tasks'].median:,.0f}",
+            *(f"{r[phase].median:.3f}" for phase in ("load", "plan", "submit", "finish")),
+        )
+        for name, r in record["cases"].items()
+    ]
+    measure.show(
+        "submit: seconds to load, to plan, until the scheduler has the tasks, until the result is here",
+        ("", "tasks", "load", "plan", "submit", "finish"),
+        rows,
+    )
+
+
+# ---- all --------------------------------------------------------------------------------------------------
+
+
+PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
+    "tiny": (tiny, show_tiny),
+    "dags": (dags, show_dags),
+    "submit": (submit, show_submit),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark; return its record."""
+    parser = measure.options("What dask_ferro itself costs.", rounds=5)
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these parts alone")
+    options = parser.parse_args(arguments)
+    rounds = 1 if options.toy else options.rounds
+    note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    record = measure.provenance(seed=SEED, rounds=rounds, toy=options.toy, cores=os.cpu_count())
+    record["results"] = {}
+    for name in options.only or PARTS:
+        run, show = PARTS[name]
+        part = run(rounds, options.toy, note)
+        show(part)
+        record["results"][name] = part
+    if options.json:
+        measure.write(options.json, record)
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""`dask ferro run | import`: the command line, and nothing that could not be called from Python.
+
+This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
+Exit status: 0; 1 for what failed (a model, an op, a task), with the message; 2 for bad arguments, input files
+or configuration, with one line; 130 after Ctrl-C.  Reports go to standard output, the rest to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+ARRAY_FILES = (".npy", ".npz")
+
+
+# ---- how it fails ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _one_status_per_fault(debug: bool = False) -> Iterator[None]:
+    """Turn exceptions into one message and the status that says who has to act."""
+    from dask_ferro.errors import ConfigError
+
+    try:
+        yield
+    except click.UsageError as error:
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            raise
+        _leave(
+            2, f"{error.ctx.command_path if error.ctx else 'dask ferro'}: {error.format_message()}", line=True
+        )
+    except KeyboardInterrupt:
+        _leave(130, "interrupted")
+    except (click.exceptions.Exit, click.ClickException, click.Abort):
+        raise
+    except ConfigError as error:
+        _leave(2, f"dask ferro: {error}", line=True, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever a task raised ends here
+        told = type(error).__module__.startswith("dask_ferro")
+        _leave(1, f"dask ferro: {error if told else f'{type(error).__name__}: {error}'}", debug=debug)
+
+
+def _leave(status: int, message: str, *, line: bool = False, debug: bool = False) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    click.echo(" ".join(message.split()) if line else message, err=True)
+    raise click.exceptions.Exit(status)
+
+
+class _Command(click.Command):
+    """A command whose faults follow the rules at the head of this module, whichever program calls it."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _one_status_per_fault():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_status_per_fault(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+class _Group(_Command, click.Group):
+    command_class = _Command
+
+
+# ---- arguments ---------------------------------------------------------------------------------------------
+
+
+class _Granularity(click.ParamType[Any]):
+    name = "granularity"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("auto", "op", "model"):
+            return value
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0.0 < seconds < float("inf"):
+            self.fail(f"{value!r} is neither auto, op, model nor a positive number of seconds", param, ctx)
+        return seconds
+
+
+class _Parameter(click.ParamType[Any]):
+    name = "parameter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name, _, number = value.partition("=")
+        try:
+            return name.strip(), float(number) if set(number) & set(".e") else int(number)
+        except ValueError:
+            self.fail(f"{value!r} is not of the form NAME=NUMBER", param, ctx)
+
+
+class _ArrayFile(click.Path):
+    """A path that ends in .npy or .npz; one that is written lies in a folder that exists."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix not in ARRAY_FILES:
+            self.fail(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}", param, ctx)
+        if not self.exists and not path.parent.is_dir():
+            self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
+        return path
+
+
+_AT_LEAST_ONE = click.IntRange(min=1)
+_MODEL = click.Path(exists=True, dir_okay=False, readable=True)
+_granularity = click.option(
+    "--granularity",
+    type=_Granularity(),
+    default="auto",
+    show_default=True,
+    metavar="auto|op|model|SECONDS",
+    help="What travels as one task.",
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+
+
+@click.group(name="ferro", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dask-ferro", prog_name="dask ferro")
+def main() -> None:
+    """ONNX models and tensor graphs on a Dask cluster."""
+
+
+@main.command()
+@click.argument("model", type=_MODEL, required=False)
+@click.option("--dag", metavar="NAME", help="A built-in graph in place of MODEL, for instance imbalanced.")
+@click.option(
+    "--param",
+    "params",
+    type=_Parameter(),
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A parameter of the built-in graph.",
+)
+@click.option(
+    "--input", "source", type=_ArrayFile(exists=True, dir_okay=False), help="Inputs: .npz by name, or .npy."
+)
+@click.option("--output", "sink", type=_ArrayFile(dir_okay=False), help="Where to write the outputs.")
+@click.option("--workers", type=_AT_LEAST_ONE, help="Worker processes to start  [default: one per core]")
+@click.option("--threads", type=_AT_LEAST_ONE, help="Threads of each  [default: 1]")
+@click.option("--batch", type=_AT_LEAST_ONE, help="Rows per task  [default: a chunk per thread]")
+@click.option("--rows", type=_AT_LEAST_ONE, help="Rows of synthetic input, where there is no --input.")
+@click.option("--scheduler", metavar="ADDRESS", help="A running cluster, in place of starting one.")
+@_granularity
+@click.option("--dashboard/--no-dashboard", default=False, help="Serve Dask's dashboard; needs bokeh.")
+@click.option("--repeat", type=_AT_LEAST_ONE, default=1, show_default=True, help="Run so many times.")
+@_as_json
+@_debug
+def run(**options: Any) -> None:
+    """Run a MODEL, or a built-in graph, and compare what was measured with what was projected.
+
+    \b
+    dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
+    dask ferro run --dag imbalanced --workers 8
+    """
+    _check_run(options)
+    from dask_ferro.runtime.trial import Request, trial
+    from dask_ferro.views.report import show_trial
+    from dask_ferro.views.terminal import console, progress
+
+    as_json, debug = options.pop("as_json"), options.pop("debug")
+    remarks = console(sys.stderr)
+    done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=progress)
+    if as_json:
+        click.echo(json.dumps(done.as_dict()))
+    else:
+        show_trial(console(), done)
+
+
+def _check_run(options: dict[str, Any]) -> None:
+    def given(*names: str) -> list[str]:
+        flags = {"source": "--input", "params": "--param"}
+        return [flags.get(n, f"--{n}") for n in names if options[n] not in (None, (), False)]
+
+    if bool(options["model"]) == bool(options["dag"]):
+        raise click.UsageError("give either a MODEL or --dag NAME")
+    if options["dag"] and (extra := given("source", "rows", "batch")):
+        raise click.UsageError(
+            f"{', '.join(extra)} goes with a MODEL: a built-in graph has its inputs, see --param"
+        )
+    if options["model"] and given("params"):
+        raise click.UsageError("--param goes with --dag")
+    if options["scheduler"] and (extra := given("workers", "threads", "dashboard")):
+        raise click.UsageError(f"{', '.join(extra)} is for a cluster to start, not for --scheduler")
+    if options["source"] and options["rows"]:
+        raise click.UsageError("--rows is for synthetic inputs, not for --input")
+
+
+@main.command(name="import")
+@click.argument("model", type=_MODEL)
+@click.option("--batch", type=_AT_LEAST_ONE, help="Rows to project the costs for  [default: 1]")
+@click.option("--workers", type=_AT_LEAST_ONE, help="Worker threads to cut for  [default: one per core]")
+@_granularity
+@_as_json
+@_debug
+def import_(
+    model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool, debug: bool
+) -> None:
+    """Show what a MODEL is: inputs, ops, which engine computes them, costs, bundles, and all problems."""
+    from dask_ferro.lower.inventory import inventory
+    from dask_ferro.views.report import show_inventory
+    from dask_ferro.views.terminal import console
+
+    found = inventory(model, batch=batch, workers=workers, granularity=granularity)
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+    else:
+        show_inventory(console(), found)
+    if found.problems:
+        raise click.exceptions.Exit(1)

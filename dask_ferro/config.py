@@ -1,0 +1,71 @@
+"""The `ferro` section of Dask's configuration: its defaults, and its values with their types.
+
+`ferro.yaml`, beside this file, lists all keys with their meaning.  `ensure` puts it under what the user set,
+so it changes nothing that a user chose.  Whoever runs below this floor (`graph`, `kernels`) is handed values and
+never asks here.  A value of the wrong type is a `ConfigError` that names its key.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import dask.config
+import yaml
+from dask.utils import parse_bytes
+
+from dask_ferro.errors import ConfigError
+
+SECTION = "ferro"
+
+
+@cache
+def ensure() -> None:
+    """Merge the defaults under `dask.config`; once in a process, however often it is called."""
+    text = files("dask_ferro").joinpath("ferro.yaml").read_text(encoding="utf-8")
+    dask.config.update_defaults(yaml.safe_load(text))
+
+
+def get(key: str) -> Any:
+    """Return the value of `ferro.<key>` as it stands, for instance ``get("store")``."""
+    ensure()
+    return dask.config.get(f"{SECTION}.{key}")
+
+
+def size(key: str) -> int:
+    """Return `ferro.<key>` in bytes."""
+    value = get(key)
+    try:
+        parsed = int(parse_bytes(value))
+    except (ValueError, TypeError, AttributeError):
+        raise _wrong(key, value, "a size such as 2GiB, or a number of bytes") from None
+    if parsed < 0:
+        raise _wrong(key, value, "a size of at least 0")
+    return parsed
+
+
+def count(key: str) -> int | None:
+    """Return `ferro.<key>`, a number of at least 1, or None for "auto"."""
+    value = get(key)
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(key, value, 'a whole number of at least 1, or "auto"')
+    return value
+
+
+def flag(key: str) -> bool:
+    """Return `ferro.<key>`, which is true or false."""
+    value = get(key)
+    if not isinstance(value, bool):
+        raise _wrong(key, value, "true or false")
+    return value
+
+
+def _wrong(key: str, value: object, wanted: str) -> ConfigError:
+    variable = "DASK_" + f"{SECTION}.{key}".replace(".", "__").replace("-", "_").upper()
+    return ConfigError(
+        f"configuration {SECTION}.{key}: got {value!r}, wanted {wanted}; "
+        f"set it in ~/.config/dask, by {variable}, or by dask.config.set"
+    )

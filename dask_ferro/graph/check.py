@@ -1,0 +1,362 @@
+"""Is a parsed model sound?  Every problem of a file in one pass, in words that say what, where, got and
+wanted.
+
+Looks at names (each defined once, none undefined, no cycle), nodes against their operators, tensors against
+their dimensions, declared types, opsets, local functions and depth.  External data is `graph.external`'s,
+sizes of what the graph will compute are `graph.bounds`'.  Changes nothing and opens nothing.
+
+A body (If, Loop, Scan) sees the names of the graphs around it; main graph and bodies may be in any order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import TensorProto
+
+from dask_ferro.errors import ModelError, UnsupportedOp
+from dask_ferro.graph import functions, schemas, tensors
+from dask_ferro.graph.functions import domain_of
+from dask_ferro.graph.limits import Limits
+from dask_ferro.graph.order import order, uses
+
+# More lines than this help nobody; the rest is counted.
+SHOWN = 40
+
+
+@dataclass
+class Findings:
+    """Problems, in the order of the file, by who is at fault."""
+
+    wrong: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
+
+    def raise_any(self, headline: str) -> None:
+        """Raise `ModelError` if the file is wrong, `UnsupportedOp` if it only asks for what is not there."""
+        if self.wrong:
+            raise ModelError(headline, _shown([*self.wrong, *self.unsupported]))
+        if self.unsupported:
+            raise UnsupportedOp(headline, _shown(self.unsupported))
+
+
+def _shown(problems: list[str]) -> list[str]:
+    unique = list(dict.fromkeys(problems))
+    more = len(unique) - SHOWN
+    return [*unique[:SHOWN], f"and {more} more"] if more > 0 else unique
+
+
+def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
+    """What is wrong with `proto`, as it was parsed: nothing written out, nothing sorted."""
+    found = Findings()
+    found.wrong += _opset_problems(proto.opset_import, "the model")
+    if not proto.HasField("graph"):
+        found.wrong.append("it has no graph; the file is cut off, damaged or no ONNX model")
+        return found
+    if proto.ir_version > onnx.IR_VERSION:
+        found.wrong.append(
+            f"its format is IR version {proto.ir_version}, and ONNX {onnx.__version__} reads up to "
+            f"{onnx.IR_VERSION}; update onnx or export for an older version"
+        )
+    graphs = _Graphs(proto, limits, found)
+    graphs.main()
+    for function in proto.functions:
+        graphs.function(function)
+    if not found.wrong:
+        found.wrong += functions.problems(proto, max_nodes=limits.nodes, max_bytes=limits.inlined_bytes)
+    return found
+
+
+def _opset_problems(imports: Iterable[onnx.OperatorSetIdProto], whose: str) -> Iterator[str]:
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = domain_of(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            yield f"{whose} imports domain {domain!r} as {versions[domain]} and {entry.version}; keep one"
+        if domain not in schemas.DOMAINS:
+            continue
+        newest = schemas.newest(domain)
+        if not 1 <= entry.version <= newest:
+            what = f"of domain {domain!r}" if domain else "of ONNX"
+            yield (
+                f"{whose} imports opset {entry.version} {what}, and onnx {onnx.__version__} has 1 to "
+                f"{newest}; export for one of these"
+            )
+    if not versions:
+        yield f"{whose} imports no opset, so its operators are undefined; add opset_import"
+
+
+class _Graphs:
+    """One walk over the main graph, the functions, and the bodies in both."""
+
+    def __init__(self, proto: onnx.ModelProto, limits: Limits, found: Findings) -> None:
+        self.proto, self.limits, self.found = proto, limits, found
+        self.functions = {functions.key(f): f for f in proto.functions}
+        self.opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+        self.nodes = 0
+        self.in_function = False
+
+    def main(self) -> None:
+        graph = self.proto.graph
+        if not graph.output:
+            self.found.wrong.append("its graph has no outputs; name at least one")
+        for info in graph.input:
+            self.say(_type_problems(info, "input", required=True))
+        for info in [*graph.output, *graph.value_info]:
+            self.say(_type_problems(info, "value", required=False))
+        self.say(_initialized_input_problems(graph))
+        self.graph(graph, (), "", 0)
+
+    def function(self, function: onnx.FunctionProto) -> None:
+        where = f" of function {functions.name(functions.key(function))}"
+        opsets = {domain_of(entry.domain): entry.version for entry in function.opset_import}
+        self.say(
+            _opset_problems(function.opset_import, f"function {functions.name(functions.key(function))}")
+        )
+        outer, self.opsets, self.in_function = self.opsets, opsets, True
+        body = onnx.GraphProto(node=function.node)
+        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        self.graph(body, (), where, 0)
+        self.opsets, self.in_function = outer, False
+
+    def graph(self, graph: onnx.GraphProto, outer: tuple[set[str], ...], where: str, depth: int) -> None:
+        """Check one graph; `outer` holds the names of the graphs around it, `where` says which one it is."""
+        if depth > self.limits.nesting:
+            self.found.wrong.append(
+                f"bodies nest deeper than {self.limits.nesting} levels{where} (Limits.nesting)"
+            )
+            return
+        self.nodes += len(graph.node)
+        if self.nodes > self.limits.nodes:
+            if self.nodes - len(graph.node) <= self.limits.nodes:
+                self.found.wrong.append(f"it has more than {self.limits.nodes} nodes (Limits.nodes)")
+            return
+        self.tensors(graph, where)
+        if not self.names_are_text(graph, where):
+            return
+        names = self.defined(graph, where)
+        scopes = (*outer, names)
+        for i, node in enumerate(graph.node):
+            self.node(node, i, scopes, where, depth)
+        for info in graph.output:
+            if not any(info.name in scope for scope in scopes):
+                self.found.wrong.append(
+                    f"output {info.name!r}{where} is computed by no node; remove it or mend its name"
+                )
+        self.cycle(graph, where)
+
+    def say(self, problems: Iterable[str], prefix: str = "") -> None:
+        self.found.wrong.extend(prefix + problem for problem in problems)
+
+    def names_are_text(self, graph: onnx.GraphProto, where: str) -> bool:
+        """Protobuf hands over names that are no UTF-8 as bytes; nothing else can be said of such a graph."""
+        bad = [
+            name
+            for names in (
+                (info.name for info in [*graph.input, *graph.output, *graph.value_info]),
+                (tensor.name for tensor in graph.initializer),
+                (text for node in graph.node for text in _texts(node)),
+                _notes(graph),
+                (
+                    d.dim_param
+                    for info in [*graph.input, *graph.output]
+                    for d in info.type.tensor_type.shape.dim
+                ),
+            )
+            for name in names
+            if not isinstance(name, str)
+        ]
+        for name in bad:
+            self.found.wrong.append(f"the name {name!r}{where} is not UTF-8; the file is damaged")
+        return not bad
+
+    def tensors(self, graph: onnx.GraphProto, where: str) -> None:
+        for tensor in graph.initializer:
+            self.say(tensors.problems(tensor), f"initializer {tensor.name!r}{where}: ")
+        for sparse in graph.sparse_initializer:
+            name = f"sparse initializer {sparse.values.name!r}{where}: "
+            self.say(tensors.sparse_problems(sparse, self.limits.value_bytes), name)
+
+    def defined(self, graph: onnx.GraphProto, where: str) -> set[str]:
+        """The names that the graph defines; each may be defined once."""
+        inputs = [info.name for info in graph.input]
+        stored = [tensor.name for tensor in graph.initializer]
+        stored += [sparse.values.name for sparse in graph.sparse_initializer]
+        computed = [name for node in graph.node for name in node.output if name]
+        self.once(inputs, "input", where)
+        self.once(stored, "initializer", where)
+        self.once([info.name for info in graph.output], "output", where)
+        names = {*inputs, *stored}
+        if "" in names:
+            self.found.wrong.append(f"an input or initializer{where} has no name; give it one")
+        for name, count in Counter(computed).items():
+            if count > 1:
+                self.found.wrong.append(
+                    f"value {name!r}{where} is computed by {count} nodes; a name is defined once"
+                )
+            elif name in names:
+                self.found.wrong.append(
+                    f"value {name!r}{where} is computed by a node and is an input or initializer too"
+                )
+        return names.union(computed)
+
+    def once(self, names: list[str], what: str, where: str) -> None:
+        for name, count in Counter(names).items():
+            if count > 1:
+                self.found.wrong.append(
+                    f"{what} {name!r}{where} is listed {count} times; a name is defined once"
+                )
+
+    def cycle(self, graph: onnx.GraphProto, where: str) -> None:
+        cycle = order(graph.node)[1]
+        if cycle:
+            names = [_label(graph.node[i], i) for i in cycle[:6]]
+            more = f" -> ... ({len(cycle)} nodes)" if len(cycle) > 6 else f" -> {names[0]}"
+            self.found.wrong.append(
+                f"nodes{where} wait for each other in a circle: {' -> '.join(names)}{more}"
+            )
+
+    def node(
+        self, node: onnx.NodeProto, i: int, scopes: tuple[set[str], ...], where: str, depth: int
+    ) -> None:
+        problems = list(schemas.attribute_form_faults(node, in_function=self.in_function))
+        names = scopes[-1]
+        problems += [
+            f"its input {name!r} is defined nowhere; the file lost a node, or the name is wrong"
+            for name in node.input
+            if name and name not in names and not any(name in scope for scope in scopes)
+        ]
+        if not any(node.output):
+            problems.append("it has no outputs, so it computes nothing; remove it")
+        unsupported = []
+        for fault in self.operator(node):
+            (unsupported if fault.unsupported else problems).append(fault.text)
+        for attribute in node.attribute:
+            problems.extend(self.attribute(attribute))
+        if problems or unsupported:
+            label = f"node {_label(node, i)}{where}: "
+            self.found.wrong.extend(label + problem for problem in problems)
+            self.found.unsupported.extend(label + problem for problem in unsupported)
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                inside = f" in {attribute.name!r} of node {_label(node, i)}{where}"
+                self.graph(body, scopes, inside, depth + 1)
+
+    def operator(self, node: onnx.NodeProto) -> Iterator[schemas.Fault]:
+        domain = domain_of(node.domain)
+        function = self.functions.get(functions.call(node))
+        if function is not None:
+            yield from map(schemas.Fault, _call_problems(node, function))
+        elif domain not in self.opsets:
+            yield schemas.Fault(
+                f"its domain {domain!r} is not among the imported opsets {sorted(self.opsets)}"
+            )
+        elif domain in schemas.DOMAINS and 1 <= self.opsets[domain] <= schemas.newest(domain):
+            yield from schemas.faults(node, domain, self.opsets[domain])
+
+    def attribute(self, attribute: onnx.AttributeProto) -> Iterator[str]:
+        held = [attribute.t] if attribute.HasField("t") else attribute.tensors
+        for tensor in held:
+            for problem in tensors.problems(tensor):
+                yield f"attribute {attribute.name!r}: {problem}"
+        sparse = (
+            [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
+        )
+        for each in sparse:
+            for problem in tensors.sparse_problems(each, self.limits.value_bytes):
+                yield f"attribute {attribute.name!r}: {problem}"
+
+
+def _notes(message: onnx.GraphProto | onnx.NodeProto | onnx.ModelProto) -> Iterator[object]:
+    yield message.doc_string
+    for entry in message.metadata_props:
+        yield from (entry.key, entry.value)
+
+
+def _texts(node: onnx.NodeProto) -> Iterator[object]:
+    yield from _notes(node)
+    yield from (node.name, node.op_type, node.domain)
+    yield from node.input
+    yield from node.output
+    for attribute in node.attribute:
+        yield attribute.name
+
+
+def _label(node: onnx.NodeProto, i: int) -> str:
+    if node.name:
+        return f"{node.name!r} ({node.op_type})"
+    output = next(iter(node.output), None)
+    return f"{i} ({node.op_type}, computing {output!r})"
+
+
+def _call_problems(node: onnx.NodeProto, function: onnx.FunctionProto) -> Iterator[str]:
+    if len(node.input) > len(function.input):
+        yield f"it passes {len(node.input)} inputs to a function that takes {len(function.input)}"
+    if len(node.output) > len(function.output):
+        yield f"it takes {len(node.output)} outputs of a function that gives {len(function.output)}"
+
+
+def _initialized_input_problems(graph: onnx.GraphProto) -> Iterator[str]:
+    """An initializer of an input's name is its value (IR version 3), and must be of its type."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for info in graph.input:
+        tensor = stored.get(info.name)
+        declared = info.type.tensor_type
+        if tensor is None or not info.type.HasField("tensor_type"):
+            continue
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+        fits = not declared.HasField("shape") or (
+            len(dims) == len(tensor.dims)
+            and all(d in (None, t) for d, t in zip(dims, tensor.dims, strict=True))
+        )
+        if not fits or declared.elem_type not in (TensorProto.UNDEFINED, tensor.data_type):
+            yield (
+                f"input {info.name!r} is declared {_declared(declared)} and its initializer is "
+                f"{_dtype(tensor.data_type)}{list(tensor.dims)}; make them equal"
+            )
+
+
+def _declared(tensor: onnx.TypeProto.Tensor) -> str:
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+    return f"{_dtype(tensor.elem_type)}{dims}"
+
+
+def _dtype(number: int) -> str:
+    return str(TensorProto.DataType.Name(number)).lower() if tensors.is_known(number) else f"dtype {number}"
+
+
+def _type_problems(info: onnx.ValueInfoProto, what: str, *, required: bool) -> Iterator[str]:
+    kind = info.type.WhichOneof("value")
+    if kind is None:
+        if required:
+            yield f"{what} {info.name!r} has no type; declare its dtype"
+        return
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return
+    tensor = getattr(info.type, kind)
+    undeclared = tensor.elem_type == TensorProto.UNDEFINED and not required
+    if not undeclared and not tensors.is_known(tensor.elem_type):
+        number = tensor.elem_type
+        yield f"{what} {info.name!r} has dtype number {number}, which onnx {onnx.__version__} does not know"
+    for i, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value < 0:
+            yield (
+                f"{what} {info.name!r} has the size {dim.dim_value} in dimension {i}; "
+                "name a dimension of any size instead (dim_param), or leave it out"
+            )
+
+
+def unused(graph: onnx.GraphProto) -> set[int]:
+    """Indices of the nodes of a sorted graph whose results nobody needs."""
+    needed = {info.name for info in graph.output}
+    dead: set[int] = set()
+    for i in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[i]
+        if needed.isdisjoint(node.output):
+            dead.add(i)
+        else:
+            needed.update(uses(node))
+    return dead

@@ -1,0 +1,132 @@
+"""Model-local functions, written out where they are called.
+
+Before ONNX's inliner gets a model, the calls are counted: functions that call themselves, directly or in a
+circle, and functions that multiply (thirty that each call the next twice are a billion nodes) are refused
+with the numbers.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx
+from onnx import inliner
+
+from dask_ferro.graph.order import bodies
+
+Key = tuple[str, str, str]
+
+# ONNX's inliner stops at 100 calls within calls.
+MAX_CALL_DEPTH = 90
+
+_MOST = 1 << 60
+
+
+def domain_of(domain: str) -> str:
+    """The domain by the one name that we use: ONNX's own has two."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def call(node: onnx.NodeProto) -> Key:
+    """What `node` calls, if it is a function."""
+    return domain_of(node.domain), node.op_type, node.overload
+
+
+def key(function: onnx.FunctionProto) -> Key:
+    """The name of `function` that calls use."""
+    return domain_of(function.domain), function.name, function.overload
+
+
+def name(function: Key) -> str:
+    """The function's name for people."""
+    return "::".join(part for part in function if part)
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes and those of their bodies, at any depth."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from all_nodes(body.node)
+
+
+def problems(proto: onnx.ModelProto, *, max_nodes: int, max_bytes: int) -> Iterator[str]:
+    """Why the functions of `proto` cannot be written out, as sentences."""
+    functions = {key(function): function for function in proto.functions}
+    if len(functions) < len(proto.functions):
+        twice = [k for k, count in Counter(map(key, proto.functions)).items() if count > 1]
+        yield f"function {name(twice[0])} is defined more than once; keep one"
+        return
+    calls = {k: _calls(function.node, functions) for k, function in functions.items()}
+    try:
+        order = list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        circle = " calls ".join(name(k) for k in error.args[1][::-1])
+        yield f"functions call each other in a circle ({circle}); ONNX has no recursion, use Loop"
+        return
+    yield from _growth(proto, functions, calls, order, max_nodes, max_bytes)
+
+
+def _calls(nodes: Iterable[onnx.NodeProto], functions: Mapping[Key, object]) -> Counter[Key]:
+    return Counter(k for k in map(call, all_nodes(nodes)) if k in functions)
+
+
+def _growth(
+    proto: onnx.ModelProto,
+    functions: Mapping[Key, onnx.FunctionProto],
+    calls: Mapping[Key, Counter[Key]],
+    order: Iterable[Key],
+    max_nodes: int,
+    max_bytes: int,
+) -> Iterator[str]:
+    nodes: dict[Key, int] = {}
+    size: dict[Key, int] = {}
+    depth: dict[Key, int] = {}
+    for k in order:
+        inner = calls[k]
+        nodes[k] = _total(inner, nodes, sum(1 for _ in all_nodes(functions[k].node)))
+        size[k] = _total(inner, size, functions[k].ByteSize())
+        depth[k] = 1 + max((depth[c] for c in inner), default=0)
+    main = _calls(proto.graph.node, functions)
+    if (total := _total(main, nodes, 0)) > max_nodes:
+        worst = max(main, key=lambda c: nodes[c])
+        yield (
+            f"written out, its functions are {_about(total)} nodes, most of them by calls of {name(worst)}; "
+            f"{max_nodes} are allowed (Limits.nodes)"
+        )
+    elif (total := _total(main, size, 0)) > max_bytes:
+        yield (
+            f"written out, its functions take {_about(total)} bytes; {max_bytes} are allowed "
+            "(Limits.inlined_bytes); pass large constants as inputs of the function"
+        )
+    if (deepest := max((depth[c] for c in main), default=0)) > MAX_CALL_DEPTH:
+        yield f"its functions call each other {deepest} deep; at most {MAX_CALL_DEPTH} are allowed"
+
+
+def _total(calls: Mapping[Key, int], each: Mapping[Key, int], own: int) -> int:
+    """Capped: the exact number may have as many digits as the file has functions."""
+    return min(own + sum(count * each[callee] for callee, count in calls.items()), _MOST)
+
+
+def _about(number: int) -> str:
+    if number == _MOST:
+        return "more than 10^18"
+    return str(number) if number < 10**9 else f"10^{len(str(number)) - 1}"
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with every call of a local function replaced by the function's nodes.
+
+    Functions made for another opset than the model's are converted to the model's where ONNX can.
+    """
+    if not proto.functions:
+        return proto
+    versions = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+    mixed = any(
+        versions.get(domain_of(entry.domain), entry.version) != entry.version
+        for function in proto.functions
+        for entry in function.opset_import
+    )
+    return inliner.inline_local_functions(proto, convert_version=mixed)

@@ -1,0 +1,289 @@
+"""The type and shape of every value of a graph, given sizes for its symbolic dimensions or inputs.
+
+ONNX's own inference does the work, with data propagation, on a copy of the graph that holds no weights
+(tensors over 1 KiB become bare dtypes and dimensions).  What inference cannot tell is taken from what
+the model declares; what neither tells stays None.  Inference never fails here: a graph that it cannot digest
+keeps its declared types.  Decides nothing about what is allowed, that is `graph.load`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+from onnx import shape_inference
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.lean import TYPE_PROTO, lean_model
+
+# Elements that data propagation may carry in all.  It holds a message per element (about 430 bytes), so
+# twenty nodes `Concat(s, s)` cost it 480 MB and thirty would cost all memory; real models carry some
+# thousands.
+PROPAGATED_ELEMENTS = 100_000
+
+Dim = int | str | None
+
+
+class ValueType(NamedTuple):
+    """What is known of a value before it exists.
+
+    `kind` is "tensor", "sparse", "sequence", "optional", "map" or "unknown".  `dtype` is that of the
+    (innermost) elements.  `shape` holds an int, a symbol or None per dimension, and is None where the rank is
+    unknown; a sequence or map has none, an optional tensor has the tensor's.
+    """
+
+    kind: str
+    dtype: ir.DataType | None
+    shape: tuple[Dim, ...] | None
+
+
+UNKNOWN = ValueType("unknown", None, None)
+
+
+def infer(
+    model: ir.Model,
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, ValueType]:
+    """The type of every value of the main graph, by name: inputs, initializers and node outputs.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Not changed, and its weights are not read.
+    dims : mapping of str to int, optional
+        Sizes for symbolic dimensions, by their names.
+    shapes : mapping of str to sequence of int, optional
+        Whole shapes for graph inputs, by input name.  They also bind the symbolic dimensions that they meet;
+        where they contradict a declared size (a batch of 8 into a model made for 1) every declared shape but
+        the inputs' is dropped and inferred anew.
+
+    Raises
+    ------
+    ConfigError
+        A dimension or an input that the model does not have, a rank that does not fit, or two sizes for one
+        name.
+    """
+    bound, stale = _bindings(model.graph, dims or {}, shapes or {})
+    declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
+    complete = all(
+        t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None) for t in declared.values()
+    )
+    if complete and not bound and not shapes:
+        return declared
+    proto = lean_model(model, keep_declared=not stale)
+    for info in proto.graph.input:
+        if info.name in (shapes or {}):
+            _set_shape(info, (shapes or {})[info.name])
+    for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output]:
+        _bind(info, bound)
+    inferred = {name: from_type(type_) for name, type_ in types_of(infer_model(proto).graph).items()}
+    if stale:
+        inputs = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
+        declared = {n: t if n in inputs else t._replace(shape=None) for n, t in declared.items()}
+    return {name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()}
+
+
+def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types that `graph` declares or its initializers have, by value."""
+    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
+    for tensor in graph.initializer:
+        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return found
+
+
+def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto`, without large tensors (see `lean.stripped`), with what inference tells in `value_info`."""
+    propagate = propagated_elements(proto.graph) <= PROPAGATED_ELEMENTS
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=propagate)
+    except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
+        pass
+    declared = onnx.ModelProto()
+    declared.CopyFrom(proto)
+    for info in declared.graph.output:  # the usual reason: a declared output shape that the graph contradicts
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    del declared.graph.value_info[:]
+    try:
+        return shape_inference.infer_shapes(declared, data_prop=propagate)
+    except Exception:  # noqa: BLE001
+        return proto
+
+
+def propagated_elements(graph: onnx.GraphProto, outer: Mapping[str, int] | None = None) -> int:
+    """An upper bound of the integers that data propagation would carry through `graph`, its bodies included.
+
+    Only Concat makes more of them than went in; sizes of computed values are taken as 8 (a shape's rank).
+    """
+    sizes = dict(outer or {})
+    for tensor in graph.initializer:
+        sizes[tensor.name] = max(1, _elements(tensor.dims))
+    total = 0
+    for node in graph.node:
+        inputs = [sizes.get(name, 8) for name in node.input]
+        size = sum(inputs) if node.op_type == "Concat" else max(inputs, default=8)
+        size = min(size, 1 << 62)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                size = max(size, _elements(attribute.t.dims))
+            for body in [attribute.g, *attribute.graphs]:
+                total += propagated_elements(body, sizes) if body.node else 0
+        for name in node.output:
+            sizes[name] = size
+        total += size if node.op_type == "Concat" else 0
+    return total
+
+
+def _elements(dims: Iterable[int]) -> int:
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+# Types, out of ONNX's messages and out of the graph's values.
+
+
+def from_type(type_: onnx.TypeProto) -> ValueType:
+    """The `ValueType` that a `TypeProto` tells."""
+    which = type_.WhichOneof("value")
+    if which == "tensor_type":
+        return ValueType("tensor", _dtype(type_.tensor_type.elem_type), _shape(type_.tensor_type))
+    if which == "sparse_tensor_type":
+        return ValueType(
+            "sparse", _dtype(type_.sparse_tensor_type.elem_type), _shape(type_.sparse_tensor_type)
+        )
+    if which == "sequence_type":
+        return from_type(type_.sequence_type.elem_type)._replace(kind="sequence", shape=None)
+    if which == "optional_type":
+        return from_type(type_.optional_type.elem_type)._replace(kind="optional")
+    if which == "map_type":
+        return from_type(type_.map_type.value_type)._replace(kind="map", shape=None)
+    return UNKNOWN
+
+
+def _dtype(number: int) -> ir.DataType | None:
+    return ir.DataType(number) if number and number in ir.DataType.__members__.values() else None
+
+
+def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple[Dim, ...] | None:
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(_dim(dim) for dim in tensor.shape.dim)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
+
+
+def declared_type(value: ir.Value) -> ValueType:
+    """The `ValueType` that a value of the graph carries itself."""
+    if value.const_value is not None:
+        return ValueType("tensor", value.const_value.dtype, tuple(value.const_value.shape.numpy()))
+    if TYPE_PROTO in value.meta:
+        return from_type(onnx.TypeProto.FromString(value.meta[TYPE_PROTO]))
+    type_ = value.type
+    if type_ is None:
+        return UNKNOWN
+    kinds = {ir.TensorType: "tensor", ir.SparseTensorType: "sparse", ir.SequenceType: "sequence"}
+    kind = kinds.get(type(type_), "optional")
+    dtype = type_.dtype if type_.dtype != ir.DataType.UNDEFINED else None
+    if kind == "sequence" or value.shape is None:
+        return ValueType(kind, dtype, None)
+    return ValueType(kind, dtype, tuple(_ir_dim(dim) for dim in value.shape))
+
+
+def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return dim.value or None
+
+
+def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
+    """What is known, the inferred first."""
+    if inferred.kind == "unknown":
+        return declared
+    shape = inferred.shape
+    if shape is None:
+        shape = declared.shape
+    elif declared.shape is not None and len(declared.shape) == len(shape):
+        shape = tuple(d if i is None else i for i, d in zip(shape, declared.shape, strict=True))
+    return ValueType(inferred.kind, inferred.dtype or declared.dtype, shape)
+
+
+# Sizes for symbolic dimensions.
+
+
+def values(graph: ir.Graph) -> Iterable[ir.Value]:
+    """The values that `graph` itself defines."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _bindings(
+    graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, int], bool]:
+    """Sizes by symbol, and whether `shapes` contradict a declared size."""
+    _check_symbols(graph, dims)
+    bound, stale = dict(dims), False
+    inputs = {value.name: value for value in graph.inputs}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ConfigError(
+                f"shapes: the model has no input {name!r}; its inputs are {sorted(map(str, inputs))}"
+            )
+        declared = declared_type(inputs[name]).shape
+        if declared is None:
+            continue
+        if len(declared) != len(shape):
+            raise ConfigError(
+                f"shapes: input {name!r} has {len(declared)} dimensions {declared}, got {tuple(shape)}"
+            )
+        for want, got in zip(declared, shape, strict=True):
+            if isinstance(want, int):
+                stale |= want != got
+            elif want is not None and bound.setdefault(want, got) != got:
+                raise ConfigError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
+    return bound, stale
+
+
+def _check_symbols(graph: ir.Graph, dims: Mapping[str, int]) -> None:
+    if not dims:
+        return
+    known = {d for value in values(graph) for d in declared_type(value).shape or () if isinstance(d, str)}
+    for name in dims:
+        if name not in known:
+            raise ConfigError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")
+
+
+def _substitute(type_: ValueType, bound: Mapping[str, int]) -> ValueType:
+    if type_.shape is None or not bound:
+        return type_
+    shape = tuple(bound.get(d, d) if isinstance(d, str) else d for d in type_.shape)
+    return type_._replace(shape=shape)
+
+
+def _bind(info: onnx.ValueInfoProto, bound: Mapping[str, int]) -> None:
+    type_ = info.type
+    while type_.WhichOneof("value") in ("sequence_type", "optional_type"):
+        type_ = getattr(type_, type_.WhichOneof("value")).elem_type
+    if type_.WhichOneof("value") in ("tensor_type", "sparse_tensor_type"):
+        for dim in getattr(type_, type_.WhichOneof("value")).shape.dim:
+            if dim.dim_param in bound:
+                dim.dim_value = bound[dim.dim_param]
+
+
+def _set_shape(info: onnx.ValueInfoProto, shape: Sequence[int]) -> None:
+    tensor = info.type.tensor_type
+    tensor.ClearField("shape")
+    tensor.shape.SetInParent()
+    for size in shape:
+        tensor.shape.dim.add().dim_value = int(size)

@@ -1,0 +1,130 @@
+"""What a row of the kernel table is, and what a kernel's builder gets to see of a node.
+
+A row says which cases its kernel computes *rightly* (opsets, dtypes of the inputs, a predicate on the node)
+and how to build it.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
+attributes and reads the constant inputs.  What it returns runs once a call: `fn(*arrays)` takes the node's
+inputs in order (None for one that is left out) and gives an array, or a tuple when the node lists several
+outputs.
+
+Rules for kernels: an input is never written to; an output may be a view of an input; every float result has
+the dtype ONNX says (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+Array = Any  # an array of whichever namespace the program is bound to
+Fn = Callable[..., Any]
+
+NEWEST = 28  # the newest opset that the tables were checked against; a newer one may change what an op means
+
+D = ir.DataType
+FLOAT = frozenset({D.FLOAT16, D.FLOAT, D.DOUBLE})
+SIGNED = frozenset({D.INT8, D.INT16, D.INT32, D.INT64})
+UNSIGNED = frozenset({D.UINT8, D.UINT16, D.UINT32, D.UINT64})
+INTEGER = SIGNED | UNSIGNED
+NUMERIC = FLOAT | INTEGER
+BOOL = frozenset({D.BOOL})
+ANY = (
+    NUMERIC | BOOL
+)  # what every namespace has; bfloat16, float8, int4, strings and complex are left to other engines
+INDEX = frozenset({D.INT32, D.INT64})
+WIDE = frozenset({D.INT64})
+
+# ONNX dtype -> the array API's name for it
+NAMES: dict[ir.DataType, str] = {d: d.numpy().name for d in ANY}
+
+
+class Op(NamedTuple):
+    """A node at bind time: attributes as Python values, and the inputs whose values are known already."""
+
+    type: str
+    opset: int
+    attributes: Mapping[str, Any]
+    given: tuple[bool, ...]  # per input: is there one?
+    outputs: int  # how many the node lists
+    constants: Mapping[int, np.ndarray[Any, Any]]  # input position -> value, for inputs that are weights
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or `default` where the node leaves it out (as float32, which ONNX's floats are)."""
+        value = self.attributes.get(name, default)
+        return float(np.float32(value)) if isinstance(value, float) else value
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is given."""
+        return index < len(self.given) and self.given[index]
+
+
+def anything(node: ir.Node, opset: int) -> bool:
+    """The predicate of a row that takes every node of its op."""
+    return True
+
+
+class Kernel(NamedTuple):
+    """One row: how to build the kernel, and the cases it is declared for.
+
+    `dtypes` has one set per input, the last one standing for all that follow.
+    """
+
+    build: Callable[[Any, Op], Fn]
+    dtypes: tuple[frozenset[ir.DataType], ...]
+    opsets: range = range(7, NEWEST + 1)
+    when: Callable[[ir.Node, int], bool] = anything
+
+
+def ints(array: Array) -> tuple[int, ...]:
+    """The values of a 0-d or 1-d array as Python ints (for a GPU array, one transfer)."""
+    if hasattr(array, "tolist"):
+        values = array.tolist()
+        return tuple(map(int, values)) if isinstance(values, list) else (int(values),)
+    return (int(array),) if array.ndim == 0 else tuple(int(array[i]) for i in range(array.shape[0]))
+
+
+def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
+    """The kernel `make(*values)`, of the values of the integer inputs at `indices` (None: left out).
+
+    Shapes, axes and the like are weights in nearly every model: then `make` runs once, here.  Otherwise it
+    runs at every call.  What `make` returns takes all of the node's inputs either way.
+    """
+    if all(i in op.constants or not op.has(i) for i in indices):
+        return make(*(ints(op.constants[i]) if op.has(i) else None for i in indices))
+
+    def fn(*arrays: Array) -> Any:
+        values = [ints(arrays[i]) if op.has(i) else None for i in indices]
+        return make(*values)(*arrays)
+
+    return fn
+
+
+def listed(op: Op, fn: Fn) -> Fn:
+    """`fn`, which gives a tuple of every output, cut to those that the node lists."""
+    count = op.outputs
+    if count == 1:
+        return lambda *arrays: fn(*arrays)[0]
+    return lambda *arrays: fn(*arrays)[:count]
+
+
+def dtype(xp: Any, onnx_type: int) -> Any:
+    """The namespace's dtype for an ONNX one."""
+    return getattr(xp, NAMES[ir.DataType(onnx_type)])
+
+
+def dtypes(xp: Any, group: frozenset[ir.DataType]) -> frozenset[Any]:
+    """The dtypes of a group as this namespace's arrays report them; float16 may be missing."""
+    return frozenset(xp.empty(0, dtype=getattr(xp, NAMES[d])).dtype for d in group if hasattr(xp, NAMES[d]))
+
+
+def widened(xp: Any) -> Fn:
+    """float16 as float32, which sums want; the rest as they are."""
+    half = getattr(xp, "float16", None)
+    return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
+
+
+def along(axis: int, index: int | slice) -> tuple[Any, ...]:
+    """What takes `index` of one axis, counted from the front, and all of the others."""
+    return (*(slice(None),) * axis, index, ...)

@@ -1,0 +1,148 @@
+"""A run of nodes cut out of a model as a model of its own.
+
+Weights that lie in a file stay there: the cut-out model refers to them as external data (folder, location,
+offset, length), so cutting a 2 GB model into pieces moves no weight.  A name that an If, Loop or Scan body
+captures counts as a use by the node that owns the body.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+# The newest IR version that the tested ONNX Runtime reads; a model's own, when older, is kept.
+_IR_VERSION = 13
+# Below this an initializer is written inline: a file reference would be as long as the data.
+_INLINE_BYTES = 256
+
+
+class Piece(NamedTuple):
+    """A cut-out model, and the folder that its external data is relative to (None: it has none)."""
+
+    proto: onnx.ModelProto
+    folder: str | None
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def nested(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the node and every node of its bodies, at any depth."""
+    yield node
+    for body in bodies(node):
+        for inner in body:
+            yield from nested(inner)
+
+
+def used_names(node: ir.Node) -> Iterator[str]:
+    """Yield the names that a node and its bodies read, and that their bodies give back."""
+    for inner in nested(node):
+        yield from (v.name for v in inner.inputs if v is not None and v.name)
+        for body in bodies(inner):
+            yield from (v.name for v in body.outputs if v.name)
+
+
+def weights_of(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[str, ir.TensorProtocol]:
+    """Return the initializers that `nodes` read, by name, in order of first use."""
+    initializers = model.graph.initializers
+    found: dict[str, ir.TensorProtocol] = {}
+    for node in nodes:
+        for name in used_names(node):
+            if name in initializers and name not in found:
+                tensor = initializers[name].const_value
+                assert tensor is not None, f"initializer {name!r} has no data"
+                found[name] = tensor
+    return found
+
+
+def extract(
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    opset: int,
+    weights_as_inputs: bool = False,
+) -> Piece:
+    """Return the sub-model of `nodes` between the values `inputs` and `outputs`.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        A loaded model: sorted, functions inlined, values typed.
+    nodes : sequence of onnx_ir.Node
+        Nodes of its main graph, in topological order.
+    inputs, outputs : sequence of str
+        Value names; every value that `nodes` read is an input, a weight, or made by one of them.
+    opset : int
+        Version of the default domain to stamp the piece with.
+    weights_as_inputs : bool
+        Leave the weights out and list them after `inputs`, for an engine that is handed arrays.
+    """
+    values = _values(model)
+    graph = onnx.GraphProto(name="bundle")
+    graph.node.extend(ir.serde.serialize_node(node) for node in nodes)
+    graph.input.extend(ir.serde.serialize_value(values[name]) for name in inputs)
+    graph.output.extend(ir.serde.serialize_value(values[name]) for name in outputs)
+    weights = weights_of(model, nodes)
+    folder = None
+    if weights_as_inputs:
+        graph.input.extend(ir.serde.serialize_value(values[name]) for name in weights)
+    else:
+        folder = _common_folder(weights.values())
+        graph.initializer.extend(_tensor(name, tensor, folder) for name, tensor in weights.items())
+    proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=opset if domain == "" else version)
+    return Piece(proto, folder)
+
+
+def _values(model: ir.Model) -> dict[str, ir.Value]:
+    """Return the main graph's values by name, made once per model."""
+    known = model.meta.get("ferro.values")
+    if known is None:
+        graph = model.graph
+        known = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
+        known.update((v.name, v) for node in graph for v in node.outputs if v.name)
+        model.meta["ferro.values"] = known
+    return known  # type: ignore[no-any-return]
+
+
+def _common_folder(tensors: Iterable[ir.TensorProtocol]) -> str | None:
+    folders = [os.path.dirname(t.path) for t in tensors if isinstance(t, ir.ExternalTensor)]
+    return os.path.commonpath(folders) if folders else None
+
+
+def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.TensorProto:
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _INLINE_BYTES:
+        proto = ir.serde.serialize_tensor(tensor)
+        if isinstance(tensor, ir.ExternalTensor):
+            proto = onnx.TensorProto(data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes())
+        proto.name = name
+        return proto
+    proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=_dims(tensor))
+    proto.data_location = onnx.TensorProto.EXTERNAL
+    place = {
+        "location": os.path.relpath(tensor.path, folder),
+        "offset": str(tensor.offset or 0),
+        "length": str(tensor.length if tensor.length is not None else tensor.nbytes),
+    }
+    for key, value in place.items():
+        proto.external_data.add(key=key, value=value)
+    return proto
+
+
+def _dims(tensor: ir.TensorProtocol) -> list[int]:
+    return list(tensor.shape.numpy())

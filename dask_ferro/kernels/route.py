@@ -1,0 +1,119 @@
+"""Which engine computes which node, decided ahead of time from what the engines declare.
+
+Preference: ONNX Runtime (a run of nodes as one session), then the array table, then the reference ops; a node
+of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
+of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.
+Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import prod
+from typing import Literal, NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.errors import UnsupportedOp
+from dask_ferro.kernels import array
+from dask_ferro.kernels.capability import onnxruntime_supports, schema_of
+from dask_ferro.kernels.extract import bodies
+from dask_ferro.kernels.wrong import wrong_in_reference
+
+Engine = Literal["onnxruntime", "array", "reference"]
+ENGINES: tuple[Engine, ...] = ("onnxruntime", "array", "reference")
+
+OWN_DOMAIN = "ai.dask_ferro"
+# Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).
+_TINY_NODES = 3
+_TINY_BYTES = 64 * 1024
+
+
+class Support(NamedTuple):
+    """The engines that declare a node of the main graph, best first, and the bytes that it writes (if known)."""
+
+    node: str
+    op: str
+    engines: tuple[Engine, ...]
+    out_bytes: float
+    problem: str
+
+
+def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
+    """Return the engines that compute `node` rightly, in order of preference."""
+    opset = opsets.get("", 1)
+    dtypes = [None if v is None else v.dtype for v in node.inputs]
+    able: list[Engine] = []
+    if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
+        able.append("onnxruntime")
+    if array.supports(node, opset, dtypes):
+        able.append("array")
+    if reference_supports(node, opsets):
+        able.append("reference")
+    return tuple(able)
+
+
+def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
+    """Whether the reference ops compute `node`, its bodies included."""
+    version = opsets.get(node.domain, 1)
+    if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
+        return False
+    return all(reference_supports(inner, opsets) for body in bodies(node) for inner in body)
+
+
+def support(model: ir.Model) -> list[Support]:
+    """Return, for each node of the main graph in order, the engines that declare it."""
+    opsets = dict(model.opset_imports)
+    return [_support(node, opsets) for node in model.graph]
+
+
+def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
+    engines = engines_for(node, opsets)
+    problem = "" if engines else _problem(node, opsets)
+    return Support(node.name or "", node.op_type, engines, sum(map(_known_bytes, node.outputs)), problem)
+
+
+def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
+    types = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
+    return (
+        f"node {node.name!r}: no engine here computes {node.domain or 'ai.onnx'}.{node.op_type}"
+        f" (opset {opsets.get(node.domain, '?')}) on ({types});"
+        " rewrite it with other operators, or export the model at another opset"
+    )
+
+
+def check(headline: str, rows: Sequence[Support]) -> None:
+    """Raise `UnsupportedOp` naming every node that no engine declares."""
+    problems = [row.problem for row in rows if row.problem]
+    if problems:
+        raise UnsupportedOp(headline, problems)
+
+
+def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
+    """Return the engines of one bundle as runs: (engine, number of nodes) in topological order.
+
+    Parameters
+    ----------
+    rows : sequence of Support
+        `support(model)`, checked.
+    nodes : sequence of int
+        The bundle's nodes, by position in the main graph, ascending.
+    """
+    if _is_tiny([rows[i] for i in nodes]):
+        return (("array", len(nodes)),)
+    picked = [rows[i].engines[0] for i in nodes]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+
+
+def _is_tiny(rows: Sequence[Support]) -> bool:
+    return len(rows) <= _TINY_NODES and all(
+        "array" in row.engines and row.out_bytes <= _TINY_BYTES for row in rows
+    )
+
+
+def _known_bytes(value: ir.Value) -> float:
+    if value.dtype in (None, ir.DataType.STRING) or value.shape is None or not value.shape.is_static():
+        return float("inf")
+    assert value.dtype is not None
+    return prod(value.shape.numpy()) * float(value.dtype.itemsize)

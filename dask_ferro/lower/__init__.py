@@ -1,0 +1,100 @@
+"""Bundles -> Dask graph: the collection that `from_onnx` returns.  The first floor that imports Dask."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundle import Granularity
+from dask_ferro.graph.load import Limits, Loaded, load
+from dask_ferro.lower.collection import ModelGraph, OutputGraph
+from dask_ferro.lower.opened import Opened
+from dask_ferro.lower.store import spool
+
+__all__ = ["ModelGraph", "OutputGraph", "from_onnx"]
+
+_GRANULARITIES = ("auto", "op", "model")
+
+
+def from_onnx(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    inputs: Any = None,
+    *,
+    batch: int | None = None,
+    granularity: Granularity = "auto",
+) -> Any:
+    """Return an ONNX model as a Dask collection.
+
+    Parameters
+    ----------
+    source : path, bytes or onnx.ModelProto
+        The model.  A path that the workers see too is memory-mapped by them; weights never travel in the graph.
+    inputs : array, dict of arrays by name, tuple of arrays, optional
+        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without them the
+        result is a function of them, and computing it uses seeded synthetic ones, with a warning.
+    batch : int, optional
+        Rows per task, along axis 0 of the inputs.
+    granularity : "auto", "op", "model" or float
+        Which nodes travel as one task: as few bundles as keep the workers busy, one node each, all nodes, or
+        pieces of about that many seconds.
+
+    Returns
+    -------
+    ModelGraph
+        Computes to an array (one output) or to a dict of arrays by name; or a dask.array (or a dict of them)
+        where an input is one.
+
+    Raises
+    ------
+    ModelError
+        The file is unreadable, inconsistent or unsafe; all problems at once.
+    UnsupportedOp
+        No engine computes some node.
+    ConfigError
+        Inputs or arguments do not fit.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+    >>> model(images, batch=256).compute()                       # doctest: +SKIP
+    """
+    wanted = _checked_granularity(granularity)
+    opened = _open(source)
+    model = ModelGraph(opened, batch=batch, granularity=wanted)
+    return model if inputs is None else model(inputs)
+
+
+def _checked_granularity(granularity: Any) -> Granularity:
+    if granularity in _GRANULARITIES:
+        return granularity  # type: ignore[no-any-return]
+    if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
+        return float(granularity)
+    raise ConfigError(
+        f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or the seconds of a piece (above 0)"
+    )
+
+
+def _open(source: Any) -> Opened:
+    limits = Limits(value_bytes=config.size("limits.value-bytes"))
+    if isinstance(source, (str, os.PathLike)):
+        loaded = load(source, limits=limits)
+        assert loaded.path is not None
+        return Opened(loaded, loaded.path, Path(source).stem)
+    loaded = load(source, limits=limits)  # refuses before anything is written
+    content = source if isinstance(source, bytes) else _content(source)
+    path = spool(content)
+    return Opened(_at(path, limits), path, loaded.model.graph.name or "model")
+
+
+def _content(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _at(path: str, limits: Limits) -> Loaded:
+    return load(path, limits=limits)

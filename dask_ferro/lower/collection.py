@@ -1,0 +1,369 @@
+"""`ModelGraph`: a model, and a model on its inputs, as a Dask collection.
+
+A model without inputs is a function; called on arrays it gives a model on its inputs, which computes to an array
+(one output) or to a dict of arrays by name; called on dask arrays it gives dask arrays.  Keys are a function of
+the model's content, the inputs' content and the bundles, so the same call has the same keys in any process.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+from typing import Any
+
+import dask
+import numpy as np
+from dask.base import DaskMethodsMixin, tokenize
+from dask.delayed import single_key
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundle import Granularity
+from dask_ferro.graph.plan import Bundle, Plan
+from dask_ferro.lower.inputs import current_client, is_dask_array, row_chunks, whole_rest
+from dask_ferro.lower.layer import Key
+from dask_ferro.lower.lowering import Lowered, lower
+from dask_ferro.lower.opened import Opened, Sized
+from dask_ferro.lower.render import as_html, as_text
+from dask_ferro.lower.signature import (
+    ValueSpec,
+    as_array,
+    by_name,
+    check_arrays,
+    shape_of,
+    synthetic,
+)
+
+
+class ModelGraph(DaskMethodsMixin):
+    """A model, and once it has inputs, what it computes from them.  Made by `from_onnx`.
+
+    Attributes
+    ----------
+    name : str
+        Of the file or graph.
+    digest : str
+        Of the model's content.
+    inputs, outputs : mapping
+        Name to `ValueSpec` (dtype, shape); of a model that has its inputs, `outputs` maps to collections.
+    ops : Counter
+        Nodes by operator type.
+    bundles : tuple of Bundle
+        What runs as one task each: nodes, projected FLOPs, bytes and seconds.
+    """
+
+    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+
+    def __init__(
+        self,
+        opened: Opened,
+        arrays: Mapping[str, Any] | None = None,
+        *,
+        batch: int | None = None,
+        granularity: Granularity = "auto",
+    ) -> None:
+        self._opened = opened
+        self._arrays = arrays
+        self._batch = batch
+        self._granularity: Granularity = granularity
+        self._warned = False
+        self._persisted: HighLevelGraph | None = None
+
+    # -- what it is ----------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._opened.name
+
+    @property
+    def digest(self) -> str:
+        """Digest of the model's content, external data included."""
+        return self._opened.loaded.digest
+
+    @property
+    def inputs(self) -> Mapping[str, ValueSpec]:
+        """Input specifications by name."""
+        return {s.name: s for s in self._opened.signature.inputs}
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Output specifications by name or, of a model that has its inputs, a collection for each output."""
+        specs = self._opened.signature.outputs
+        if self._arrays is None:
+            return {s.name: s for s in specs}
+        return {s.name: OutputGraph(self, i) for i, s in enumerate(specs)}
+
+    @cached_property
+    def ops(self) -> Counter[str]:
+        """Nodes by operator type."""
+        return Counter(node.op_type for node in self._opened.loaded.model.graph)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan: bundles, where outputs come from, projected makespan of one chunk."""
+        return self._bound._lowered_plan
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles of one chunk."""
+        return self.plan.bundles
+
+    @property
+    def flops(self) -> float:
+        """Projected floating-point operations of one chunk."""
+        return sum(b.flops for b in self.bundles)
+
+    @property
+    def bytes(self) -> float:
+        """Projected bytes that the operators of one chunk read and write."""
+        return sum(b.bytes for b in self.bundles)
+
+    @property
+    def chunks(self) -> int:
+        """How many pieces the batch is cut into."""
+        rows = self._bound._rows
+        return 1 if rows is None else len(rows)
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    # -- calling it ----------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, batch: int | None = None, **named: Any) -> Any:
+        """Return the model on its inputs.
+
+        Parameters
+        ----------
+        *args, **named
+            One array for a model with one input; several arrays in the model's order; a dict by name; or
+            keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
+        batch : int, optional
+            Rows per task, along axis 0.
+
+        Returns
+        -------
+        ModelGraph, or dask.array (or a dict of them) where an input is one.
+
+        Raises
+        ------
+        ConfigError
+            Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
+        """
+        title = f"model {self.name!r}"
+        sig = self._opened.signature
+        if args and named:
+            raise ConfigError(f"{title}: pass inputs by position or by name, not both")
+        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
+        batch = _checked_batch(batch if batch is not None else self._batch, title)
+        arrays = {
+            spec.name: as_array(spec, value)
+            for spec, value in zip(sig.inputs, by_name(sig, given, title).values(), strict=True)
+        }
+        check_arrays(sig, arrays, title, splitting=True)
+        bound = ModelGraph(self._opened, arrays, batch=batch, granularity=self._granularity)
+        if any(is_dask_array(a) for a in arrays.values()):
+            return bound._as_dask_arrays()
+        return bound
+
+    def _as_dask_arrays(self) -> Any:
+        self._arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in (self._arrays or {}).items()}
+        arrays = self._lowered.dask_arrays()
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    # -- from here to a graph ------------------------------------------------------------------------------
+
+    @cached_property
+    def _bound(self) -> ModelGraph:
+        """This model with inputs: its own, or seeded synthetic ones."""
+        if self._arrays is not None:
+            return self
+        made = synthetic(self._opened.signature, self._batch)
+        return ModelGraph(self._opened, made, batch=self._batch, granularity=self._granularity)
+
+    @cached_property
+    def _rows(self) -> tuple[int, ...] | None:
+        assert self._arrays is not None
+        return row_chunks(self._opened.signature, self._arrays, self._batch)
+
+    @cached_property
+    def _lowered_plan(self) -> Plan:
+        assert self._arrays is not None
+        return self._opened.plan(
+            self._arrays, self._largest_chunk, len(self._rows or (1,)), self._effective_granularity
+        )
+
+    @property
+    def _largest_chunk(self) -> int | None:
+        return max((r for r in self._rows or () if r == r), default=None)  # dask's unknown sizes are nan
+
+    @property
+    def _sized(self) -> Sized:
+        assert self._arrays is not None
+        return self._opened.sized(self._arrays, self._largest_chunk)
+
+    @cached_property
+    def _splits(self) -> bool:
+        """Whether the fixed batch size of the model differs from the rows that come."""
+        sig, arrays = self._opened.signature, self._arrays or {}
+        lengths = self._rows or tuple(
+            len(arrays[s.name])
+            for s, c in zip(sig.inputs, sig.carries, strict=True)
+            if c and shape_of(arrays[s.name])
+        )
+        return bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths)
+
+    @property
+    def _effective_granularity(self) -> Granularity:
+        """A model that is run slice by slice inside a task is one bundle: its values do not leave the slice."""
+        return "model" if self._splits else self._granularity
+
+    @cached_property
+    def _lowered(self) -> Lowered:
+        assert self._arrays is not None
+        return lower(
+            self._opened,
+            self._arrays,
+            self._rows,
+            self._lowered_plan,
+            self._sized.types,
+            splits=self._splits,
+            client=current_client(),
+        )
+
+    # -- the collection protocol ---------------------------------------------------------------------------
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        if self._persisted is not None:
+            return self._persisted
+        if self._arrays is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"model {self.name!r} has no inputs: it runs on seeded synthetic ones; pass inputs= or call it",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._bound._lowered.graph
+
+    def __dask_keys__(self) -> list[Any]:
+        return self._bound._lowered.keys
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        if self._persisted is not None:
+            return tuple(self._persisted.layers)
+        return (self._bound._lowered.layer_name,)
+
+    def __dask_tokenize__(self) -> Hashable:
+        return ("ferro-model", self._bound._lowered.token)
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        lowered = self._bound._lowered
+        if lowered.is_single:
+            return single_key, ()
+        return assemble, lowered.assembly
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._from_persisted, ()
+
+    def _from_persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> ModelGraph:
+        if rename:
+            raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
+        kept = ModelGraph(self._opened, self._bound._arrays, batch=self._batch, granularity=self._granularity)
+        kept.__dict__["_lowered"] = self._bound._lowered
+        name = f"ferro-persisted-{self._bound._lowered.token}"
+        kept._persisted = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
+        return kept
+
+
+class OutputGraph(DaskMethodsMixin):
+    """One output of a model on its inputs, as a collection that computes to an array."""
+
+    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+
+    def __init__(self, whole: ModelGraph, index: int, persisted: HighLevelGraph | None = None) -> None:
+        self._whole = whole
+        self._index = index
+        self._persisted = persisted
+
+    @property
+    def spec(self) -> ValueSpec:
+        """Name, dtype and shape of the output."""
+        return self._whole._opened.signature.outputs[self._index]
+
+    def __repr__(self) -> str:
+        return f"<output {self.spec} of {self._whole.name!r}>"
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        if self._persisted is not None:
+            return self._persisted
+        return self._whole._lowered.with_output(self._whole.__dask_graph__(), self._index)
+
+    def __dask_keys__(self) -> list[Any]:
+        return self._whole._lowered.output_keys(self._index)
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return tuple(self.__dask_graph__().layers)[-1:]
+
+    def __dask_tokenize__(self) -> Hashable:
+        return tokenize(self._whole), self._index
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        if len(self.__dask_keys__()) == 1:
+            return single_key, ()
+        return join, (self._whole._opened.signature.gives[self._index],)
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._from_persisted, ()
+
+    def _from_persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> OutputGraph:
+        if rename:
+            raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
+        name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
+        kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
+        return OutputGraph(self._whole, self._index, kept)
+
+
+def join(parts: Any, along_rows: bool = True) -> Any:
+    """Return the chunks of one output as one array."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    if not along_rows:
+        raise ConfigError("an output without the batch axis cannot be joined from several chunks; run without batch=")
+    return np.concatenate(parts, axis=0)
+
+
+def assemble(
+    results: Any, names: tuple[str, ...], places: tuple[tuple[int, int], ...], gives: tuple[bool, ...]
+) -> Any:
+    """Return one array, or a dict of arrays by name, from the values of the collection's keys.
+
+    Parameters
+    ----------
+    results : list of lists
+        One list per key series (a bundle or an input), a value per chunk.
+    names : tuple of str
+        Of the outputs.
+    places : tuple of (series, index)
+        Where each output lies; index -1: the value itself.
+    gives : tuple of bool
+        Whether each output carries the batch.
+    """
+    joined = [
+        join([value if index < 0 else value[index] for value in results[series]], along)
+        for (series, index), along in zip(places, gives, strict=True)
+    ]
+    return joined[0] if len(names) == 1 else dict(zip(names, joined, strict=True))
+
+
+def _checked_batch(batch: int | None, title: str) -> int | None:
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
+    return batch

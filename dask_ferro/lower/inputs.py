@@ -1,0 +1,158 @@
+"""From checked inputs to keys: how each input reaches the tasks, chunk by chunk.
+
+Small arrays travel inside the tasks.  Large ones are sent straight to the workers when a distributed client is
+there (never through the scheduler), and are handed over in place when the graph runs in this process.  Dask
+arrays, delayed values and futures keep their own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+from dask.base import is_dask_collection, tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.signature import Signature, shape_of
+
+
+class Feed(NamedTuple):
+    """One input on its way: where tasks find it, what has to be in the graph for that, and its last layer."""
+
+    source: KeySeries | Literal
+    layers: Mapping[str, Any]
+    dependencies: Mapping[str, set[str]]
+    top: str | None = None
+
+
+def current_client() -> Any:
+    """Return the distributed client that a computation would go to by default, or None."""
+    import sys
+
+    if "distributed" not in sys.modules:
+        return None
+    if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
+        return None
+    from distributed import default_client
+
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> tuple[int, ...] | None:
+    """Return the rows of each chunk, or None when the inputs are taken whole.
+
+    Raises
+    ------
+    ConfigError
+        When the inputs that carry the batch are chunked differently, or their lengths differ.
+    """
+    carried = {s.name: arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
+    chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
+    if len(set(chunked.values())) > 1:
+        raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
+    if chunked:
+        return next(iter(chunked.values()))
+    lengths = {name: len(a) for name, a in carried.items() if shape_of(a)}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"inputs differ in length along the batch axis: {lengths}")
+    rows = next(iter(lengths.values()), 0)
+    if batch is None or not rows:
+        return None
+    return tuple(min(batch, rows - start) for start in range(0, rows, batch))
+
+
+def is_dask_array(value: Any) -> bool:
+    """Whether `value` is a dask.array."""
+    return is_dask_collection(value) and isinstance(getattr(value, "chunks", None), tuple)
+
+
+def whole_rest(array: Any) -> Any:
+    """Return a dask array with one chunk along every axis but the first."""
+    if all(len(c) == 1 for c in array.chunks[1:]):
+        return array
+    return array.rechunk({axis: -1 for axis in range(1, array.ndim)})
+
+
+def token_of(value: Any) -> str:
+    """Return a deterministic token of an input's content."""
+    return str(tokenize(value))
+
+
+def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> Feed:
+    """Return how `value` reaches the tasks.
+
+    Parameters
+    ----------
+    value : array, dask array, delayed value or future
+    chunks : sequence of int or None
+        Rows of each chunk where the value is to be cut along axis 0; None: whole.
+    token : str
+        Of the value.
+    client : distributed.Client or None
+        To send large arrays with.
+    """
+    if _is_future(value):
+        series = KeySeries((), one=value.key)
+        return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
+    if is_dask_collection(value):
+        return _collection(value, chunks)
+    parts = [value] if chunks is None else _cut(value, chunks)
+    if client is None or _size(value) <= config.size("inputs.embed-bytes"):
+        return Feed(Literal(tuple(parts)), {}, {})
+    return sent(f"ferro-input-{name}-{token}", parts, client)
+
+
+def _is_future(value: Any) -> bool:
+    import sys
+
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import Future
+
+    return isinstance(value, Future)
+
+
+def _collection(value: Any, chunks: Sequence[int] | None) -> Feed:
+    graph = value.__dask_graph__()
+    keys = list(dask.core.flatten(value.__dask_keys__()))
+    if not isinstance(graph, HighLevelGraph):
+        graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])
+    top = _top_layer(value, graph)
+    if chunks is None:
+        if len(keys) != 1:
+            raise ConfigError(f"an input that does not carry the batch must be one chunk, got {len(keys)} chunks")
+        return Feed(KeySeries((), one=keys[0]), graph.layers, graph.dependencies, top)
+    series = KeySeries((value.name,), (0,) * (value.ndim - 1))
+    return Feed(series, graph.layers, graph.dependencies, top)
+
+
+def _top_layer(value: Any, graph: HighLevelGraph) -> str:
+    """Return the layer that holds the collection's own keys."""
+    named = getattr(value, "__dask_layers__", None)
+    found = [n for n in (named() if named is not None else ()) if n in graph.layers]
+    return found[0] if found else next(reversed(list(graph.layers)))
+
+
+def _cut(value: Any, chunks: Sequence[int]) -> list[Any]:
+    stops = np.cumsum(chunks)
+    return [value[stop - rows : stop] for stop, rows in zip(stops, chunks, strict=True)]
+
+
+def _size(value: Any) -> int:
+    return int(getattr(value, "nbytes", 0))
+
+
+def sent(label: str, parts: Sequence[Any], client: Any) -> Feed:
+    """Send the parts straight to the workers; their futures stand in the graph."""
+    names = [f"{label}-{i}" for i in range(len(parts))]
+    futures = client.scatter(dict(zip(names, parts, strict=True)), direct=True)
+    tasks: dict[Key, Any] = {(label, i): futures[n] for i, n in enumerate(names)}
+    return Feed(KeySeries((label,)), {label: tasks}, {label: set()}, label)

@@ -1,0 +1,281 @@
+"""A plan on its inputs, as a Dask graph: names, keys, arguments.
+
+Names decide policy in Dask: the prefix (model and main operator) collects durations, so there are few of them;
+chunks of one bundle share a group, so that a long batch is queued at the scheduler instead of pushed to workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from dask.highlevelgraph import HighLevelGraph
+from dask.system import CPU_COUNT
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.plan import MODEL_INPUT, Bundle, Plan, Source
+from dask_ferro.graph.shapes import ValueType
+from dask_ferro.kernels.route import route
+from dask_ferro.lower.inputs import Feed, current_client, feed, token_of
+from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
+from dask_ferro.lower.shipping import copy_for
+from dask_ferro.lower.signature import Signature
+from dask_ferro.lower.task import BundleRef
+
+if TYPE_CHECKING:
+    from dask_ferro.lower.opened import Opened
+
+
+def slots() -> int:
+    """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
+    wanted = config.count("bundle.workers")
+    if wanted is not None:
+        return wanted
+    client = current_client()
+    if client is None or client.asynchronous:
+        return int(CPU_COUNT)
+    return sum(client.nthreads().values()) or int(CPU_COUNT)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Dask graph of a model on its inputs, and how its keys make up the outputs.
+
+    Attributes
+    ----------
+    graph : HighLevelGraph
+    layer_name : str
+        Of the bundles' layer.
+    token : str
+        Of model, inputs and plan.
+    series : tuple of KeySeries
+        Keys of each bundle.
+    sources : tuple of Source
+        Bundle and index of each model output.
+    widths : tuple of int
+        How many outputs each bundle has.
+    types : mapping
+        Types of the values at the batch of a chunk.
+    rows : tuple of int or None
+        Rows of each chunk.
+    """
+
+    graph: HighLevelGraph
+    layer_name: str
+    token: str
+    series: tuple[KeySeries, ...]
+    sources: tuple[Source, ...]
+    widths: tuple[int, ...]
+    types: Mapping[str, ValueType]
+    rows: tuple[int, ...] | None
+    signature: Signature
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return 1 if self.rows is None else len(self.rows)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one key holds the whole result."""
+        return len(self.sources) == 1 and self.chunks == 1 and self.widths[self.sources[0].bundle] == 1
+
+    @cached_property
+    def _last(self) -> tuple[int, ...]:
+        """The bundles that hold outputs, each once."""
+        return tuple(dict.fromkeys(s.bundle for s in self.sources))
+
+    @cached_property
+    def keys(self) -> list[Any]:
+        """The keys to compute: a list of chunks for each bundle that holds an output."""
+        lists = [[self.series[b].at(c) for c in range(self.chunks)] for b in self._last]
+        return lists[0] if self.is_single else lists
+
+    @property
+    def assembly(self) -> tuple[Any, ...]:
+        """Arguments of `assemble` after the results."""
+        places = tuple(
+            (self._last.index(s.bundle), s.place if self.widths[s.bundle] > 1 else -1) for s in self.sources
+        )
+        return tuple(s.name for s in self.signature.outputs), places, self.signature.gives
+
+    def with_output(self, graph: HighLevelGraph, index: int) -> HighLevelGraph:
+        """Return `graph` with a layer that holds one output chunk by chunk, where no bundle does."""
+        source = self.sources[index]
+        if self.widths[source.bundle] == 1:
+            return graph
+        picked = PickLayer(self._out_series(index), self.series[source.bundle], source.place, self.chunks)
+        name = self._out_name(index)
+        upstream = set(graph.layers) if self.layer_name not in graph.layers else {self.layer_name}
+        return HighLevelGraph(
+            {**graph.layers, name: picked}, {**graph.dependencies, name: upstream}
+        )
+
+    def output_keys(self, index: int) -> list[Key]:
+        """Return the keys of one output's chunks, in `with_output`'s graph."""
+        series = self._out_series(index)
+        return [series.at(c) for c in range(self.chunks)]
+
+    def _out_name(self, index: int) -> str:
+        return f"ferro-output-{self.token}-{index}"
+
+    def _out_series(self, index: int) -> KeySeries:
+        source = self.sources[index]
+        if self.widths[source.bundle] == 1:
+            return self.series[source.bundle]
+        return KeySeries((self._out_name(index),), _zeros(self.types, self.signature.outputs[index].name))
+
+    def dask_arrays(self) -> dict[str, Any]:
+        """Return each output as a dask array chunked along the batch axis."""
+        return {spec.name: self._dask_array(i) for i, spec in enumerate(self.signature.outputs)}
+
+    def _dask_array(self, index: int) -> Any:
+        import dask.array as da
+
+        spec = self.signature.outputs[index]
+        found = self.types[spec.name]
+        assert self.rows is not None
+        if spec.dtype is None or found.shape is None or not found.shape:
+            raise ConfigError(
+                f"output {spec}: its dtype or number of axes is not known before it runs, so it cannot be a dask"
+                " array; compute it from numpy chunks instead"
+            )
+        if not self.signature.gives[index]:
+            raise ConfigError(
+                f"output {spec} does not carry the batch axis, so the chunks of a dask array would each make one;"
+                " pass the input as one numpy array"
+            )
+        name = self.series[self.sources[index].bundle].head[0]
+        graph = self.graph
+        if self.widths[self.sources[index].bundle] > 1:
+            name, graph = self._out_name(index), self.with_output(self.graph, index)
+        rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
+        return da.Array(graph, name, (self.rows, *rest), dtype=spec.dtype)
+
+
+def lower(
+    opened: Opened,
+    arrays: Mapping[str, Any],
+    rows: tuple[int, ...] | None,
+    plan: Plan,
+    types: Mapping[str, ValueType],
+    *,
+    splits: bool,
+    client: Any,
+) -> Lowered:
+    """Return the Dask graph of a plan on its inputs.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array
+        Checked inputs by name.
+    rows : tuple of int or None
+        Rows of each chunk; None: inputs are taken whole.
+    splits : bool
+        Whether a task runs the model's fixed batch size slice by slice.
+    client : distributed.Client or None
+        To send large inputs with.
+    """
+    sig = opened.signature
+    tokens = {name: token_of(value) for name, value in arrays.items()}
+    refs = tuple(_bundle_ref(opened, plan, bundle, splits) for bundle in plan.bundles)
+    content = (opened.loaded.digest, tuple(tokens.items()), rows, refs)
+    token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
+    live = client if client is not None and not client.asynchronous else None
+    feeds = [
+        feed(spec.name, arrays[spec.name], rows if carries else None, tokens[spec.name], live)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    ]
+    chunks = 1 if rows is None else len(rows)
+    series = tuple(_series(opened, plan, types, token, b, chunks) for b in range(len(plan.bundles)))
+    tasks = [
+        BundleTasks(ref, keys, _arguments(bundle, feeds, series))
+        for ref, keys, bundle in zip(refs, series, plan.bundles, strict=True)
+    ]
+    copy = copy_for(opened, live)
+    name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
+    layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
+    layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
+    graph = HighLevelGraph(
+        {**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)}
+    )
+    widths = tuple(len(b.outputs) for b in plan.bundles)
+    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig)
+
+
+def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool) -> BundleRef:
+    positions = {origin: p for p, origin in enumerate(_origins(bundle))}
+    picks = []
+    for source in bundle.sources:
+        many = source.bundle != MODEL_INPUT and len(plan.bundles[source.bundle].outputs) > 1
+        picks.append((positions[_origin(source)], source.place if many else -1))
+    sig = opened.signature
+    return BundleRef(
+        bundle.inputs,
+        bundle.outputs,
+        route(opened.support, bundle.nodes),
+        tuple(picks),
+        rows=sig.fixed_rows if splits else 0,
+        split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
+    )
+
+
+def _origin(source: Source) -> tuple[int, int]:
+    """The argument that a source comes in: a model input, or the whole result of a bundle."""
+    return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
+
+
+def _origins(bundle: Bundle) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(_origin(s) for s in bundle.sources))
+
+
+def _arguments(
+    bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries]
+) -> tuple[KeySeries | Literal, ...]:
+    return tuple(
+        feeds[index].source if number == MODEL_INPUT else series[number] for number, index in _origins(bundle)
+    )
+
+
+def _series(
+    opened: Opened, plan: Plan, types: Mapping[str, ValueType], token: str, number: int, chunks: int
+) -> KeySeries:
+    bundle = plan.bundles[number]
+    op = bundle.ops.most_common(1)[0][0].lower()
+    name = f"{_label(opened.name)}-{op}-{token}"
+    is_output = any(s.bundle == number for s in plan.outputs)
+    if is_output and len(bundle.outputs) == 1:
+        return KeySeries((f"{name}-{number}",), _zeros(types, bundle.outputs[0]))
+    if chunks > 1:  # chunks of one bundle are a group of their own: independent, so they can be queued
+        return KeySeries((f"{name}-{number}",))
+    return KeySeries((name, number))
+
+
+def _zeros(types: Mapping[str, ValueType], name: str) -> tuple[int, ...]:
+    shape = types[name].shape
+    return (0,) * (len(shape) - 1) if shape else ()
+
+
+def _label(name: str) -> str:
+    """Return a name that Dask takes for one word of a key's prefix."""
+    label = re.sub(r"\W+", "_", name).strip("_") or "model"
+    return label if label[0].isalpha() else f"m_{label}"
+
+
+def _merge(feeds: Sequence[Feed]) -> tuple[dict[str, Any], dict[str, set[str]]]:
+    layers: dict[str, Any] = {}
+    dependencies: dict[str, set[str]] = {}
+    for one in feeds:
+        layers.update(one.layers)
+        dependencies.update({k: set(v) for k, v in one.dependencies.items()})
+    return layers, dependencies
+
+
+def _direct(feeds: Sequence[Feed], copy: Feed | None) -> set[str]:
+    """Return the layers that the bundles read from: the last one of each input's graph."""
+    return {one.top for one in (*feeds, copy) if one is not None and one.top is not None}

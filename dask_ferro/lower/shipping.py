@@ -1,0 +1,58 @@
+"""Models for workers that cannot see the model's path: one copy, sent to the workers, never in the graph.
+
+Whether they see it is asked once for each model and client.  A worker that joins later and does not see the
+path says so with a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs import Feed, sent
+
+if TYPE_CHECKING:
+    from dask_ferro.lower.opened import Opened
+
+_asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+
+
+def sees(path: str) -> bool:
+    """Whether this process sees the file; runs in workers."""
+    return os.path.exists(path)
+
+
+def copy_for(opened: Opened, client: Any) -> Feed | None:
+    """Return the model's content on its way to the workers, or None when all of them see its path.
+
+    Raises
+    ------
+    ConfigError
+        When the model has external data files, which do not travel.
+    """
+    if client is None or _all_see(client, opened.ref.path):
+        return None
+    if _has_external_data(opened):
+        raise ConfigError(
+            f"model {opened.ref.path!r}: some workers cannot see it, and its weights lie in files of their own;"
+            " put it on a file system that all workers share"
+        )
+    content = np.fromfile(opened.ref.path, dtype=np.uint8)
+    return sent(f"ferro-model-{opened.loaded.digest}", [content], client)
+
+
+def _all_see(client: Any, path: str) -> bool:
+    known = _asked.setdefault(client, {})
+    if path not in known:
+        known[path] = all(client.run(sees, path).values())
+    return known[path]
+
+
+def _has_external_data(opened: Opened) -> bool:
+    tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
+    return any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)

@@ -1,0 +1,236 @@
+"""What a model takes and gives, and the check of what it is handed against that.
+
+The batch axis is axis 0 of the first input that has one: the inputs whose axis 0 has the same symbol (or the
+same fixed size) carry the batch with it, the others are handed whole to every chunk.  All problems of a call
+are reported at once, before a graph is built.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.shapes import ValueType, infer
+
+Dim = int | str | None
+
+
+class ValueSpec(NamedTuple):
+    """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[Dim, ...] | None
+    kind: str = "tensor"
+
+    def __str__(self) -> str:
+        if self.kind != "tensor" or self.dtype is None:
+            return f"{self.name}: {self.kind}"
+        dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name}: {self.dtype.name}[{dims}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a model in order, and where the batch lies.
+
+    Attributes
+    ----------
+    batch : int, str or None
+        Axis 0 of the inputs that carry the batch: a fixed size, a symbol, or None when there is no such axis or
+        its size is not declared.
+    carries : tuple of bool
+        Which inputs carry the batch.
+    gives : tuple of bool
+        Which outputs carry it.
+    """
+
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    batch: Dim
+    carries: tuple[bool, ...]
+    gives: tuple[bool, ...]
+
+    @property
+    def fixed_rows(self) -> int:
+        """The fixed batch size, or 0."""
+        return self.batch if isinstance(self.batch, int) else 0
+
+
+def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
+    """Return the signature of a loaded model whose values have `types`."""
+    inputs = tuple(_spec(v, types) for v in model.graph.inputs)
+    outputs = tuple(_spec(v, types) for v in model.graph.outputs)
+    first = next((s for s in inputs if s.shape), None)
+    if first is None or first.shape is None:
+        return Signature(inputs, outputs, None, (False,) * len(inputs), (False,) * len(outputs))
+    batch = first.shape[0]
+    return Signature(
+        inputs,
+        outputs,
+        batch,
+        tuple(s.shape is not None and s.shape[:1] == (batch,) for s in inputs),
+        tuple(s.shape is None or s.shape[:1] in ((batch,), (None,)) for s in outputs),
+    )
+
+
+def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
+    assert value.name is not None
+    kind, dtype, shape = types[value.name]
+    numpy_dtype = None
+    if dtype is not None and kind == "tensor":
+        numpy_dtype = np.dtype(object) if dtype == ir.DataType.STRING else dtype.numpy()
+    return ValueSpec(value.name, numpy_dtype, shape, kind)
+
+
+def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
+    """Return the inputs as a dict by name.
+
+    Parameters
+    ----------
+    given : array, or mapping of str to array, or sequence of arrays
+        One array serves a model with one input; a mapping names them; a tuple follows the model's order.
+
+    Raises
+    ------
+    ConfigError
+        Names missing, unknown, or too many.
+    """
+    names = [s.name for s in sig.inputs]
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(names))
+        missing = [n for n in names if n not in given]
+        problems = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
+        if problems:
+            raise ConfigError(f"{title}: {', '.join(problems)}; the model takes {_listing(sig)}")
+        return {n: given[n] for n in names}
+    if isinstance(given, tuple):
+        if len(given) != len(names):
+            raise ConfigError(
+                f"{title}: got {len(given)} inputs, wanted {len(names)}; the model takes {_listing(sig)}"
+            )
+        return dict(zip(names, given, strict=True))
+    if len(names) != 1:
+        raise ConfigError(
+            f"{title}: got one array, wanted {len(names)} inputs; pass a dict by name: {_listing(sig)}"
+        )
+    return {names[0]: given}
+
+
+def _listing(sig: Signature) -> str:
+    return "; ".join(str(s) for s in sig.inputs) or "no inputs"
+
+
+def shape_of(value: Any) -> tuple[Any, ...] | None:
+    """Return the shape of an array; None of a future or a delayed value, which have none to tell."""
+    shape = getattr(value, "shape", None)
+    return shape if isinstance(shape, tuple) else None
+
+
+def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str, *, splitting: bool) -> None:
+    """Raise `ConfigError` with every disagreement of dtype, rank or size.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array-like with dtype and shape
+        By input name; things without a shape (futures, delayed values) are not looked at.
+    splitting : bool
+        Whether the batch axis may be any multiple, because the call splits it.
+    """
+    problems: list[str] = []
+    symbols: dict[str, tuple[int, str]] = {}
+    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        given = arrays[spec.name]
+        if spec.kind != "tensor" or shape_of(given) is None:
+            continue
+        problems += _dtype_problem(spec, given)
+        problems += _shape_problems(spec, given, symbols, free_rows=carries and splitting)
+    if problems:
+        raise ConfigError(f"{title}: " + "; ".join(problems))
+
+
+def _dtype_problem(spec: ValueSpec, given: Any) -> list[str]:
+    if spec.dtype is None or given.dtype == spec.dtype:
+        return []
+    if spec.dtype == np.dtype(object) and given.dtype.kind in "OUT":
+        return []
+    return [
+        f"input {spec.name!r} has dtype {given.dtype}, wanted {spec.dtype}: convert it with"
+        f" .astype({spec.dtype.name!r})"
+    ]
+
+
+def _shape_problems(
+    spec: ValueSpec, given: Any, symbols: dict[str, tuple[int, str]], *, free_rows: bool
+) -> list[str]:
+    if spec.shape is None:
+        return []
+    got = tuple(given.shape)
+    if len(got) != len(spec.shape):
+        return [f"input {spec.name!r} has shape {got}, wanted {len(spec.shape)} axes: {spec}"]
+    problems = []
+    for axis, (size, wanted) in enumerate(zip(got, spec.shape, strict=True)):
+        if axis == 0 and free_rows and isinstance(wanted, int):
+            continue
+        if isinstance(wanted, int) and size != wanted:
+            problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
+        elif isinstance(wanted, str) and size == size:  # dask's unknown sizes are nan
+            known = symbols.setdefault(wanted, (size, spec.name))
+            if known[0] != size:
+                problems.append(
+                    f"input {spec.name!r} has {size} on axis {axis} ({wanted!r}), but {known[1]!r} has {known[0]}"
+                )
+    return problems
+
+
+def as_array(spec: ValueSpec, given: Any) -> Any:
+    """Return numbers and lists as an array, plain Python ones of the wanted dtype; leave all else as it is."""
+    if isinstance(given, np.generic):
+        return np.asarray(given)
+    if isinstance(given, (list, int, float, bool, complex, str)) and spec.kind == "tensor":
+        return np.asarray(given, dtype=spec.dtype)
+    return given
+
+
+def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
+    """Return seeded inputs: standard normal floats, small integers; open dimensions are 1, or `batch` rows."""
+    return {
+        spec.name: _synthetic(spec, batch if carries and batch and not sig.fixed_rows else None)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    }
+
+
+def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
+    if spec.kind != "tensor" or spec.dtype is None:
+        raise ConfigError(f"input {spec.name!r} is a {spec.kind}: no synthetic one can be made, pass inputs=")
+    shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
+    if rows is not None and shape:
+        shape[0] = rows
+    rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
+    if spec.dtype == np.dtype(object):
+        return np.full(shape, "a", dtype=object)
+    if spec.dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(spec.dtype)
+    return rng.standard_normal(shape).astype(spec.dtype)
+
+
+def types_for(
+    model: ir.Model, sig: Signature, arrays: Mapping[str, Any], rows: int | None
+) -> dict[str, ValueType]:
+    """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
+    shapes: dict[str, Sequence[int]] = {}
+    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        shape = shape_of(arrays.get(spec.name))
+        if shape is None or spec.kind != "tensor":
+            continue
+        if carries:
+            shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
+        if all(d == d for d in shape):  # dask's unknown sizes are nan
+            shapes[spec.name] = tuple(int(d) for d in shape)
+    return infer(model, shapes=shapes)

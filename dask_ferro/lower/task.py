@@ -1,0 +1,196 @@
+"""What runs in a worker: one bundle, on the arrays of one chunk.
+
+A task carries names only: which model (path and content digest), which bundle of it (the values between which
+it lies) and which engines.  The process finds the model at its path, memory-mapped, or in the copy that travels
+as a Dask value when it cannot see the path; it keeps the opened model and the compiled bundle for the next task.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.load import Loaded, load
+from dask_ferro.kernels.cache import Cache
+from dask_ferro.kernels.executable import Executable, compile_bundle
+from dask_ferro.kernels.route import Engine
+from dask_ferro.lower.threads import intra_op_threads
+
+# Opened models hold no weights (those are memory-mapped), so a few cost little.
+_MODELS_KEPT = 8
+
+
+class ModelRef(NamedTuple):
+    """A model by name: where its file lies, and what the file was when the graph was built."""
+
+    path: str
+    digest: str
+    size: int
+    mtime_ns: int
+
+
+class BundleRef(NamedTuple):
+    """A bundle by name, and how to run it.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of str
+        The values between which it lies.
+    engines : tuple of (engine, count)
+        Runs of nodes in topological order.
+    picks : tuple of (position, index)
+        For each input, which argument of the task it is (or, where index >= 0, which item of that argument).
+    rows : int
+        Rows that the model's fixed batch dimension takes at a time; 0: whatever comes.
+    split : tuple of bool
+        With `rows`: which inputs carry the batch.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    engines: tuple[tuple[Engine, int], ...]
+    picks: tuple[tuple[int, int], ...]
+    rows: int = 0
+    split: tuple[bool, ...] = ()
+
+
+def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None) -> Any:
+    """Return the bundle's output, or a tuple of them when it has several.
+
+    Parameters
+    ----------
+    model : ModelRef
+    bundle : BundleRef
+    *arguments
+        Values of other tasks: an array, or a bundle's tuple.
+    copy : ndarray of uint8, optional
+        The model file's content, for workers that cannot see its path.
+    """
+    executable = _executable(model, bundle, copy)
+    arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    try:
+        results = _by_rows(executable, arrays, bundle) if bundle.rows else executable(*arrays)
+    except Exception as error:
+        error.add_note(_situation(model, bundle, arrays))
+        raise
+    return results[0] if len(results) == 1 else results
+
+
+def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
+    """Return what an error in a task needs to be understood: the model, the bundle, what it was handed."""
+    given = ", ".join(
+        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+        for name, a in zip(bundle.inputs, arrays, strict=True)
+    )
+    return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
+
+
+def _by_rows(executable: Executable, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
+    """Run a model of fixed batch size over a longer batch, slice by slice; the last slice is padded."""
+    total = next(len(a) for a, carries in zip(arrays, bundle.split, strict=True) if carries)
+    step = bundle.rows
+    parts: list[tuple[Any, ...]] = []
+    for start in range(0, total, step):
+        taken = min(step, total - start)
+        slices = [
+            _rows(a, start, taken, step) if carries else a
+            for a, carries in zip(arrays, bundle.split, strict=True)
+        ]
+        parts.append(tuple(out[:taken] for out in executable(*slices)))
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _rows(array: Any, start: int, taken: int, step: int) -> Any:
+    rows = array[start : start + taken]
+    if taken == step:
+        return rows
+    return np.concatenate([rows, np.repeat(rows[-1:], step - taken, axis=0)])
+
+
+def pick(value: Any, index: int) -> Any:
+    """Return one output of a bundle that has several."""
+    return value[index]
+
+
+@cache
+def _executables() -> Cache[Executable]:
+    return Cache(config.size("cache.bytes"))
+
+
+def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
+    threads = intra_op_threads()
+    prepack = config.flag("onnxruntime.prepack")
+    key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, threads, prepack)
+
+    def build() -> Executable:
+        return compile_bundle(
+            open_model(ref, copy).model,
+            bundle.inputs,
+            bundle.outputs,
+            bundle.engines,
+            threads=threads,
+            prepack=prepack,
+        )
+
+    return _executables().get(key, build)
+
+
+class _OpenModels:
+    """The models that this process has opened, newest last; a second thread waits for the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, Loaded] = {}
+
+    def get(self, digest: str, build: Callable[[], Loaded]) -> Loaded:
+        with self._lock:
+            if digest not in self._kept:
+                self._kept[digest] = build()
+                while len(self._kept) > _MODELS_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return self._kept[digest]
+
+
+_models = _OpenModels()
+
+
+def remember(loaded: Loaded) -> None:
+    """Let tasks that run in this very process use a model that is already open."""
+    _models.get(loaded.digest, lambda: loaded)
+
+
+def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
+    """Return the model that `ref` names, opened once per process.
+
+    Raises
+    ------
+    ConfigError
+        When the file is not there, or is no longer the file that the graph was built from.
+    """
+    return _models.get(ref.digest, lambda: _open(ref, copy))
+
+
+def _open(ref: ModelRef, copy: Any) -> Loaded:
+    try:
+        status = os.stat(ref.path)
+    except OSError as error:
+        if copy is not None:
+            return load(np.ascontiguousarray(copy).tobytes())
+        raise ConfigError(
+            f"model file {ref.path!r}: this worker cannot see it ({error.strerror}); put it on a file system"
+            " that all workers share, or build the graph while the client is connected, so that a copy travels"
+        ) from error
+    loaded = load(ref.path)
+    if (status.st_size, status.st_mtime_ns) != (ref.size, ref.mtime_ns) and loaded.digest != ref.digest:
+        raise ConfigError(
+            f"model file {ref.path!r} changed after the graph was built (digest {loaded.digest[:12]}, wanted"
+            f" {ref.digest[:12]}); build the graph again with ff.from_onnx"
+        )
+    return loaded

@@ -1,0 +1,72 @@
+"""How many threads one ONNX Runtime session may use in this process, so that the host's cores are used once.
+
+Cores of the host divided by the task threads that share them: a worker's own, and those of its siblings on the
+same host.  The siblings are asked for once, from the scheduler, when the first session is made.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import dask
+from dask.system import CPU_COUNT
+
+from dask_ferro import config
+
+
+def intra_op_threads() -> int:
+    """Return the intra-op threads of a session in this process (config ``ferro.onnxruntime.intra-op-threads``)."""
+    wanted = config.count("onnxruntime.intra-op-threads")
+    return wanted if wanted is not None else share_of(CPU_COUNT, _task_threads())
+
+
+def share_of(cores: int, task_threads: int) -> int:
+    """Return the whole cores that each of `task_threads` may use; at least one.
+
+    >>> share_of(16, 2), share_of(2, 2), share_of(2, 3)
+    (8, 1, 1)
+    """
+    return max(1, cores // max(1, task_threads))
+
+
+def _task_threads() -> int:
+    """Return how many Dask task threads share this host's cores."""
+    worker = _this_worker()
+    if worker is None:
+        return _local_threads()
+    return _host_threads(worker.address)
+
+
+def _local_threads() -> int:
+    """Without a worker: one with the synchronous scheduler, the pool's size with the threaded one."""
+    if dask.config.get("scheduler", None) in ("sync", "synchronous", "single-threaded"):
+        return 1
+    import threading
+
+    if threading.current_thread() is threading.main_thread():
+        return 1
+    return int(dask.config.get("num_workers", None) or CPU_COUNT)
+
+
+def _this_worker() -> Any:
+    import sys
+
+    if "distributed" not in sys.modules:  # no worker can be running
+        return None
+    from distributed import get_worker
+
+    try:
+        return get_worker()
+    except ValueError:
+        return None
+
+
+@cache
+def _host_threads(address: str) -> int:
+    from distributed.utils import sync
+
+    worker = _this_worker()
+    identity = sync(worker.loop, worker.scheduler.identity, n_workers=-1)
+    host = identity["workers"][address]["host"]
+    return sum(w["nthreads"] for w in identity["workers"].values() if w["host"] == host)

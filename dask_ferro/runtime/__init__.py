@@ -1,0 +1,1 @@
+"""Effects: clusters, plugins, whatever observes and enacts."""

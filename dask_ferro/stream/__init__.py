@@ -1,0 +1,217 @@
+"""`ff.run`: a model over more rows than fit in memory, file to file and chunk by chunk; resumable.
+
+    source --read--> rows --model--> rows --write--> sink      one task a chunk, all of it in a worker
+                                                 \\--> journal  a line a chunk that is done
+
+Decided in order, each before anything is made: what the model takes (`work`), where rows come from and go
+(`places` and a module for each format), how many make a chunk (`chunks`).  Then chunks fly, a bounded number
+at a time (`drive`, `pools`), and what the journal has as done is not done again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.opened import Opened
+from dask_ferro.stream import begin, places, work
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.drive import ChunkFailed, drive
+from dask_ferro.stream.journal import Header, Journal
+from dask_ferro.stream.pools import AnyPool, pool_for
+from dask_ferro.stream.progress import bar
+from dask_ferro.stream.task import Job
+from dask_ferro.stream.work import Work
+
+__all__ = ["Summary", "run"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did.
+
+    Attributes
+    ----------
+    rows : int
+        In the sink.
+    rows_computed : int
+        By this run; the others were there from one before.
+    chunks_computed, chunks_reused : int
+    seconds : float
+        From the first submission to the last chunk.
+    """
+
+    rows: int
+    rows_computed: int
+    chunks_computed: int
+    chunks_reused: int
+    seconds: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Of those that this run computed."""
+        return self.rows_computed / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        reused = f", {self.chunks_reused} chunks reused" if self.chunks_reused else ""
+        return (
+            f"{self.rows:,} rows: {self.chunks_computed} chunks computed{reused};"
+            f" {self.seconds:.3g} s, {self.rows_per_second:,.0f} rows/s"
+        )
+
+
+def run(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ModelGraph,
+    source: Any,
+    sink: Any,
+    *,
+    batch: int | None = None,
+    client: Any = None,
+    progress: bool | None = None,
+    input: str | None = None,
+    output: str | None = None,
+    overwrite: bool = False,
+) -> Summary:
+    """Run a model over all rows of a source and write what it gives to a sink, in bounded memory.
+
+    A run that was stopped or killed goes on when it is called again with the same arguments: chunks that its
+    journal (``<sink>.ferro-progress``) has as done are not computed again.  A run that was completed does
+    nothing.
+
+    Parameters
+    ----------
+    model : path, bytes, onnx.ModelProto or ModelGraph
+        A model whose outputs have a row for each row of its inputs.
+    source : path, numpy array, dask array, or mapping of model inputs to these
+        A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file or a folder of them
+        (``t.parquet``, ``t.parquet/column``).  Of a zarr group, the array that is called as the input; of a
+        parquet table, the column so called, else all of its columns side by side.
+    sink : path, or mapping of model outputs to paths
+        Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
+        folder with a ``.npy`` file for each output.
+    batch : int, optional
+        Rows of a chunk.  By default as many as make values of at most 32 MiB and some 50 ms of work or more,
+        in multiples of the source's own chunks; a run that is gone on with keeps its own.
+    client : distributed.Client, optional
+        By default the current one; where there is none, threads of this process.
+    progress : bool, optional
+        Whether to show a bar on standard error; by default, where that is a terminal.
+    input, output : str, optional
+        The model's input that `source` is for; the only output to write.
+    overwrite : bool
+        Whether to begin anew over what lies at `sink`.
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    ConfigError
+        Before anything is submitted: rows that do not fit the model, a sink that exists and is not this
+        run's, an unknown format, files that a worker does not see.
+    RuntimeError
+        A chunk failed, of which it names the rows; those that were in flight are done and noted.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.run("mlp.onnx", "images.npy", "scores.npy")  # doctest: +SKIP
+    """
+    graph = model if isinstance(model, ModelGraph) else from_onnx(model)
+    opened, batch = _unbound(graph), _checked(batch if batch is not None else graph._batch)
+    sig, title = opened.signature, f"model {opened.name!r}"
+    given = places.named_sources([s.name for s in sig.inputs], source, input)
+    sinks = places.named_places([s.name for s in sig.outputs], sink, output)
+    journal = Journal(places.journal_folder(sink, sinks))
+    paths = places.paths_of(given.values())
+    places.check_places(paths, sinks.values(), journal.folder)
+    work.check_outputs(sig, list(sinks), title)
+    sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
+    rows = work.check_sources(sig, sources, title)
+    before = None if overwrite else begin.before(journal, sinks)
+    with pool_for(client) as pool:
+        if batch is None:
+            batch = before.batch if before else work.default_batch(opened, sources, rows, pool.slots)
+        wanted = Work(opened, sources, sinks, Chunks(rows, batch))
+        job = _begin(wanted, before, journal, pool)
+        done = range(job.chunks.count) if journal.is_finished() else journal.done(job.run)
+        if len(done) < job.chunks.count:
+            pool.begin(opened, job, wanted.feeds(), paths)
+        return _fly(job, pool, done, progress)
+
+
+def _unbound(graph: ModelGraph) -> Opened:
+    if graph._arrays is not None:
+        raise ConfigError(
+            f"model {graph.name!r} has its inputs already; pass the model, and the rows as source"
+        )
+    return graph._opened
+
+
+def _checked(batch: Any) -> int | None:
+    if batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0):
+        return batch
+    raise ConfigError(f"batch={batch!r}, wanted a number of rows of at least 1, or None")
+
+
+def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Job:
+    """Make the sinks and the journal, or go on with those that are there."""
+    header = wanted.header(journal.folder)
+    if before is None:
+        layouts = wanted.known_layouts()
+        if layouts is None:
+            layouts = wanted.layouts(pool.first_row(wanted.opened, wanted.call, wanted.feeds()))
+    else:
+        begin.check_same(before, header, journal)
+        layouts = wanted.layouts([before.outputs[n][2:] for n in wanted.outputs])
+    if before is not None and begin.all_there(wanted.places):
+        header, sinks = before, begin.again(layouts, wanted.places)
+    else:
+        header, sinks = begin.anew(header, layouts, wanted.places, journal)
+    return Job(wanted.call, wanted.chunks, sinks, journal, header.run)
+
+
+def _fly(job: Job, pool: AnyPool, done: Collection[int], progress: bool | None) -> Summary:
+    """Compute the chunks that are not done, and close the journal."""
+    chunks = job.chunks
+    left = [number for number in range(chunks.count) if number not in done]
+    rows = sum(map(chunks.length, left))
+    start = time.perf_counter()
+    with _resumable(job), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
+        for number in drive(left, pool):
+            advance(chunks.length(number))
+    seconds = time.perf_counter() - start
+    job.journal.finish()
+    return Summary(chunks.rows, rows, len(left), chunks.count - len(left), seconds)
+
+
+@contextmanager
+def _resumable(job: Job) -> Iterator[None]:
+    """Say what failed, what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
+        raise
+    except ChunkFailed as failed:
+        start, stop_row = job.chunks.span(failed.number)
+        others = f" ({failed.others} other chunks failed too)" if failed.others else ""
+        kind = ConfigError if isinstance(failed.error, ConfigError) else RuntimeError
+        raise kind(
+            f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
+            f" {_kept(job)}; call ff.run as before to go on with the others"
+        ) from failed.error
+
+
+def _kept(job: Job) -> str:
+    done = len(job.journal.done(job.run))
+    return f"{done} of {job.chunks.count} chunks are done, and noted in {job.journal.folder!r}"

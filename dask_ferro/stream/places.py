@@ -1,0 +1,285 @@
+"""What the caller named, as sources and sinks: which format, and which input or output.
+
+A source's format is told by its suffix, or by what lies in its folder; a sink's by its suffix alone, and
+without one it is a folder of `.npy` files, one an output.  All of it is settled before anything is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from dask.base import is_dask_collection
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.signature import ValueSpec
+from dask_ferro.stream import zarr_arrays
+from dask_ferro.stream.arrays import open_array, open_dask
+from dask_ferro.stream.formats import Layout, Sink, Source
+from dask_ferro.stream.journal import SUFFIX
+from dask_ferro.stream.npy import NpySink, open_npy, remove_npy
+from dask_ferro.stream.parquet import SUFFIXES, ParquetSink, open_parquet, remove_parquet
+from dask_ferro.stream.zarr_arrays import MARKS, ZarrSink, open_zarr, remove_zarr
+
+_WANTED = ".npy, .zarr or .parquet"
+_SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
+    "npy": NpySink,
+    "zarr": ZarrSink,
+    "parquet": ParquetSink,
+}
+_REMOVERS: Mapping[str, Callable[[str], None]] = {
+    "npy": remove_npy,
+    "zarr": remove_zarr,
+    "parquet": remove_parquet,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an output goes: the format, and a real, absolute path."""
+
+    kind: str
+    path: str
+
+    def exists(self) -> bool:
+        """Whether something lies there."""
+        return os.path.lexists(self.path)
+
+    def remove(self) -> None:
+        """Remove what lies there, if anything does; a `ConfigError` when it is not of this format."""
+        if self.exists():
+            _REMOVERS[self.kind](self.path)
+
+    def sink(self, layout: Layout) -> Sink:
+        """Return the sink for an output of this layout."""
+        return _SINKS[self.kind](self.path, layout)
+
+
+# ---- sources
+# --------------------------------------------------------------------------------------------------
+
+
+def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
+    """Return what the caller gave for each model input.
+
+    Raises
+    ------
+    ConfigError
+        When an input has none, or something is for no input.
+    """
+    if isinstance(source, Mapping):
+        if input is not None:
+            raise ConfigError("pass either input= or a mapping of inputs to sources, not both")
+        given = dict(source)
+    elif input is not None:
+        given = {input: source}
+    elif len(names) == 1 or _holds_several(source):
+        given = dict.fromkeys(names, source)
+    else:
+        raise ConfigError(f"the model has inputs {', '.join(names)}; pass a mapping of them to sources")
+    problems = [f"unknown input {n!r}" for n in given if n not in names]
+    problems += [f"no source for input {n!r}" for n in names if n not in given]
+    if problems:
+        raise ConfigError(f"{'; '.join(problems)}; the model has inputs {', '.join(names)}")
+    return {name: given[name] for name in names}
+
+
+def _holds_several(source: Any) -> bool:
+    """Whether a source may hold an array for each input, by name."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    kind = _kind_of_source(os.fspath(source))
+    return kind == "parquet" or (kind == "zarr" and zarr_arrays.is_group(os.fspath(source)))
+
+
+def open_source(source: Any, spec: ValueSpec) -> Source:
+    """Return the rows for a model input.
+
+    Parameters
+    ----------
+    source : path, array or dask array
+    spec : ValueSpec
+        The input.
+
+    Raises
+    ------
+    ConfigError
+        When it is not there, or is no array of numbers in a known format.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        axes = None if spec.shape is None else len(spec.shape)
+        return _open_path(os.fspath(source), spec.name, axes)
+    what = f"source of {spec.name!r}"
+    if isinstance(source, np.ndarray):
+        return open_array(source, what)
+    if is_dask_collection(source) and hasattr(source, "rechunk"):
+        return open_dask(source, what)
+    raise ConfigError(
+        f"{what} is a {type(source).__name__}; wanted a path ending in {_WANTED}, a numpy or a dask array"
+    )
+
+
+def _open_path(path: str, name: str, axes: int | None) -> Source:
+    kind = _kind_of_source(path)
+    column = None
+    if kind == "parquet" and not os.path.exists(path):
+        path, column = os.path.split(path.rstrip("/"))
+    real = os.path.realpath(path)
+    try:
+        if kind == "npy":
+            return open_npy(real)
+        if kind == "zarr":
+            return open_zarr(real, name)
+        return open_parquet(real, column, name, axes)
+    except OSError as error:
+        raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
+
+
+def _kind_of_source(path: str) -> str:
+    """Return the format of a path, which may go on inside a zarr group or to a column of a parquet table."""
+    _refuse_url(path, "source")
+    trail = path.rstrip("/")
+    holder = trail if os.path.exists(trail) else os.path.dirname(trail)
+    if not os.path.exists(holder) or (holder != trail and not _kind_by_name(holder)):
+        raise ConfigError(f"source {path!r} does not exist")
+    kind = _kind_by_name(holder) or _kind_by_content(holder)
+    if kind is None:
+        raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
+    return kind
+
+
+def _kind_by_name(path: str) -> str | None:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in SUFFIXES:
+        return "parquet"
+    return suffix[1:] if suffix in (".npy", ".zarr") else None
+
+
+def _kind_by_content(path: str) -> str | None:
+    if not os.path.isdir(path):
+        return None
+    names = os.listdir(path)
+    if any(mark in names for mark in MARKS):
+        return "zarr"
+    return "parquet" if any(n.endswith(SUFFIXES) for n in names) else None
+
+
+def _refuse_url(path: str, what: str) -> None:
+    if "://" in path:
+        raise ConfigError(
+            f"{what} {path!r} is an address; wanted a path that all workers see"
+            + ("; open it as a dask array (dask.array.from_zarr) and pass that" if what == "source" else "")
+        )
+
+
+def paths_of(sources: Iterable[Any]) -> list[str]:
+    """Return the real paths of the sources that have one; inside a group or a table, that of the whole."""
+    found = [os.fspath(s) for s in sources if isinstance(s, (str, os.PathLike))]
+    return [os.path.realpath(p if os.path.exists(p) else os.path.dirname(p.rstrip("/"))) for p in found]
+
+
+# ---- sinks
+# ----------------------------------------------------------------------------------------------------
+
+
+def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, Place]:
+    """Return the place of each output that is wanted, in the model's order.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The model's outputs.
+    sink : path, or mapping of str to path
+    output : str or None
+        The only output that is wanted.
+
+    Raises
+    ------
+    ConfigError
+        When it is not clear which output goes where, or a place cannot be.
+    """
+    if isinstance(sink, Mapping):
+        if output is not None:
+            raise ConfigError("pass either output= or a mapping of outputs to sinks, not both")
+        wanted = {name: sink[name] for name in names if name in sink}
+        unknown = [n for n in sink if n not in names]
+    else:
+        unknown = [] if output is None or output in names else [output]
+        wanted = _spread(list(names) if output is None else [output], sink)
+    if unknown or not wanted:
+        raise ConfigError(
+            f"no output {', '.join(map(repr, unknown))}; the model has outputs {', '.join(names)}"
+        )
+    places = {name: _place(path) for name, path in wanted.items()}
+    if len({p.path for p in places.values()}) < len(places):
+        raise ConfigError("two outputs have the same sink; give each its own path")
+    return places
+
+
+def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
+    """Return the path of each output when one path is given for all."""
+    path = _path(sink)
+    if os.path.splitext(path.rstrip("/"))[1] == "":
+        return {name: os.path.join(path, f"{quote(name, safe='')}.npy") for name in names}
+    if len(names) > 1:
+        raise ConfigError(
+            f"the model has outputs {', '.join(names)}, and sink {path!r} holds one: name it with"
+            " output=, or pass a mapping of outputs to sinks, or a folder (a path without a suffix)"
+        )
+    return {names[0]: path}
+
+
+def _path(sink: Any) -> str:
+    if not isinstance(sink, (str, os.PathLike)):
+        raise ConfigError(f"sink is a {type(sink).__name__}; wanted a path ending in {_WANTED}, or a folder")
+    path = os.fspath(sink)
+    _refuse_url(path, "sink")
+    return path
+
+
+def _place(sink: Any) -> Place:
+    path = _path(sink)
+    kind = _kind_by_name(path.rstrip("/"))
+    if kind is None:
+        raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
+    return Place(kind, os.path.realpath(path))
+
+
+def journal_folder(sink: Any, places: Mapping[str, Place]) -> str:
+    """Return where the journal lies: beside the sink, the folder of sinks, or the first of several."""
+    beside = next(iter(places.values())).path if isinstance(sink, Mapping) else os.path.realpath(_path(sink))
+    return beside + SUFFIX
+
+
+def check_places(sources: Iterable[str], places: Iterable[Place], folder: str) -> None:
+    """Raise `ConfigError` where a sink would be written over a source, or into nowhere.
+
+    Parameters
+    ----------
+    sources : iterable of str
+        Real paths.
+    folder : str
+        The journal's.
+    """
+    made = folder.removesuffix(SUFFIX)  # a folder of sinks: the one that is made
+    for place in places:
+        for path in sources:
+            if _touch(path, place.path):
+                raise ConfigError(
+                    f"sink {place.path!r} and source {path!r} are the same; write to another path"
+                )
+        above = os.path.dirname(place.path)
+        above = os.path.dirname(above) if above == made else above
+        if not os.path.isdir(above):
+            raise ConfigError(f"sink {place.path!r}: folder {above!r} does not exist; make it first")
+
+
+def _touch(source: str, sink: str) -> bool:
+    """Whether one is the other, or lies in it."""
+    if os.path.commonpath([source, sink]) in (source, sink):
+        return True
+    return os.path.exists(source) and os.path.exists(sink) and os.path.samefile(source, sink)

@@ -1,0 +1,220 @@
+"""Where chunks run: on the workers of a client, or on threads of this process.
+
+A few more chunks are in flight than threads compute, so that none waits for the client; memory is bounded by
+that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and dropped with
+it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.delayed import Delayed
+from dask.system import CPU_COUNT
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs import current_client
+from dask_ferro.lower.opened import Opened
+from dask_ferro.lower.shipping import copy_for
+from dask_ferro.stream.drive import Lost
+from dask_ferro.stream.task import Call, Job, first_row, run_chunk, unseen
+
+# In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
+_PER_SLOT, _SPARE = 2, 2
+# The cluster is asked for its size no more often; it may grow or shrink meanwhile.
+_SIZE_KNOWN_S = 5.0
+# An error of a chunk may be a shared file system's bad moment: once more.  Deaths of workers Dask counts by
+# itself.
+_RETRIES = 1
+
+
+class Feed(NamedTuple):
+    """What a model input is fed: its piece by chunk number; one for all where it carries no batch."""
+
+    piece: Callable[[int], Any]
+    carries: bool
+
+
+class ThreadPool:
+    """Threads of this process, as many as it has cores."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._executor = ThreadPoolExecutor(slots, thread_name_prefix="ferro-stream")
+        self._job: Job
+        self._feeds: Sequence[Feed]
+
+    def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
+        """Return what `task.first_row` does."""
+        return self._executor.submit(first_row, call, *(_here(feed.piece(0)) for feed in feeds)).result()
+
+    def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+        """Take a job, and what the model's inputs are fed."""
+        self._job, self._feeds = job, feeds
+
+    def limit(self) -> int:
+        """Return how many chunks are to be in flight."""
+        return _PER_SLOT * self.slots
+
+    def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
+        """Submit a chunk."""
+        return self._executor.submit(
+            run_chunk, self._job, number, *(_here(f.piece(number)) for f in self._feeds)
+        )
+
+    def error(self, future: ThreadFuture[None]) -> BaseException | None:
+        """Return what a chunk failed with."""
+        return future.exception()
+
+    def cancel(self) -> None:
+        """Drop what has not started, and wait for what has."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class _Delayed:
+    """A delayed value as a piece, for this process."""
+
+    def __init__(self, value: Delayed) -> None:
+        self._value = value
+
+    def read(self) -> Any:
+        return self._value.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
+
+
+def _here(piece: Any) -> Any:
+    return _Delayed(piece) if isinstance(piece, Delayed) else piece
+
+
+class ClientPool:
+    """The workers of a distributed client."""
+
+    def __init__(self, client: Any) -> None:
+        if client.asynchronous:
+            raise ConfigError("the client is asynchronous, and ff.run waits: pass Client(asynchronous=False)")
+        self._client = client
+        self._size = self._known_at = 0.0
+        self._live: set[Any] = set()
+        self._copy: Any = None
+        self._whole: dict[int, Any] = {}
+        self._opened: Opened
+        self._job: Job
+        self._feeds: Sequence[Feed]
+        self._name = ""
+
+    @property
+    def slots(self) -> int:
+        """Threads of all workers; of at least one, if they are still to come."""
+        now = time.monotonic()
+        if not self._size or now - self._known_at > _SIZE_KNOWN_S:
+            self._size, self._known_at = sum(self._client.nthreads().values()), now
+        return max(1, int(self._size))
+
+    def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
+        """Return what `task.first_row` does, from a worker."""
+        copy = _copy(opened, self._client)
+        given = [self._sent(feed.piece(0)) for feed in feeds]
+        return self._client.submit(first_row, call, *given, copy=copy, pure=False).result()
+
+    def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+        """Take a job, and what the model's inputs are fed.
+
+        Raises
+        ------
+        ConfigError
+            When a worker does not see the sink, or one of `paths`.
+        """
+        self._opened, self._job, self._feeds = opened, job, feeds
+        self._name = f"stream-{job.run}"
+        self._send_shared()
+        blind = {
+            w: p for w, p in self._client.run(unseen, paths, job.journal, job.run).items() if p is not None
+        }
+        if blind:
+            worker, path = next(iter(blind.items()))
+            raise ConfigError(
+                f"{len(blind)} workers do not see all files of the run, for instance {worker} not {path!r};"
+                " put source and sink on a file system that all workers share"
+            )
+
+    def limit(self) -> int:
+        """Return how many chunks are to be in flight."""
+        return _PER_SLOT * self.slots + _SPARE
+
+    def submit(self, number: int, attempt: int) -> Any:
+        """Submit a chunk, by the same key in every attempt to finish this run but those after a loss."""
+        if attempt:
+            self._send_shared()
+        future = self._client.submit(
+            run_chunk,
+            self._job,
+            number,
+            *(
+                self._sent(f.piece(number)) if f.carries else self._whole[i]
+                for i, f in enumerate(self._feeds)
+            ),
+            copy=self._copy,
+            key=(self._name, number, attempt),
+            retries=_RETRIES,
+        )
+        self._live.add(future)
+        return future
+
+    def _send_shared(self) -> None:
+        """Send what every chunk takes."""
+        self._copy = _copy(self._opened, self._client)
+        self._whole = {i: self._sent(f.piece(0)) for i, f in enumerate(self._feeds) if not f.carries}
+
+    def _sent(self, piece: Any) -> Any:
+        if isinstance(piece, Delayed):
+            return self._client.compute(piece)
+        if isinstance(piece, np.ndarray) and piece.nbytes > config.size("inputs.embed-bytes"):
+            return self._client.scatter(piece, direct=True, hash=False)
+        return piece
+
+    def error(self, future: Any) -> BaseException | None:
+        """Return what a chunk failed with, `Lost` if it was cancelled for want of its inputs."""
+        if future.status == "finished":
+            self._live.discard(future)
+            return None
+        if future.status == "error":
+            failed: BaseException = future.exception()
+            return failed
+        return Lost(f"its task is {future.status}: an input was lost with a worker, or the scheduler is gone")
+
+    def cancel(self) -> None:
+        """Forget what failed and what is in flight; tasks that run already end, and their chunks are done."""
+        self._client.cancel(list(self._live))
+
+
+AnyPool = ThreadPool | ClientPool
+
+
+def _copy(opened: Opened, client: Any) -> Any:
+    """Return a future of the model file's content for workers that do not see the file, or None."""
+    feed = copy_for(opened, client)
+    if feed is None:
+        return None
+    (layer,) = feed.layers.values()
+    (future,) = layer.values()
+    return future
+
+
+@contextmanager
+def pool_for(client: Any) -> Iterator[AnyPool]:
+    """Give the pool of a client, of the default client, or of this process where there is neither."""
+    found = client if client is not None else current_client()
+    pool: AnyPool = ThreadPool(int(CPU_COUNT)) if found is None else ClientPool(found)
+    try:
+        yield pool
+    except BaseException:
+        pool.cancel()
+        raise
+    if isinstance(pool, ThreadPool):
+        pool.cancel()

@@ -1,0 +1,123 @@
+"""What runs in a worker: read the rows of a chunk, run the model on them, write them, note that it is done.
+
+All four are one task, so rows never pass through the client or the scheduler; what a task returns is nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats import Array, Layout, Sink
+from dask_ferro.stream.journal import Journal, line
+
+# In `Call.outputs`: the output is the model's input of that index, unchanged.
+INPUT = -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model by name, run whole.
+
+    Attributes
+    ----------
+    model : ModelRef
+    bundle : BundleRef or None
+        All its nodes; None when it has none.
+    outputs : tuple of (bundle, index)
+        Where each wanted output is: index of the bundle's results, or of the inputs (`INPUT`).
+    """
+
+    model: ModelRef
+    bundle: BundleRef | None
+    outputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a run have in common; some kilobytes, whatever the model and the rows."""
+
+    call: Call
+    chunks: Chunks
+    sinks: tuple[Sink, ...]
+    journal: Journal
+    run: str
+
+
+def results(call: Call, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
+    """Return the wanted outputs of the model on the rows of its inputs."""
+    made: Any = ()
+    if call.bundle is not None:
+        made = run_bundle(call.model, call.bundle, *inputs, copy=copy)
+        if len(call.bundle.outputs) == 1:
+            made = (made,)
+    return [inputs[index] if bundle == INPUT else made[index] for bundle, index in call.outputs]
+
+
+def first_row(call: Call, *pieces: Any, copy: Any = None) -> list[tuple[str, tuple[int, ...]]]:
+    """Return dtype and row shape of each output, from running the first row."""
+    found = [np.asarray(v) for v in results(call, [rows(p)[:1] for p in pieces], copy)]
+    return [(value.dtype.str, value.shape[1:]) for value in found]
+
+
+def run_chunk(job: Job, number: int, *pieces: Any, copy: Any = None) -> None:
+    """Compute and write a chunk.
+
+    Parameters
+    ----------
+    number : int
+        Of the chunk.
+    *pieces
+        For each model input, its rows or their `Piece`.
+    copy : ndarray of uint8, optional
+        The model file's content, for workers that cannot see its path.
+
+    Raises
+    ------
+    ConfigError
+        When an output has another shape or dtype than the sink, or the sink was given to another run.
+    """
+    begin = time.perf_counter()
+    values = results(job.call, [rows(p) for p in pieces], copy)
+    for sink, value in zip(job.sinks, values, strict=True):
+        _check(value, sink.layout, job.chunks.length(number))
+    if not job.journal.is_current(job.run):
+        raise ConfigError(
+            f"{job.journal.folder!r} is not the journal of this run: it was overwritten, or is not seen"
+        )
+    for sink, value in zip(job.sinks, values, strict=True):
+        sink.write(number, value)
+    took = time.perf_counter() - begin
+    job.journal.record(line(job.run, number, job.chunks.length(number), took))
+
+
+def rows(piece: Any) -> Array:
+    """Return the rows of a piece, which may be the rows themselves."""
+    found: Array = piece if isinstance(piece, np.ndarray) else piece.read()
+    return found
+
+
+def _check(value: Any, layout: Layout, length: int) -> None:
+    got = (getattr(value, "shape", None), getattr(value, "dtype", None))
+    wanted = ((length, *layout.row_shape), layout.dtype)
+    if got != wanted:
+        raise ConfigError(
+            f"output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted {wanted[1]}{list(wanted[0])}: a"
+            " model that is streamed gives a row for each row that it takes, and all of one shape"
+        )
+
+
+def unseen(paths: Sequence[str], journal: Journal, run: str) -> str | None:
+    """Return the first of a run's paths that this process does not see, or None."""
+    missing = [p for p in paths if not os.path.exists(p)]
+    if not journal.is_current(run):
+        missing.append(journal.folder)
+    return missing[0] if missing else None

@@ -1,0 +1,185 @@
+"""What `dask ferro run` and `dask ferro import` print: a trial, and an inventory, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from dask_ferro.lower.inventory import Inventory
+from dask_ferro.runtime.trial import Trial
+from dask_ferro.views.terminal import count, duration, facts, share, size, table
+
+# A model at "op" granularity may have thousands of bundles; the costliest tell where the time goes.
+_BUNDLES_SHOWN = 20
+_WORKERS_SHOWN = 32
+
+
+def show_trial(out: Console, trial: Trial) -> None:
+    """Print what ran where, how long it took, and what was projected."""
+    facts(
+        out,
+        [
+            ("model", f"{trial.name} ({trial.digest[:12]})"),
+            ("inputs", f"{'; '.join(map(str, trial.inputs)) or 'none'}  ({trial.source})"),
+            ("outputs", "; ".join(f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items())),
+            ("tasks", _tasks(trial)),
+            ("cluster", _cluster(trial)),
+        ],
+    )
+    _show_ops(out, trial)
+    busiest = sorted(trial.shares, key=lambda s: -s.busy)
+    table(
+        out,
+        "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "workers"),
+        ("worker", "tasks", "busy", "of the run"),
+        [(s.address, str(s.tasks), duration(s.busy), share(s.busy, trial.seconds[-1])) for s in busiest][
+            :_WORKERS_SHOWN
+        ],
+    )
+    out.print()
+    facts(out, _times(trial))
+
+
+def _tasks(trial: Trial) -> str:
+    nodes = sum(row.nodes for row in trial.ops)
+    text = f"{nodes} ops in {trial.bundles} bundle{'s' if trial.bundles != 1 else ''}"
+    if trial.rows is None:
+        return text
+    if trial.batch is None:
+        return f"{text}; {trial.rows} rows in one chunk"
+    return f"{text}; {trial.rows} rows in {trial.chunks} chunks of {min(trial.batch, trial.rows)}"
+
+
+def _cluster(trial: Trial) -> str:
+    place = trial.place
+    text = f"{len(place.threads)} workers, {place.slots} threads, scheduler {place.scheduler}"
+    return f"{text}, dashboard {place.dashboard}" if place.dashboard else text
+
+
+def _times(trial: Trial) -> list[tuple[str, str]]:
+    cold = f" (the first, cold: {duration(trial.seconds[0])})" if len(trial.seconds) > 1 else " (cold)"
+    lines = [
+        ("measured", duration(trial.median) + cold),
+        ("projected", f"{duration(trial.projected)}, measured is {trial.median / trial.projected:.2f} x"),
+        ("bound", f"{duration(trial.bound)} = max(work / threads, critical path), kernels alone"),
+        ("ops/s", count(trial.ops_per_s)),
+    ]
+    if trial.rows_per_s is not None:
+        lines.append(("rows/s", count(trial.rows_per_s)))
+    if trial.sink:
+        lines.append(("written", trial.sink))
+    return lines
+
+
+def _show_ops(out: Console, trial: Trial) -> None:
+    runs, total = trial.runs, sum(row.seconds for row in trial.ops)
+    table(
+        out,
+        "ops, as projected" + (f"; the model runs {runs} times" if runs > 1 else ""),
+        ("op", "nodes", "FLOP", "bytes", "seconds", "share"),
+        [
+            (
+                row.op,
+                str(row.nodes),
+                count(row.flops * runs),
+                size(row.bytes * runs),
+                duration(row.seconds * runs),
+                share(row.seconds, total),
+            )
+            for row in trial.ops
+        ],
+    )
+
+
+def show_inventory(out: Console, inventory: Inventory) -> None:
+    """Print what a model is made of, and its problems."""
+    facts(
+        out,
+        [
+            ("model", f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}"),
+            ("weights", size(inventory.weight_bytes)),
+            *[("input", str(spec)) for spec in inventory.inputs],
+            *[("output", str(spec)) for spec in inventory.outputs],
+        ],
+    )
+    total = sum(row.seconds for row in inventory.ops)
+    table(
+        out,
+        f"{sum(row.nodes for row in inventory.ops)} ops, costs projected for {inventory.rows} row"
+        + ("s" if inventory.rows != 1 else ""),
+        ("op", "engine", "could also", "nodes", "FLOP", "bytes", "seconds", "share"),
+        [
+            (
+                row.op,
+                _engines(inventory.engines[row.op], row.nodes),
+                _others(inventory.able[row.op], inventory.engines[row.op]),
+                str(row.nodes),
+                count(row.flops),
+                size(row.bytes),
+                duration(row.seconds),
+                share(row.seconds, total),
+            )
+            for row in inventory.ops
+        ],
+        left=3,
+    )
+    _show_bundles(out, inventory)
+    if inventory.problems:
+        out.print()
+        out.print(
+            f"{len(inventory.problems)} problem{'s' if len(inventory.problems) != 1 else ''}", style="bold"
+        )
+        for problem in inventory.problems:
+            out.print(f"  - {problem}", soft_wrap=True)
+
+
+def _engines(engines: Mapping[str, int], nodes: int) -> str:
+    if len(engines) == 1:
+        return next(iter(engines))
+    return ", ".join(f"{name} {n} of {nodes}" for name, n in sorted(engines.items()))
+
+
+def _others(able: Mapping[str, int], chosen: Mapping[str, int]) -> str:
+    return ", ".join(sorted(set(able) - set(chosen))) or "-"
+
+
+def _show_bundles(out: Console, inventory: Inventory) -> None:
+    if inventory.plan is None:
+        return
+    bundles = inventory.plan.bundles
+    costliest = sorted(enumerate(bundles), key=lambda pair: (-pair[1].seconds, pair[0]))[:_BUNDLES_SHOWN]
+    table(
+        out,
+        f"{len(bundles)} bundle{'s' if len(bundles) != 1 else ''}"
+        + _cut(len(bundles), _BUNDLES_SHOWN, "costliest"),
+        ("bundle", "contents", "nodes", "FLOP", "bytes", "seconds"),
+        [
+            (
+                str(number),
+                ", ".join(f"{n} {op}" for op, n in b.ops.most_common(4))
+                + (", ..." if len(b.ops) > 4 else ""),
+                str(len(b.nodes)),
+                count(b.flops),
+                size(b.bytes),
+                duration(b.seconds),
+            )
+            for number, b in costliest
+        ],
+        left=2,
+    )
+    out.print()
+    facts(
+        out,
+        [
+            ("projected", f"{duration(inventory.plan.makespan)} with a task's overheads"),
+            ("work", f"{duration(inventory.bound.work)} on one thread"),
+            ("critical path", duration(inventory.bound.path)),
+        ],
+    )
+
+
+def _cut(number: int, shown: int, what: str) -> str:
+    return (
+        f", the {shown} {'busiest ' if what == 'workers' else ''}{what} of {number}" if number > shown else ""
+    )

@@ -1,0 +1,113 @@
+"""Tables and numbers for the terminal; drawn from values that were computed elsewhere.
+
+Reports go to standard output, progress and remarks to standard error, so that a pipe gets the report alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from dask.utils import format_bytes
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# A pipe has no width of its own: wide enough that no table has to shorten a cell.
+_PIPE_COLUMNS = 140
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """Return a console on a stream (standard output if none); a pipe gets neither colours nor line breaks."""
+    stream = stream or sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _PIPE_COLUMNS,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+
+
+def count(number: float) -> str:
+    """Return a number in three digits and a prefix.
+
+    >>> count(1281), count(2.5e9), count(17)
+    ('1.28 k', '2.5 G', '17')
+    """
+    for scale, prefix in _PREFIXES:
+        if abs(number) >= scale:
+            return f"{number / scale:.3g} {prefix}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that keeps the number readable.
+
+    >>> duration(83.0), duration(0.0123), duration(4.2e-6)
+    ('83 s', '12.3 ms', '4.2 us')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as Dask prints them."""
+    return format_bytes(round(nbytes))
+
+
+def share(part: float, whole: float) -> str:
+    """Return a percentage, or a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Print lines of a name and what is to be said about it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    out.print(table)
+
+
+def table(
+    out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
+) -> None:
+    """Print a table below its title: the first `left` columns to the left, the others to the right."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for i, column in enumerate(columns):
+        grid.add_column(column, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left)
+    for row in rows:
+        grid.add_row(*row)
+    out.print()
+    out.print(title, style="bold")
+    out.print(Padding(grid, (0, 0, 0, 2)))
+
+
+class Bar:
+    """A progress bar that is told how many of how many are done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("tasks", total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def progress() -> Iterator[Bar | None]:
+    """Show a bar on standard error while the block runs; None, and no bar, where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
+        yield Bar(bar)

@@ -1,0 +1,24 @@
+"""Clusters that the tests share: real ones, with worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import distributed
+import pytest
+
+import dask_ferro as ff
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[distributed.LocalCluster]:
+    """Two worker processes of one thread each."""
+    with ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: distributed.LocalCluster) -> Iterator[distributed.Client]:
+    """A client of the shared cluster, the default one while the test runs."""
+    with distributed.Client(cluster) as client:
+        yield client

@@ -1,0 +1,939 @@
+"""Files that are broken or made to hurt: each gets one clear error, reads nothing outside, and costs little
+memory.
+
+A row is a claim (its id), a function that writes the file, the error, and words that the message must hold:
+what is wrong and where.  `outside` beside the model's folder is watched by the kernel (inotify), so that
+reads by ONNX's own libraries would show too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.load import Limits, load
+from dask_ferro.graph.wire import MAX_FIELDS
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+Writer = Callable[[Path], object]
+
+SECRET = b"nobody may read this" * 4
+
+
+def info(name: str, dtype: int = FLOAT, shape: list[int | str] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    """`inputs` and `outputs` are names with spaces between them; "-" is one that is left out."""
+    split = [["" if name == "-" else name for name in text.split()] for text in (inputs, outputs)]
+    return helper.make_node(op, *split, name=f"the_{op.lower()}", **attributes)
+
+
+def array(name: str, values: object, dtype: type = np.float32) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(values, dtype), name)
+
+
+def graph(*nodes: onnx.NodeProto, weights: tuple[TensorProto, ...] = (), out: str = "y") -> onnx.GraphProto:
+    return helper.make_graph(
+        list(nodes), "g", [info("x", shape=["N", 4])], [info(name) for name in out.split()], list(weights)
+    )
+
+
+def model(*nodes: onnx.NodeProto, opset: int = 17, **parts: object) -> onnx.ModelProto:
+    made = helper.make_model(graph(*nodes, **parts), opset_imports=[helper.make_opsetid("", opset)])  # type: ignore[arg-type]
+    made.ir_version = 9
+    return made
+
+
+def write(make: Callable[[], onnx.ModelProto]) -> Writer:
+    def writer(folder: Path) -> Path:
+        path = folder / "model.onnx"
+        path.write_bytes(make().SerializeToString())
+        return path
+
+    return writer
+
+
+def changed(change: Callable[[onnx.ModelProto], object]) -> Writer:
+    """A sound model (y = relu(x) + w), after `change`."""
+
+    def make() -> onnx.ModelProto:
+        made = model(node("Relu", "x", "r"), node("Add", "r w", "y"), weights=(array("w", [1, 2, 3, 4]),))
+        change(made)
+        return made
+
+    return write(make)
+
+
+def weight(change: Callable[[TensorProto], object]) -> Writer:
+    return changed(lambda made: change(made.graph.initializer[0]))
+
+
+def content(data: bytes | Callable[[bytes], bytes]) -> Writer:
+    def writer(folder: Path) -> Path:
+        path = folder / "model.onnx"
+        sound = model(node("Relu", "x", "y")).SerializeToString()
+        path.write_bytes(data if isinstance(data, bytes) else data(sound))
+        return path
+
+    return writer
+
+
+# External data.
+
+
+def refer(tensor: TensorProto, **entries: object) -> None:
+    """Make `tensor` external: 16 bytes at `location`, unless `entries` say otherwise."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def external(
+    location: str, prepare: Callable[[Path], object] = lambda folder: None, **entries: object
+) -> Writer:
+    def writer(folder: Path) -> Path:
+        prepare(folder)
+        return weight(lambda tensor: refer(tensor, location=location, **entries))(folder)
+
+    return writer
+
+
+def outside(folder: Path) -> Path:
+    return folder.parent / "outside" / "secret.bin"
+
+
+def beside(folder: Path, size: int = 16) -> None:
+    (folder / "weights.bin").write_bytes(bytes(size))
+
+
+def linked_folder(folder: Path) -> None:
+    (folder / "sub").symlink_to(outside(folder).parent)
+
+
+def external_in_attribute() -> onnx.ModelProto:
+    held = array("c", [1, 2, 3, 4])
+    refer(held, location="weights.bin")
+    return model(node("Constant", "", "c", value=held), node("Add", "x c", "y"))
+
+
+def external_in_body() -> onnx.ModelProto:
+    held = array("w2", [1, 2, 3, 4])
+    refer(held, location="../outside/secret.bin")
+    return model(if_node(helper.make_graph([node("Identity", "w2", "b")], "b", [], [info("b")], [held])))
+
+
+# Bodies and functions.
+
+
+def if_node(body: onnx.GraphProto) -> onnx.NodeProto:
+    other = helper.make_graph([node("Identity", "x", "other")], "e", [], [info("other")])
+    return node("If", "c", "y", then_branch=body, else_branch=other)
+
+
+def with_condition(body: onnx.GraphProto) -> onnx.ModelProto:
+    return model(if_node(body), weights=(array("c", True, np.bool_),))
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    body = helper.make_graph([node("Identity", "x", "b")], "b", [], [info("b")])
+    for i in range(depth):
+        inner = if_node(body)
+        inner.output[0] = f"y{i}"
+        body = helper.make_graph([inner], f"b{i}", [], [info(f"y{i}")])
+    return with_condition(body)
+
+
+def too_deep(content: bytes) -> bytes:
+    """60 bodies in one another, which ONNX's libraries cannot write: 180 nested messages."""
+    for _ in range(60):
+        for number in (6, 5, 1):
+            content = message(number, content)
+    return message(7, content)
+
+
+def message(number: int, content: bytes) -> bytes:
+    length, encoded = len(content), b""
+    while length > 127:
+        encoded += bytes([length & 127 | 128])
+        length >>= 7
+    return bytes([number << 3 | 2]) + encoded + bytes([length]) + content
+
+
+def calling(calls: dict[str, list[str]], main: str = "f0", copies: int = 1) -> onnx.ModelProto:
+    """A model of local functions, each a chain of calls."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    functions = []
+    for name, callees in calls.items():
+        body = [
+            helper.make_node(c, [f"t{i}"], [f"t{i + 1}"], domain="" if c == "Relu" else "my")
+            for i, c in enumerate(callees)
+        ]
+        functions.append(helper.make_function("my", name, ["t0"], [f"t{len(callees)}"], body, opsets))
+    made = model(helper.make_node(main, ["x"], ["y"], name="call", domain="my"))
+    made.opset_import.add(domain="my", version=1)
+    for _ in range(copies):
+        made.functions.extend(functions)
+    return made
+
+
+def bomb(levels: int) -> onnx.ModelProto:
+    calls = {f"f{i}": [f"f{i + 1}"] * 2 for i in range(levels)}
+    return calling({**calls, f"f{levels}": ["Relu", "Relu"]})
+
+
+def wrong_call() -> onnx.ModelProto:
+    made = calling({"f0": ["Relu"]})
+    made.graph.node[0].input.append("x")
+    return made
+
+
+# Sizes.
+
+
+def sized(op: str, inputs: str, *weights: TensorProto, **attributes: object) -> Writer:
+    return write(lambda: model(node(op, inputs, "y", **attributes), weights=weights))
+
+
+HUGE = 1 << 40
+
+
+def doubled(times: int) -> onnx.ModelProto:
+    nodes = [node("Concat", f"s{i} s{i}", f"s{i + 1}", axis=0) for i in range(times)]
+    return model(*nodes, node("Expand", f"x s{times}", "y"), weights=(array("s0", [1, 1], np.int64),))
+
+
+def sparse(dims: list[int], index: int) -> onnx.ModelProto:
+    values = array("w", [1.0])
+    held = helper.make_sparse_tensor(values, array("i", [index], np.int64), dims)
+    made = model(node("Add", "x w", "y"))
+    made.graph.sparse_initializer.append(held)
+    return made
+
+
+def overlong(data: bytes) -> bytes:
+    return data + b"\x3a" + b"\xff" * 11
+
+
+ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
+    # the file itself
+    ("refuses an empty file", content(b""), ModelError, ["empty"]),
+    ("refuses a text file", content(b"Dear reader,\nthis is no model.\n"), ModelError, ["no ONNX model"]),
+    ("refuses a picture", content(b"\x89PNG\r\n\x1a\n" + bytes(64)), ModelError, ["no ONNX model"]),
+    ("refuses zeros", content(bytes(4096)), ModelError, ["no ONNX model"]),
+    ("refuses a file that is cut off", content(lambda data: data[:-9]), ModelError, ["cut off"]),
+    ("refuses a number that never ends", content(overlong), ModelError, ["number of more than 10 bytes"]),
+    (
+        "refuses a length past the end",
+        content(b"\x3a\xff\xff\xff\xff\x07"),
+        ModelError,
+        ["2147483647", "left"],
+    ),
+    ("refuses a protobuf group", content(lambda data: data + b"\x0b\x0c"), ModelError, ["a group"]),
+    ("refuses messages in messages without end", content(b"\x3a" * 3000), ModelError, ["cut off"]),
+    ("refuses a folder", lambda folder: folder, ConfigError, ["folder", ".onnx"]),
+    ("refuses a file that is not there", lambda folder: folder / "no.onnx", ConfigError, ["No such file"]),
+    (
+        "refuses a pipe",
+        lambda folder: os.mkfifo(folder / "p") or folder / "p",
+        ConfigError,
+        ["no regular file"],
+    ),
+    ("refuses a path with NUL", lambda folder: f"{folder}/\0", ConfigError, ["null"]),
+    # the model
+    ("refuses a file without a graph", content(b"\x08\x09\x42\x02\x10\x11"), ModelError, ["no graph"]),
+    (
+        "refuses a format from the future",
+        changed(lambda m: setattr(m, "ir_version", 99)),
+        ModelError,
+        ["IR version 99"],
+    ),
+    (
+        "refuses a model without opset",
+        changed(lambda m: m.ClearField("opset_import")),
+        ModelError,
+        ["no opset"],
+    ),
+    (
+        "refuses an opset from the future",
+        changed(lambda m: setattr(m.opset_import[0], "version", 999)),
+        ModelError,
+        ["opset 999", "export"],
+    ),
+    ("refuses opset 0", changed(lambda m: setattr(m.opset_import[0], "version", 0)), ModelError, ["opset 0"]),
+    (
+        "refuses two opsets of one domain",
+        changed(lambda m: m.opset_import.add(domain="ai.onnx", version=11)),
+        ModelError,
+        ["17 and 11"],
+    ),
+    (
+        "refuses a graph without outputs",
+        changed(lambda m: m.graph.ClearField("output")),
+        ModelError,
+        ["no outputs"],
+    ),
+    # names
+    (
+        "refuses an output that nothing computes",
+        changed(lambda m: setattr(m.graph.output[0], "name", "z")),
+        ModelError,
+        ["'z'", "computed by no node"],
+    ),
+    (
+        "refuses an undefined input",
+        write(lambda: model(node("Relu", "ghost", "y"))),
+        ModelError,
+        ["the_relu", "'ghost'"],
+    ),
+    (
+        "refuses a circle of nodes",
+        write(lambda: model(node("Add", "x b", "a"), node("Relu", "a", "b"), out="b")),
+        ModelError,
+        ["circle", "the_add", "the_relu"],
+    ),
+    (
+        "refuses a node that eats itself",
+        write(lambda: model(node("Add", "x y", "y"))),
+        ModelError,
+        ["circle", "the_add"],
+    ),
+    (
+        "refuses a circle through a body",
+        write(lambda: with_condition(helper.make_graph([node("Identity", "y", "b")], "b", [], [info("b")]))),
+        ModelError,
+        ["circle", "the_if"],
+    ),
+    (
+        "refuses a value computed twice",
+        write(lambda: model(node("Relu", "x", "y"), node("Tanh", "x", "y"))),
+        ModelError,
+        ["'y'", "computed by 2 nodes"],
+    ),
+    (
+        "refuses a node that overwrites an input",
+        write(lambda: model(node("Relu", "x", "x"), out="x")),
+        ModelError,
+        ["'x'", "input"],
+    ),
+    (
+        "refuses one input twice",
+        changed(lambda m: m.graph.input.append(info("x"))),
+        ModelError,
+        ["'x'", "2 times"],
+    ),
+    (
+        "refuses one weight twice",
+        changed(lambda m: m.graph.initializer.append(array("w", [1]))),
+        ModelError,
+        ["initializer 'w'", "2 times"],
+    ),
+    (
+        "refuses one output twice",
+        changed(lambda m: m.graph.output.append(info("y"))),
+        ModelError,
+        ["output 'y'"],
+    ),
+    (
+        "refuses an undefined name in a body",
+        write(lambda: with_condition(helper.make_graph([node("Relu", "ghost", "b")], "b", [], [info("b")]))),
+        ModelError,
+        ["'ghost'", "then_branch", "the_if"],
+    ),
+    (
+        "refuses a name that is not UTF-8",
+        content(lambda data: data.replace(b"\x01x", b"\x01\xff")),
+        ModelError,
+        ["not UTF-8"],
+    ),
+    # nodes
+    (
+        "refuses a node without outputs",
+        write(lambda: model(node("Relu", "x", ""), node("Relu", "x", "y"))),
+        ModelError,
+        ["no outputs"],
+    ),
+    (
+        "has no unknown operator",
+        write(lambda: model(node("Relux", "x", "y"))),
+        UnsupportedOp,
+        ["the_relux", "mean Relu"],
+    ),
+    (
+        "names the file's faults before what is unknown",
+        write(lambda: model(node("Relux", "x ghost", "y"))),
+        ModelError,
+        ["'ghost'", "no such operator"],
+    ),
+    (
+        "refuses an operator younger than the opset",
+        write(lambda: model(node("Gelu", "x", "y"), opset=13)),
+        ModelError,
+        ["the_gelu", "since opset 20", "imports 13"],
+    ),
+    (
+        "refuses an operator that was withdrawn",
+        write(lambda: model(node("Upsample", "x s", "y"), weights=(array("s", [1, 1]),))),
+        ModelError,
+        ["the_upsample", "withdrew"],
+    ),
+    (
+        "refuses a foreign attribute",
+        write(lambda: model(node("Relu", "x", "y", alpha=1.0))),
+        ModelError,
+        ["'alpha'"],
+    ),
+    (
+        "refuses a mistyped attribute",
+        write(lambda: model(node("Softmax", "x", "y", axes=1))),
+        ModelError,
+        ["'axes'", "mean 'axis'"],
+    ),
+    (
+        "refuses an attribute of the wrong kind",
+        write(lambda: model(node("Softmax", "x", "y", axis="one"))),
+        ModelError,
+        ["'axis'", "STRING", "wanted INT"],
+    ),
+    (
+        "refuses an attribute that lies about its kind",
+        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, i=3)),
+        ModelError,
+        ["says that it is FLOAT and holds 'i'"],
+    ),
+    (
+        "refuses an attribute of an unknown kind",
+        changed(lambda m: m.graph.node[0].attribute.add(name="a")),
+        ModelError,
+        ["kind 0"],
+    ),
+    (
+        "refuses a lacking attribute",
+        write(lambda: model(node("Concat", "x x", "y"))),
+        ModelError,
+        ["lacks", "'axis'"],
+    ),
+    (
+        "refuses too many inputs",
+        write(lambda: model(node("Relu", "x x", "y"))),
+        ModelError,
+        ["2 inputs", "takes 1"],
+    ),
+    (
+        "refuses a needed input left out",
+        write(lambda: model(node("Add", "x -", "y"))),
+        ModelError,
+        ["input 1"],
+    ),
+    (
+        "refuses a domain that is not imported",
+        write(lambda: model(helper.make_node("Op", ["x"], ["y"], name="n", domain="other"))),
+        ModelError,
+        ["'n'", "'other'", "imported"],
+    ),
+    (
+        "refuses a parameter outside of a function",
+        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, ref_attr_name="p")),
+        ModelError,
+        ["'p'", "function"],
+    ),
+    # tensors
+    (
+        "refuses negative dimensions",
+        weight(lambda t: t.dims.__setitem__(0, -4)),
+        ModelError,
+        ["'w'", "negative"],
+    ),
+    (
+        "refuses dimensions that overflow",
+        weight(lambda t: t.dims.extend([1 << 40] * 3)),
+        ModelError,
+        ["'w'", "elements"],
+    ),
+    (
+        "refuses too little raw data",
+        weight(lambda t: t.dims.append(2)),
+        ModelError,
+        ["'w'", "16 bytes", "32"],
+    ),
+    (
+        "refuses too much raw data",
+        weight(lambda t: setattr(t, "raw_data", bytes(20))),
+        ModelError,
+        ["'w'", "20 bytes", "16"],
+    ),
+    (
+        "refuses too little raw data in a large tensor",
+        weight(
+            lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1 << 20], raw_data=bytes(8192)))
+        ),
+        ModelError,
+        ["'w'", "8192", "4194304"],
+    ),
+    (
+        "refuses too few typed numbers",
+        weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1 << 40], float_data=[1.0]))),
+        ModelError,
+        ["'w'", "float_data has 1"],
+    ),
+    (
+        "refuses numbers in the wrong field",
+        weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1], int64_data=[1]))),
+        ModelError,
+        ["int64_data", "float_data"],
+    ),
+    (
+        "refuses data twice",
+        weight(lambda t: t.float_data.extend([1] * 4)),
+        ModelError,
+        ["raw_data and float_data"],
+    ),
+    (
+        "refuses an unknown dtype",
+        weight(lambda t: setattr(t, "data_type", 77)),
+        ModelError,
+        ["'w'", "number 77"],
+    ),
+    ("refuses a tensor in segments", weight(lambda t: t.segment.SetInParent()), ModelError, ["segments"]),
+    (
+        "refuses strings that are not UTF-8",
+        weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=8, dims=[1], string_data=[b"\xff\xfe"]))),
+        ModelError,
+        ["'w'", "string 0", "UTF-8"],
+    ),
+    (
+        "refuses a weight that contradicts its input",
+        changed(lambda m: m.graph.input.append(info("w", shape=[5]))),
+        ModelError,
+        ["'w'", "[5]", "[4]"],
+    ),
+    (
+        "refuses an input of unknown dtype",
+        changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)),
+        ModelError,
+        ["input 'x'", "77"],
+    ),
+    (
+        "refuses an input of negative size",
+        changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)),
+        ModelError,
+        ["input 'x'", "-1", "dim_param"],
+    ),
+    (
+        "refuses an input without a type",
+        changed(lambda m: m.graph.input[0].ClearField("type")),
+        ModelError,
+        ["no type"],
+    ),
+    ("refuses a sparse index outside", write(lambda: sparse([2, 4], 8)), ModelError, ["'w'", "outside"]),
+    # external data
+    (
+        "refuses external data above the folder",
+        external("../outside/secret.bin"),
+        ModelError,
+        ["'w'", "leaves"],
+    ),
+    ("refuses a way out and back", external("sub/../../outside/secret.bin"), ModelError, ["'w'", "leaves"]),
+    (
+        "refuses external data at an absolute path",
+        lambda folder: external(str(outside(folder)))(folder),
+        ModelError,
+        ["'w'", "absolute"],
+    ),
+    ("refuses a home folder", external("~/secret.bin"), ModelError, ["absolute"]),
+    ("refuses a drive", external("C:/secret.bin"), ModelError, ["absolute"]),
+    ("refuses backslashes", external("..\\outside\\secret.bin"), ModelError, ["backslash"]),
+    ("refuses NUL in a name", external("weights.bin\0.txt", beside), ModelError, ["NUL"]),
+    (
+        "refuses external data through a symbolic link",
+        external("weights.bin", lambda folder: (folder / "weights.bin").symlink_to(outside(folder))),
+        ModelError,
+        ["symbolic link", "copy"],
+    ),
+    (
+        "refuses external data through a linked folder",
+        external("sub/secret.bin", linked_folder),
+        ModelError,
+        ["behind the symbolic link 'sub'"],
+    ),
+    (
+        "refuses external data through a hard link",
+        external("weights.bin", lambda folder: (folder / "weights.bin").hardlink_to(outside(folder))),
+        ModelError,
+        ["2 hard links", "copy"],
+    ),
+    (
+        "refuses external data that is not there",
+        external("weights.bin"),
+        ModelError,
+        ["No such file", "beside"],
+    ),
+    (
+        "refuses a folder as external data",
+        external("sub", lambda f: (f / "sub").mkdir()),
+        ModelError,
+        ["no regular"],
+    ),
+    (
+        "refuses a pipe as external data",
+        external("p", lambda f: os.mkfifo(f / "p")),
+        ModelError,
+        ["no regular"],
+    ),
+    (
+        "refuses a file as a folder",
+        external("weights.bin/x", beside),
+        ModelError,
+        ["'weights.bin' is no folder"],
+    ),
+    ("refuses a name of 5,000 characters", external("a" * 5000), ModelError, ["too long"]),
+    ("refuses a negative offset", external("weights.bin", beside, offset=-16), ModelError, ["offset '-16'"]),
+    (
+        "refuses an offset that is no number",
+        external("weights.bin", beside, offset="1e3"),
+        ModelError,
+        ["'1e3'"],
+    ),
+    (
+        "refuses an offset past the end",
+        external("weights.bin", beside, offset=8),
+        ModelError,
+        ["8 to 24", "has 16"],
+    ),
+    (
+        "refuses an offset that overflows",
+        external("weights.bin", beside, offset=2**63),
+        ModelError,
+        ["offset"],
+    ),
+    ("refuses a wrong length", external("weights.bin", beside, length=12), ModelError, ["12", "16"]),
+    ("refuses external data without a file", weight(refer), ModelError, ["no file"]),
+    (
+        "refuses external data beside raw data",
+        weight(lambda t: setattr(t, "data_location", TensorProto.EXTERNAL)),
+        ModelError,
+        ["beside external data"],
+    ),
+    (
+        "refuses external data in an attribute",
+        write(external_in_attribute),
+        ModelError,
+        ["the_constant", "attribute"],
+    ),
+    ("refuses external data above, in a body", write(external_in_body), ModelError, ["'w2'", "leaves"]),
+    (
+        "refuses external strings",
+        weight(
+            lambda t: (
+                t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
+                refer(t, location="weights.bin"),
+            )
+        ),
+        ModelError,
+        ["strings cannot be external"],
+    ),
+    (
+        "refuses external data of a model in memory",
+        lambda folder: external("weights.bin", beside)(folder).read_bytes(),  # type: ignore[attr-defined]
+        ModelError,
+        ["no folder", "path"],
+    ),
+    (
+        "refuses a forged mark of embedded data",
+        external("\0embedded", offset=1 << 50, length=16),
+        ModelError,
+        ["'w'", "outside of the file"],
+    ),
+    # functions and bodies
+    (
+        "refuses a function that calls itself",
+        write(lambda: calling({"f0": ["f0"]})),
+        ModelError,
+        ["my::f0", "circle"],
+    ),
+    (
+        "refuses functions that call each other",
+        write(lambda: calling({"f0": ["f1"], "f1": ["f0"]})),
+        ModelError,
+        ["my::f0", "my::f1", "circle"],
+    ),
+    ("refuses functions that multiply", write(lambda: bomb(30)), ModelError, ["my::f0", "Limits.nodes"]),
+    ("refuses functions that multiply beyond counting", write(lambda: bomb(85)), ModelError, ["10^18"]),
+    (
+        "refuses functions 91 deep",
+        write(lambda: calling({**{f"f{i}": [f"f{i + 1}"] for i in range(90)}, "f90": ["Relu"]})),
+        ModelError,
+        ["91 deep"],
+    ),
+    (
+        "refuses a function defined twice",
+        write(lambda: calling({"f0": ["Relu"]}, copies=2)),
+        ModelError,
+        ["my::f0", "more than once"],
+    ),
+    ("refuses a call with too many inputs", write(wrong_call), ModelError, ["'call'", "2 inputs"]),
+    ("refuses bodies 25 deep", write(lambda: nested(25)), ModelError, ["24 levels"]),
+    ("refuses bodies deeper than protobuf reads", content(too_deep(b"")), ModelError, ["deeper than 100"]),
+    (
+        "refuses large bodies deeper than that",
+        content(too_deep(bytes(9999))),
+        ModelError,
+        ["deeper than 100"],
+    ),
+    # sizes
+    (
+        "bounds ConstantOfShape",
+        sized("ConstantOfShape", "s", array("s", [HUGE], np.int64)),
+        ModelError,
+        ["the_constantofshape", "value_bytes"],
+    ),
+    (
+        "bounds a product that overflows",
+        sized("ConstantOfShape", "s", array("s", [1 << 32] * 2, np.int64)),
+        ModelError,
+        ["GiB"],
+    ),
+    (
+        "bounds Expand",
+        sized("Expand", "w s", array("w", 1), array("s", [1 << 16] * 2, np.int64)),
+        ModelError,
+        ["16 GiB"],
+    ),
+    (
+        "bounds Tile",
+        sized("Tile", "w s", array("w", [1] * 8), array("s", [HUGE], np.int64)),
+        ModelError,
+        ["the_tile"],
+    ),
+    (
+        "bounds a Tile that wraps to nothing",
+        sized("Tile", "w s", array("w", [1] * 8), array("s", [1 << 61], np.int64)),
+        ModelError,
+        ["the_tile"],
+    ),
+    (
+        "bounds Pad",
+        sized("Pad", "w s", array("w", [1]), array("s", [0, HUGE], np.int64)),
+        ModelError,
+        ["the_pad"],
+    ),
+    (
+        "bounds Range",
+        sized("Range", "a b c", array("a", 0, np.int64), array("b", HUGE, np.int64), array("c", 1, np.int64)),
+        ModelError,
+        ["the_range"],
+    ),
+    (
+        "bounds a Range of tiny steps",
+        sized("Range", "a b c", array("a", 0), array("b", 1e6), array("c", 1e-6)),
+        ModelError,
+        ["GiB"],
+    ),
+    (
+        "bounds OneHot",
+        sized("OneHot", "i d v", array("i", [1], np.int64), array("d", HUGE, np.int64), array("v", [0, 1])),
+        ModelError,
+        ["the_onehot"],
+    ),
+    ("bounds RandomNormal", sized("RandomNormal", "", shape=[HUGE]), ModelError, ["the_randomnormal"]),
+    (
+        "bounds Resize",
+        sized(
+            "Resize",
+            "w - - s",
+            array("w", np.ones((1, 1, 2, 2))),
+            array("s", [1, 1, 1 << 20, 1 << 20], np.int64),
+        ),
+        ModelError,
+        ["the_resize"],
+    ),
+    (
+        "bounds what a body makes",
+        write(
+            lambda: with_condition(
+                helper.make_graph(
+                    [node("ConstantOfShape", "s", "b")], "b", [], [info("b")], [array("s", [HUGE], np.int64)]
+                )
+            )
+        ),
+        ModelError,
+        ["the_constantofshape", "the_if"],
+    ),
+    ("bounds a chain that doubles", write(lambda: doubled(40)), ModelError, ["value_bytes"]),
+    (
+        "bounds a sparse tensor when it is dense",
+        write(lambda: sparse([HUGE, HUGE], 1)),
+        ModelError,
+        ["when dense"],
+    ),
+    (
+        "bounds a declared input",
+        changed(lambda m: m.graph.input[0].CopyFrom(info("x", shape=[HUGE, HUGE]))),
+        ModelError,
+        ["'x'", "GiB"],
+    ),
+]
+
+
+IDS = [row[0] for row in ROWS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The model's folder; beside it `outside`, which is not to be touched."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.bin").write_bytes(SECRET)
+    (tmp_path / "model").mkdir()
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def watched(folder: Path) -> Iterator[Callable[[], list[str]]]:
+    """What happened in `outside` since the last look: opened or read, by whatever code of this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    in_access, in_open, in_nonblock = 0x1, 0x20, 0x800
+    descriptor = libc.inotify_init1(in_nonblock)
+    assert descriptor >= 0
+    assert libc.inotify_add_watch(descriptor, os.fsencode(outside(folder).parent), in_access | in_open) >= 0
+
+    def look() -> list[str]:
+        try:
+            events = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return []
+        names, at = [], 0
+        while at < len(events):
+            _, _, _, length = struct.unpack_from("iIII", events, at)
+            names.append(events[at + 16 : at + 16 + length].rstrip(b"\0").decode())
+            at += 16 + length
+        return names
+
+    yield look
+    os.close(descriptor)
+
+
+def test_the_watch_sees_a_read(folder: Path, watched: Callable[[], list[str]]) -> None:
+    assert outside(folder).read_bytes() == SECRET
+    assert "secret.bin" in watched()
+
+
+@pytest.mark.parametrize(("writer", "error", "words"), [row[1:] for row in ROWS], ids=IDS)
+def test_refuses(
+    writer: Writer,
+    error: type[Exception],
+    words: list[str],
+    folder: Path,
+    watched: Callable[[], list[str]],
+) -> None:
+    source = writer(folder)
+    watched()
+    with pytest.raises(error) as caught:
+        load(source)  # type: ignore[arg-type]
+    assert watched() == []
+    assert type(caught.value) is error
+    message = str(caught.value)
+    assert "cannot load" in message
+    assert [word for word in words if word not in message] == []
+    assert SECRET.decode() not in message
+    if isinstance(caught.value, (ModelError, UnsupportedOp)):
+        assert caught.value.problems
+
+
+def test_tells_all_problems_of_a_file_at_once(folder: Path) -> None:
+    made = model(node("Relux", "ghost", "a"), node("Softmax", "a", "y", axes=1), out="y z")
+    made.graph.initializer.append(TensorProto(name="w", data_type=77))
+    made.graph.initializer.append(array("v", [1, 2]))
+    refer(made.graph.initializer[-1], location="/etc/passwd")
+    with pytest.raises(ModelError) as caught:
+        load(made)
+    told = "\n".join(caught.value.problems)
+    for word in ("the_relux", "'ghost'", "'axes'", "output 'z'", "77", "/etc/passwd"):
+        assert word in told
+
+
+def test_a_thousand_problems_are_counted_not_listed() -> None:
+    with pytest.raises(ModelError) as caught:
+        load(model(*(node("Relu", f"ghost{i}", f"y{i}") for i in range(1000)), out="y0"))
+    assert len(caught.value.problems) == 41
+    assert caught.value.problems[-1] == "and 960 more"
+
+
+@pytest.mark.parametrize(
+    ("limits", "word"),
+    [
+        (Limits(nodes=1), "Limits.nodes"),
+        (Limits(structure_bytes=10), "Limits.structure_bytes"),
+        (Limits(value_bytes=8), "Limits.value_bytes"),
+    ],
+)
+def test_limits_name_themselves(limits: Limits, word: str) -> None:
+    made = model(node("Relu", "w", "r"), node("Add", "x r", "y"), weights=(array("w", [1, 2, 3, 4]),))
+    with pytest.raises(ModelError, match=word):
+        load(made, limits=limits)
+
+
+def test_messages_without_content_are_refused_before_they_are_parsed() -> None:
+    """Two bytes of file make 150 of memory: a file of empty nodes takes 75 times its size."""
+    empty_nodes = b"\x0a\x00" * (MAX_FIELDS + 1)
+    with pytest.raises(ModelError, match="fields"):
+        load(message(7, empty_nodes))
+
+
+CHILD = """
+import json, pathlib, resource, sys
+from tests.graph.test_hostile import ROWS, make_folder
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.load import load
+
+work = pathlib.Path(sys.argv[1])
+cases = [(row[0], row[1](make_folder(work / str(i)))) for i, row in enumerate(ROWS)]
+size = 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")))
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), resource.RLIM_INFINITY))
+for name, source in cases:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        load(source)
+        error = "none"
+    except (ConfigError, ModelError, UnsupportedOp) as caught:
+        error = type(caught).__name__
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(json.dumps([name, error, grown / 1024]), flush=True)
+"""
+
+
+def make_folder(root: Path) -> Path:
+    """What the fixture `folder` gives, for the process of `test_memory_stays_bounded`."""
+    for name in ("outside", "model"):
+        (root / name).mkdir(parents=True)
+    outside(root / "model").write_bytes(SECRET)
+    return root / "model"
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """All rows again in a process that may take 1 GiB more than it has; none may take more than 100 MiB."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    rows = [json.loads(line) for line in child.stdout.splitlines()]
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert [(name, error) for name, error, _ in rows] == [(row[0], row[2].__name__) for row in ROWS]
+    assert [(name, mib) for name, _, mib in rows if mib > 100] == []

@@ -1,0 +1,681 @@
+"""The conformance rows of the array kernels, and how one is run.
+
+A row is one node with inputs.  Its inputs at `weights` are initializers in one run and run-time arrays in
+another, since shapes, axes and the like take two roads through a kernel.  What is expected comes from
+onnx.reference, but for the rows that say `expected`: there the reference lacks the case, or departs from the
+specification, or the row is about more than agreement.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from dask_ferro.kernels import array
+
+RNG = np.random.default_rng(20)
+F, D, H, I, L, B = np.float32, np.float64, np.float16, np.int32, np.int64, np.bool_  # noqa: E741
+
+
+class Case(NamedTuple):
+    id: str
+    op: str
+    inputs: Sequence[Any]
+    attributes: dict[str, Any] = {}  # noqa: RUF012
+    opset: int = 25
+    outputs: int = 1
+    weights: Sequence[int] = ()
+    expected: Sequence[Any] | None = None
+    standard: bool = True  # False: needs more than the array API standard has
+    domain: str = ""
+
+    def model(self, weights: Sequence[int]) -> onnx.ModelProto:
+        names = ["" if x is None else f"x{i}" for i, x in enumerate(self.inputs)]
+        outputs = [f"y{i}" for i in range(self.outputs)]
+        node = helper.make_node(self.op, names, outputs, "node", domain=self.domain, **self.attributes)
+        types = [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+            for i, (n, x) in enumerate(zip(names, self.inputs, strict=True))
+            if x is not None and i not in weights
+        ]
+        constants = [onnx.numpy_helper.from_array(self.inputs[i], names[i]) for i in weights]
+        results = [onnx.ValueInfoProto(name=y) for y in outputs]
+        graph = helper.make_graph([node], "case", types, results, constants)
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid("ai.dask_ferro", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+    def feeds(self, weights: Sequence[int]) -> list[Any]:
+        return [x for i, x in enumerate(self.inputs) if x is not None and i not in weights]
+
+
+def run(case: Case, xp: Any, weights: Sequence[int]) -> tuple[Any, ...]:
+    """The row's outputs from the array kernels, as numpy arrays; inputs are read-only throughout."""
+    model = ir.from_proto(case.model(weights))
+    (node,) = model.graph
+    assert array.supports(node, case.opset, [None if v is None else v.dtype for v in node.inputs])
+    constants = {name: v.const_value for name, v in model.graph.initializers.items()}
+    inputs = [v.name for v in model.graph.inputs]
+    program = array.compile(
+        [node], inputs, [v.name for v in node.outputs], opset=case.opset, weights=constants
+    )
+    arrays = [x.copy() for x in case.feeds(weights)]
+    for x in arrays:
+        x.flags.writeable = False
+    return program.bind(xp)(*(x if xp.__name__.endswith("numpy") else xp.asarray(x) for x in arrays))
+
+
+@functools.cache
+def expected(position: int) -> Sequence[Any]:
+    """What the row at `position` of CASES should give."""
+    case = CASES[position]
+    if case.expected is not None:
+        return case.expected
+    with np.errstate(all="ignore"):
+        names = [f"x{i}" for i, x in enumerate(case.inputs) if x is not None]
+        results: Sequence[Any] = ReferenceEvaluator(case.model(())).run(
+            None, dict(zip(names, case.feeds(()), strict=True))
+        )
+    return results
+
+
+def floats(*shape: int, dtype: Any = F, low: float = -3, high: float = 3) -> Any:
+    return RNG.uniform(low, high, shape).astype(dtype)
+
+
+def integers(*shape: int, dtype: Any = L, low: int = -9, high: int = 9) -> Any:
+    return RNG.integers(max(low, np.iinfo(dtype).min), high, shape).astype(dtype)
+
+
+def vector(*values: Any, dtype: Any = L) -> Any:
+    return np.array(values, dtype)
+
+
+def scalar(value: Any, dtype: Any = L) -> Any:
+    return np.array(value, dtype)
+
+
+def _elementwise() -> Iterator[Case]:
+    domains = {
+        "Acosh": (1, 4),
+        "Acos": (-1, 1),
+        "Asin": (-1, 1),
+        "Atanh": (-0.9, 0.9),
+        "Sqrt": (0, 4),
+        "Log": (0.1, 4),
+    }
+    unary = "Neg Abs Sign Ceil Floor Round Sqrt Exp Log Reciprocal Erf"
+    trigonometric = "Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh"
+    relus = "Relu LeakyRelu ThresholdedRelu Elu Selu Celu Gelu Swish HardSwish Mish"
+    others = "Sigmoid HardSigmoid Softplus Softsign Shrink"
+    for op, dtype in itertools.product(f"{unary} {trigonometric} {relus} {others}".split(), (F, D, H)):
+        low, high = domains.get(op, (-3, 3))
+        if not (op == "Celu" and dtype != F):  # float only, until opset 28
+            yield Case(f"{op} of {np.dtype(dtype)}", op, [floats(3, 4, dtype=dtype, low=low, high=high)])
+        yield Case(
+            f"{op} of a {np.dtype(dtype)} scalar", op, [floats(dtype=dtype, low=low, high=high)], opset=28
+        )
+    for op, dtype in itertools.product(
+        ["Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Mod"], (F, D, H, I, np.uint8)
+    ):
+        a, b = (
+            (floats(2, 3, dtype=dtype, low=0.5), floats(4, 2, 1, dtype=dtype, low=0.5))
+            if np.dtype(dtype).kind == "f"
+            else (integers(2, 3, dtype=dtype, low=0), integers(4, 2, 1, dtype=dtype, low=1, high=3))
+        )
+        fmod = {"fmod": 1} if op == "Mod" and np.dtype(dtype).kind == "f" else {}
+        yield Case(f"{op} broadcasts {np.dtype(dtype)}", op, [a, b], fmod)
+    for op in ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"]:
+        yield Case(f"{op} of integers", op, [integers(5, high=2), integers(5, high=2)])
+        yield Case(f"{op} with NaN", op, [vector(1, np.nan, 2, dtype=F), vector(1, 1, np.nan, dtype=F)])
+    for op in ["And", "Or", "Xor"]:
+        yield Case(op, op, [integers(4, 1) > 0, integers(3) > 0])
+    for op in ["BitwiseAnd", "BitwiseOr", "BitwiseXor"]:
+        yield Case(op, op, [integers(6, dtype=I), integers(6, dtype=I)])
+
+
+def _corners() -> Iterator[Case]:
+    signs = [vector(7, -7, 7, -7, 6, dtype=I), vector(2, 2, -2, -2, 3, dtype=I)]
+    yield Case("Div truncates toward zero", "Div", signs, expected=[vector(3, -3, -3, 3, 2, dtype=I)])
+    yield Case("Mod has the divisor's sign", "Mod", signs)
+    yield Case("Mod with fmod has the dividend's sign", "Mod", signs, {"fmod": 1})
+    yield Case(
+        "Mod of floats", "Mod", [vector(-4.3, 7.2, 5, dtype=F), vector(2.1, -3.4, 8, dtype=F)], {"fmod": 1}
+    )
+    yield Case("Pow keeps a float base's dtype", "Pow", [floats(4, low=0), integers(4, low=0)])
+    yield Case(
+        "Pow keeps an integer base's dtype", "Pow", [vector(1, 2, 3, dtype=I), vector(0.5, 2.0, 2.0, dtype=F)]
+    )
+    yield Case("Pow of a constant square", "Pow", [floats(2, 3), scalar(2, F)], weights=(1,))
+    yield Case(
+        "Pow of integers with negative exponents",
+        "Pow",
+        [vector(1, -1, -1, 2, 3), vector(-3, -3, -2, -1, 2)],
+        expected=[vector(1, -1, 1, 0, 9)],
+    )
+    yield Case("Not", "Not", [vector(True, False, dtype=B)])
+    yield Case("BitwiseNot", "BitwiseNot", [integers(5, dtype=np.uint16)])
+    shifted = [vector(1, 200, 16, dtype=np.uint8), vector(1, 3, 9, dtype=np.uint8)]
+    yield Case("BitShift left", "BitShift", shifted, {"direction": "LEFT"})
+    yield Case("BitShift right", "BitShift", shifted, {"direction": "RIGHT"})
+    yield Case(
+        "BitShift right of negatives fills with the sign",
+        "BitShift",
+        [vector(-8, -8, 8, -8, dtype=I), vector(1, 40, 40, -1, dtype=I)],
+        {"direction": "RIGHT"},
+        opset=28,
+        expected=[vector(-4, -1, 0, -1, dtype=I)],
+    )
+    special = vector(1, np.nan, np.inf, -np.inf, dtype=F)
+    yield Case("IsNaN", "IsNaN", [special])
+    for positive, negative in itertools.product((0, 1), (0, 1)):
+        signs_of = {"detect_positive": positive, "detect_negative": negative}
+        yield Case(f"IsInf {positive}{negative}", "IsInf", [special], signs_of)
+    yield Case("Where broadcasts", "Where", [vector(True, False, dtype=B), floats(3, 1), floats(2)])
+    for n in (1, 2, 3):
+        for op in ("Max", "Min", "Sum", "Mean"):
+            yield Case(f"{op} of {n}", op, [floats(3), floats(2, 3), floats(1)][:n])
+    yield Case("Clip by inputs", "Clip", [floats(6), scalar(-1, F), scalar(1, F)])
+    yield Case("Clip below only", "Clip", [floats(6), scalar(-1, F)])
+    yield Case("Clip above only", "Clip", [floats(6), None, scalar(1, F)])
+    yield Case("Clip by nothing", "Clip", [floats(6)])
+    yield Case(
+        "Clip of integers", "Clip", [integers(6, dtype=np.int8), scalar(-2, np.int8), scalar(2, np.int8)]
+    )
+    yield Case("Clip with crossed bounds gives the upper", "Clip", [floats(3), scalar(2, F), scalar(1, F)])
+    yield Case("Clip by attributes", "Clip", [floats(6)], {"min": -1.0, "max": 0.5}, opset=7)
+    yield Case("Clip by one attribute of float16", "Clip", [floats(6, dtype=H)], {"min": 0.0}, opset=7)
+    yield Case("Relu of integers", "Relu", [integers(4, dtype=I)])
+    yield Case("LeakyRelu with a slope above one", "LeakyRelu", [floats(5)], {"alpha": 1.5})
+    yield Case("PRelu by channel", "PRelu", [floats(2, 3, 4), floats(3, 1)])
+    yield Case("PRelu of integers", "PRelu", [integers(2, 3, dtype=I), integers(3, dtype=I)])
+    yield Case("Gelu by tanh", "Gelu", [floats(5)], {"approximate": "tanh"})
+    yield Case("Shrink", "Shrink", [floats(9)], {"lambd": 1.0, "bias": 0.5})
+    yield Case("Swish with alpha", "Swish", [floats(5)], {"alpha": 0.5})
+    gate, value = floats(5, dtype=D), floats(5, dtype=D)
+    yield Case("SwiGLU", "SwiGLU", [gate, value], opset=28, expected=[gate / (1 + np.exp(-gate)) * value])
+    huge = vector(-2000, -100, 0, 100, 2000, dtype=F)
+    yield Case(
+        "Sigmoid does not overflow", "Sigmoid", [huge], expected=[vector(0, 3.8e-44, 0.5, 1, 1, dtype=F)]
+    )
+    yield Case(
+        "Softplus does not overflow",
+        "Softplus",
+        [huge],
+        expected=[vector(0, 0, math.log(2), 100, 2000, dtype=F)],
+    )
+    yield Case("Mish does not overflow", "Mish", [huge], expected=[vector(0, 0, 0, 100, 2000, dtype=F)])
+    yield Case(
+        "Erf at its seam and its ends",
+        "Erf",
+        [vector(-np.inf, -1, -1e-30, 0, 1, 1.0000001, 6, np.inf, dtype=D)],
+    )
+
+
+def _softmaxes() -> Iterator[Case]:
+    for op, axis in itertools.product(("Softmax", "LogSoftmax", "Hardmax"), (-1, 0, 1)):
+        yield Case(f"{op} along {axis}", op, [floats(2, 3, 4)], {"axis": axis})
+    yield Case("Softmax of large values", "Softmax", [vector(1000, 1001, dtype=F)])
+    x = floats(2, 3, 4, dtype=D)
+    e = np.exp(x - x.max(axis=(1, 2), keepdims=True))
+    e /= e.sum(axis=(1, 2), keepdims=True)  # the reference takes the axis alone
+    yield Case("Softmax of opset 11 flattens", "Softmax", [x], opset=11, expected=[e])
+    yield Case("LogSoftmax of opset 11 flattens", "LogSoftmax", [x], opset=11, expected=[np.log(e)])
+    yield Case("Softmax of opset 11 at the last axis", "Softmax", [x], {"axis": 2}, opset=11)
+
+
+def _linear() -> Iterator[Case]:
+    for a, b in (
+        ((2, 3), (3, 4)),
+        ((5, 2, 3), (3, 4)),
+        ((2, 1, 2, 3), (5, 3, 4)),
+        ((3,), (3,)),
+        ((3,), (4, 3, 2)),
+    ):
+        yield Case(f"MatMul {a} {b}", "MatMul", [floats(*a), floats(*b)])
+    yield Case("MatMul of integers", "MatMul", [integers(2, 3), integers(3, 2)])
+    for left, right in itertools.product((0, 1), (0, 1)):
+        a, b = floats(*((3, 2) if left else (2, 3))), floats(*((4, 3) if right else (3, 4)))
+        turned = {"transA": left, "transB": right, "alpha": 0.5, "beta": 2.0}
+        yield Case(f"Gemm {left}{right}", "Gemm", [a, b, floats(4)], turned)
+    yield Case("Gemm without C", "Gemm", [floats(2, 3), floats(3, 4)])
+    equations = {
+        "ij,jk->ik": ((2, 3), (3, 4)),
+        "bij,bjk->bik": ((5, 2, 3), (5, 3, 4)),
+        "bhqd,bhkd->bhqk": ((2, 3, 4, 5), (2, 3, 6, 5)),
+        "...ij,...jk->...ik": ((5, 2, 3), (5, 3, 4)),
+        "ij,jk": ((2, 3), (3, 4)),
+        "ij->ji": ((2, 3),),
+        "ij->": ((2, 3),),
+        "i,j->ij": ((2,), (3,)),
+        "ij,ij->ij": ((2, 3), (2, 3)),
+        "ab,bc,cd->ad": ((2, 3), (3, 4), (4, 5)),
+        "ij,kj->k": ((2, 3), (4, 3)),
+    }
+    for equation, shapes in equations.items():
+        yield Case(f"Einsum {equation}", "Einsum", [floats(*s) for s in shapes], {"equation": equation})
+
+
+def _reductions() -> Iterator[Case]:
+    ops = ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"]
+    x = floats(2, 3, 4, low=0.1)
+    for name, keepdims in itertools.product(ops, (0, 1)):
+        op, kept = f"Reduce{name}", {"keepdims": keepdims}
+        yield Case(f"{op} over input axes, keepdims {keepdims}", op, [x, vector(0, -1)], kept, weights=(1,))
+        yield Case(f"{op} over all, keepdims {keepdims}", op, [x], kept)
+        yield Case(f"{op} over attribute axes, keepdims {keepdims}", op, [x], {**kept, "axes": [1]}, opset=11)
+    for name in ops:
+        yield Case(f"Reduce{name} over nothing", f"Reduce{name}", [x], {"noop_with_empty_axes": 1})
+    for name in ("Sum", "Prod", "Max", "Min", "L1", "SumSquare"):
+        yield Case(f"Reduce{name} of int32", f"Reduce{name}", [integers(2, 3, dtype=I), vector(1)])
+    for name in ("Max", "Min"):
+        yield Case(f"Reduce{name} of booleans", f"Reduce{name}", [integers(2, 3) > 0, vector(1)])
+        yield Case(f"Reduce{name} of an empty set", f"Reduce{name}", [np.zeros((2, 0), F), vector(1)])
+        yield Case(
+            f"Reduce{name} of an empty set of integers", f"Reduce{name}", [np.zeros((2, 0), I), vector(1)]
+        )
+    yield Case("ReduceSum of float16", "ReduceSum", [floats(2, 3, dtype=H), vector(1)])
+    yield Case("ReduceLogSumExp of -inf", "ReduceLogSumExp", [np.full((2, 2), -np.inf, F), vector(1)])
+    ties = vector([2, 1, 2], [1, 3, 3], dtype=F)
+    for op, last, keepdims in itertools.product(("ArgMax", "ArgMin"), (0, 1), (0, 1)):
+        chosen = {"axis": 1, "select_last_index": last, "keepdims": keepdims}
+        yield Case(f"{op} last {last} keepdims {keepdims}", op, [ties], chosen)
+    for op, exclusive, reverse in itertools.product(("CumSum", "CumProd"), (0, 1), (0, 1)):
+        mode = {"exclusive": exclusive, "reverse": reverse}
+        for axis in (scalar(1), scalar(-2, I)):
+            yield Case(
+                f"{op} {exclusive}{reverse} along {axis}", op, [floats(2, 3), axis], mode, 26, weights=(1,)
+            )
+
+
+def _sorting() -> Iterator[Case]:
+    x = vector([3, 1, 3, 2], [0, 5, 5, 5], dtype=F)
+    for largest, axis in itertools.product((0, 1), (0, -1)):
+        mode = {"largest": largest, "axis": axis}
+        yield Case(
+            f"TopK largest {largest} along {axis}", "TopK", [x, vector(2)], mode, outputs=2, weights=(1,)
+        )
+    yield Case("TopK by attribute", "TopK", [x], {"k": 2}, opset=9, outputs=2)
+    yield Case("TopK of int64", "TopK", [integers(9), vector(3)], outputs=2)
+    yield Case("NonZero", "NonZero", [integers(3, 4, low=-1, high=2)])
+    yield Case("NonZero of a zero scalar", "NonZero", [scalar(0)], expected=[np.zeros((0, 0), L)])
+    yield Case("NonZero of a scalar", "NonZero", [scalar(4)], expected=[np.zeros((0, 1), L)])
+    yield Case(
+        "Compress along an axis", "Compress", [floats(3, 4), vector(False, True, dtype=B)], {"axis": -1}
+    )
+    yield Case("Compress flattens", "Compress", [floats(2, 2), vector(True, False, True, dtype=B)])
+
+
+def _shapes() -> Iterator[Case]:
+    x = floats(2, 3, 4)
+    for shape in ((4, 6), (-1, 6), (0, -1), (0, 0, 2, 2), (24,)):
+        yield Case(f"Reshape to {shape}", "Reshape", [x, vector(*shape)], weights=(1,))
+    empty = np.zeros((0, 3, 4), F)
+    yield Case(
+        "Reshape of an empty batch", "Reshape", [empty, vector(0, -1)], expected=[np.zeros((0, 12), F)]
+    )
+    yield Case("Reshape with allowzero", "Reshape", [empty, vector(3, 0)], {"allowzero": 1})
+    yield Case("Transpose reverses", "Transpose", [x])
+    yield Case("Transpose", "Transpose", [x], {"perm": [2, 0, 1]})
+    for axis in (0, 1, 2, 3, -1):
+        yield Case(f"Flatten at {axis}", "Flatten", [x], {"axis": axis})
+    yield Case("Flatten of an empty batch", "Flatten", [empty])
+    one = floats(1, 3, 1)
+    yield Case("Squeeze all", "Squeeze", [one])
+    yield Case("Squeeze by input", "Squeeze", [one, vector(-1)], weights=(1,))
+    yield Case("Squeeze by attribute", "Squeeze", [one], {"axes": [0]}, opset=11)
+    for axes in ((0,), (-1,), (3, 0), (1, -1)):
+        yield Case(f"Unsqueeze at {axes}", "Unsqueeze", [x, vector(*axes)], weights=(1,))
+    yield Case("Unsqueeze by attribute", "Unsqueeze", [x], {"axes": [1, 2]}, opset=11)
+    yield Case("Concat", "Concat", [x, floats(2, 1, 4)], {"axis": -2})
+    yield Case("Concat of one", "Concat", [x], {"axis": 0})
+    yield Case("Split equally", "Split", [x], {"axis": 2, "num_outputs": 2}, outputs=2)
+    yield Case("Split unequally", "Split", [floats(7)], {"num_outputs": 3}, outputs=3)
+    yield Case("Split by input", "Split", [x, vector(1, 0, 2)], {"axis": -2}, outputs=3, weights=(1,))
+    yield Case("Split by attribute", "Split", [x], {"axis": 2, "split": [1, 3]}, opset=11, outputs=2)
+    yield Case("Split into one", "Split", [x], {"num_outputs": 1})
+    far = np.iinfo(L).max
+    for name, starts, ends, axes, steps in (
+        ("a box", (0, 1), (2, 3), None, None),
+        ("to the end", (1,), (far,), (2,), None),
+        ("from the end", (-3,), (-1,), (-1,), None),
+        ("with steps", (0, 3), (far, -far - 1), (0, 2), (2, -1)),
+        ("nothing", (3,), (1,), (2,), None),
+        ("backwards, nothing", (1,), (3,), (2,), (-1,)),
+        ("beyond the end", (9,), (12,), (1,), None),
+    ):
+        parts = [vector(*starts), vector(*ends), axes and vector(*axes), steps and vector(*steps)]
+        while parts[-1] is None:
+            parts.pop()
+        weights = [i for i, part in enumerate(parts, 1) if part is not None]
+        yield Case(f"Slice {name}", "Slice", [x, *parts], weights=weights)
+    yield Case(
+        "Slice by attributes", "Slice", [x], {"starts": [1, -2], "ends": [2, 9], "axes": [0, 2]}, opset=9
+    )
+    yield Case("Expand both ways", "Expand", [floats(3, 1), vector(2, 1, 4)], weights=(1,))
+    yield Case("Tile", "Tile", [floats(2, 3), vector(2, 2)], weights=(1,))
+    for mode in ("constant", "edge", "reflect", "wrap"):
+        yield Case(f"Pad {mode}", "Pad", [x, vector(0, 1, 2, 1, 0, 1)], {"mode": mode}, weights=(1,))
+    yield Case(
+        "Pad with a value on some axes", "Pad", [x, vector(1, 2), scalar(7, F), vector(-1)], weights=(1, 3)
+    )
+    yield Case("Pad of integers", "Pad", [integers(2, 2, dtype=I), vector(1, 0, 0, 1), scalar(5, I)])
+    row = floats(5)
+    yield Case("Pad crops", "Pad", [row, vector(-1, -2)], weights=(1,), expected=[row[1:3]])
+    yield Case("Pad by attributes", "Pad", [floats(2, 2)], {"pads": [0, 1, 1, 0], "value": 2.0}, opset=10)
+    deep = floats(2, 8, 3, 2)
+    for mode in ("DCR", "CRD"):
+        yield Case(f"DepthToSpace {mode}", "DepthToSpace", [deep], {"blocksize": 2, "mode": mode})
+    yield Case("SpaceToDepth", "SpaceToDepth", [floats(1, 2, 4, 6)], {"blocksize": 2})
+    yield Case("CenterCropPad", "CenterCropPad", [floats(5, 4), vector(3, 7)], weights=(1,))
+    yield Case("CenterCropPad on an axis", "CenterCropPad", [floats(5, 4), vector(8)], {"axes": [0]})
+    yield Case("Identity", "Identity", [x])
+    yield Case("Dropout infers", "Dropout", [x])
+    yield Case(
+        "Dropout with a mask", "Dropout", [x, scalar(0.5, F), scalar(False, B)], outputs=2, weights=(1, 2)
+    )
+    yield Case("Dropout of opset 7", "Dropout", [x], {"ratio": 0.5}, opset=7)
+
+
+def _indexing() -> Iterator[Case]:
+    x = floats(3, 4)
+    for axis, indices in itertools.product(
+        (0, 1, -1), (scalar(1), scalar(-1), vector([0, 2], [-1, 1], dtype=I))
+    ):
+        where = f"{indices.tolist()} along {axis}"
+        yield Case(f"Gather {where}", "Gather", [x, indices], {"axis": axis}, weights=(1,))
+    yield Case("GatherElements", "GatherElements", [x, integers(2, 4, low=-4, high=3)], {"axis": 1})
+    yield Case(
+        "GatherElements of a corner", "GatherElements", [x, integers(2, 2, low=-3, high=2)], {"axis": 0}
+    )
+    cube = floats(2, 3, 4)
+    yield Case("GatherND of points", "GatherND", [cube, vector([0, 1, 2], [-1, -1, -1])])
+    yield Case("GatherND of rows", "GatherND", [cube, vector([[0, 1]], [[1, 0]])])
+    yield Case("GatherND in batches", "GatherND", [cube, vector([[0], [2]], [[1], [1]])], {"batch_dims": 1})
+    for reduction in ("none", "add", "max", "min"):
+        how = {"reduction": reduction}
+        at, rows = vector([0], [2], [0] if reduction != "none" else [1]), floats(3, 4)
+        yield Case(f"ScatterND {reduction}", "ScatterND", [x, at, rows], how, standard=False)
+        where = vector([0, 1, 2, 0]) if reduction == "none" else vector([0, 1, 0, 0], [0, -1, 2, 0])
+        updates = floats(*where.shape)
+        yield Case(
+            f"ScatterElements {reduction}", "ScatterElements", [x, where, updates], how, standard=False
+        )
+    yield Case(
+        "ScatterElements along 1",
+        "ScatterElements",
+        [x, vector([3], [0]), floats(2, 1)],
+        {"axis": 1},
+        standard=False,
+    )
+    for axis in (-1, 0, 1):
+        hot = [vector(0, -1, 7, 2), scalar(3), vector(5, 9, dtype=F)]
+        yield Case(
+            f"OneHot at {axis}", "OneHot", hot, {"axis": axis}, expected=[_one_hot(*hot, axis)], weights=(1,)
+        )
+    for upper, k in itertools.product((0, 1), (None, scalar(1), scalar(-2))):
+        inputs = [floats(2, 3, 4)] if k is None else [floats(2, 3, 4), k]
+        yield Case(f"Trilu {upper} {k}", "Trilu", inputs, {"upper": upper}, weights=() if k is None else (1,))
+
+
+def _one_hot(indices: Any, depth: Any, values: Any, axis: int) -> Any:
+    """By the spec's words: what is out of range is all off (the reference takes every index modulo depth)."""
+    index = np.where(indices < 0, indices + depth, indices)
+    hot = np.where(index[:, None] == np.arange(depth), values[1], values[0])
+    return np.moveaxis(hot, -1, axis)
+
+
+def _creation() -> Iterator[Case]:
+    tensor = onnx.numpy_helper.from_array(integers(2, 3, dtype=I))
+    for name, value in (
+        ("value", tensor),
+        ("value_float", 1.5),
+        ("value_floats", [1.0, 2.0]),
+        ("value_int", 3),
+        ("value_ints", [1, 2, 3]),
+    ):
+        yield Case(f"Constant {name}", "Constant", [], {name: value})
+    filled = {"value": onnx.numpy_helper.from_array(vector(7, dtype=I))}
+    yield Case("ConstantOfShape", "ConstantOfShape", [vector(2, 3)], filled, weights=(0,))
+    yield Case("ConstantOfShape of a scalar", "ConstantOfShape", [np.zeros(0, L)], weights=(0,))
+    for numbers in ((1, 10, 3), (10, 1, -4), (3, 3, 1)):
+        for dtype in (L, F, D):
+            yield Case(f"Range {numbers} {np.dtype(dtype)}", "Range", [scalar(n, dtype) for n in numbers])
+    yield Case("Range of fractions", "Range", [scalar(n, F) for n in (0.1, 2, 0.3)])
+    yield Case("Shape", "Shape", [floats(2, 3, 4)])
+    yield Case("Shape of a part", "Shape", [floats(2, 3, 4)], {"start": 1, "end": -1})
+    yield Case("Size", "Size", [floats(2, 3, 4)])
+    yield Case("EyeLike", "EyeLike", [floats(3, 4)], {"k": 1})
+    yield Case("EyeLike of int64", "EyeLike", [floats(3, 4)], {"dtype": 7})
+    kinds = (F, D, H, I, L, np.uint8, np.int8, B)
+    for source, to in itertools.product(kinds, kinds):
+        values = vector(0, 1, 2.7, 100, dtype=F).astype(source)
+        target = helper.np_dtype_to_tensor_dtype(np.dtype(to))
+        yield Case(f"Cast {np.dtype(source)} to {np.dtype(to)}", "Cast", [values], {"to": target})
+    yield Case("Cast truncates and wraps", "Cast", [vector(-1, 300, -200, dtype=L)], {"to": 2})
+    yield Case("Cast overflows to infinity", "Cast", [vector(1e6, -1e6, dtype=F)], {"to": 10})
+    yield Case("CastLike", "CastLike", [floats(3), integers(1)])
+    row = floats(3)
+    yield Case("Sleep copies", "Sleep", [row], {"seconds": 0.0}, expected=[row], domain="ai.dask_ferro")
+
+
+def _normalizations() -> Iterator[Case]:
+    x, channels = floats(2, 4, 3, 3), 4
+    scale, bias, mean = floats(channels), floats(channels), floats(channels)
+    variance = floats(channels, low=0.5)
+    statistics = [scale, bias, mean, variance]
+    yield Case("BatchNormalization", "BatchNormalization", [x, *statistics], weights=(1, 2, 3, 4))
+    yield Case("BatchNormalization of a matrix", "BatchNormalization", [floats(5, 4), *statistics])
+    for op, axis in itertools.product(("LayerNormalization", "RMSNormalization"), (-1, 1)):
+        shape = x.shape[axis:]
+        extra = [floats(*shape)] if op == "LayerNormalization" else []
+        yield Case(f"{op} from {axis}", op, [x, floats(*shape), *extra], {"axis": axis})
+    yield Case("LayerNormalization without a bias", "LayerNormalization", [x, floats(3)], {"epsilon": 1e-2})
+    yield Case("LayerNormalization with statistics", "LayerNormalization", [x, floats(3)], outputs=3)
+    yield Case(
+        "LayerNormalization of float16", "LayerNormalization", [floats(2, 8, dtype=H), floats(8, dtype=H)]
+    )
+    yield Case("InstanceNormalization", "InstanceNormalization", [x, scale, bias])
+    yield Case("GroupNormalization", "GroupNormalization", [x, scale, bias], {"num_groups": 2})
+    yield Case(
+        "GroupNormalization of opset 18",
+        "GroupNormalization",
+        [x, scale[:2], bias[:2]],
+        {"num_groups": 2},
+        opset=18,
+    )
+    yield Case("MeanVarianceNormalization", "MeanVarianceNormalization", [x])
+    for p in (1, 2):
+        norm = np.sum(np.abs(x) ** p, axis=1, keepdims=True) ** (1 / p)
+        yield Case(
+            f"LpNormalization {p}", "LpNormalization", [x], {"p": p, "axis": 1}, expected=[x / norm.astype(F)]
+        )
+    yield Case("LpNormalization of zeros", "LpNormalization", [np.zeros((2, 3), F)])
+    squares = np.pad(x * x, [(0, 0), (1, 1), (0, 0), (0, 0)])
+    total = squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:]  # the reference counts channels by the batch
+    constants = {"size": 3, "alpha": 0.3, "beta": 0.5, "bias": 1.0}
+    yield Case("LRN", "LRN", [x], constants, expected=[(x / (1 + 0.1 * total) ** 0.5).astype(F)])
+
+
+def _convolutions() -> Iterator[Case]:
+    rows: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+        ("1-D", (2, 3, 9), (4, 3, 3), {}),
+        ("2-D", (2, 3, 7, 6), (4, 3, 3, 2), {}),
+        ("3-D", (1, 2, 4, 5, 4), (3, 2, 2, 3, 2), {}),
+        ("pads and strides", (2, 3, 7, 6), (4, 3, 3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+        ("dilations", (1, 3, 9, 9), (2, 3, 3, 3), {"dilations": [2, 3]}),
+        ("groups", (2, 4, 5, 5), (6, 2, 3, 3), {"group": 2}),
+        ("depthwise", (2, 4, 6, 6), (4, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+        ("depthwise with a multiplier", (1, 3, 5, 5), (6, 1, 3, 3), {"group": 3}),
+        ("1x1", (2, 3, 4, 4), (5, 3, 1, 1), {}),
+        ("1x1 with strides", (2, 3, 5, 5), (5, 3, 1, 1), {"strides": [2, 2]}),
+        ("SAME_UPPER", (1, 2, 6, 7), (3, 2, 4, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+        ("SAME_LOWER", (1, 2, 6, 7), (3, 2, 4, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+        ("VALID", (1, 2, 6, 7), (3, 2, 4, 3), {"auto_pad": "VALID"}),
+    ]
+    for name, shape, kernel, attributes in rows:
+        inputs = [floats(*shape), floats(*kernel), floats(kernel[0])]
+        yield Case(f"Conv {name}", "Conv", inputs, attributes)
+    yield Case("Conv without a bias", "Conv", [floats(1, 2, 5, 5), floats(3, 2, 3, 3)])
+    yield Case("Conv of float64", "Conv", [floats(1, 2, 5, 5, dtype=D), floats(3, 2, 3, 3, dtype=D)])
+    yield Case(
+        "Conv of an empty batch",
+        "Conv",
+        [np.zeros((0, 2, 5, 5), F), floats(3, 2, 3, 3)],
+        expected=[np.zeros((0, 3, 3, 3), F)],
+    )
+    transposed: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+        ("1-D", (2, 3, 5), (3, 4, 3), {}),
+        ("2-D", (1, 2, 3, 4), (2, 3, 3, 3), {"strides": [2, 2], "pads": [1, 0, 1, 1]}),
+        ("output padding", (1, 2, 3, 3), (2, 1, 3, 3), {"strides": [3, 2], "output_padding": [1, 1]}),
+        ("output shape", (1, 1, 3, 3), (1, 2, 3, 3), {"strides": [3, 2], "output_shape": [10, 8]}),
+        ("dilations", (1, 1, 3, 3), (1, 1, 2, 2), {"dilations": [2, 2]}),
+        ("groups", (1, 4, 3, 3), (4, 1, 3, 3), {"group": 2}),
+    ]
+    for name, shape, kernel, attributes in transposed:
+        inputs = [floats(*shape), floats(*kernel), floats(kernel[1] * attributes.get("group", 1))]
+        yield Case(f"ConvTranspose {name}", "ConvTranspose", inputs, attributes)
+
+
+def _pools() -> Iterator[Case]:
+    rows: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+        ("1-D", (2, 3, 8), {"kernel_shape": [2]}),
+        ("2-D", (2, 3, 7, 7), {"kernel_shape": [3, 2], "strides": [2, 2]}),
+        ("3-D", (1, 2, 4, 4, 4), {"kernel_shape": [2, 2, 2]}),
+        ("pads", (1, 2, 6, 6), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+        ("ceil", (1, 1, 6, 6), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+        ("SAME_UPPER", (1, 2, 5, 5), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ("dilations", (1, 1, 7, 7), {"kernel_shape": [2, 2], "dilations": [2, 2]}),
+    ]
+    for (name, shape, attributes), op in itertools.product(rows, ("MaxPool", "AveragePool", "LpPool")):
+        # of positive values: the reference's mean of padded windows, and its p-norm from it, are exact there
+        yield Case(f"{op} {name}", op, [floats(*shape, low=0.5)], attributes)
+    padded = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}
+    yield Case("AveragePool counts its padding", "AveragePool", [floats(1, 2, 5, 5)], padded)
+    yield Case("LpPool of the third power", "LpPool", [floats(1, 2, 5, 5)], {"kernel_shape": [2, 2], "p": 3})
+    yield Case(
+        "MaxPool of bytes", "MaxPool", [integers(1, 1, 4, 4, dtype=np.uint8, low=0)], {"kernel_shape": [2, 2]}
+    )
+    for order in (0, 1):
+        attributes = {"kernel_shape": [2, 2], "strides": [2, 2], "storage_order": order}
+        yield Case(f"MaxPool with indices {order}", "MaxPool", [floats(2, 2, 4, 6)], attributes, outputs=2)
+    for op in ("GlobalAveragePool", "GlobalMaxPool"):
+        yield Case(op, op, [floats(2, 3, 4, 5)])
+    x = floats(2, 3, 4, 5, dtype=D)
+    yield Case(
+        "GlobalLpPool",
+        "GlobalLpPool",
+        [x],
+        {"p": 2},
+        expected=[np.sqrt(np.sum(x * x, axis=(2, 3), keepdims=True))],
+    )
+
+
+def _attentions() -> Iterator[Case]:
+    q, k, v = floats(2, 4, 3, 8), floats(2, 4, 5, 8), floats(2, 4, 5, 6)
+    yield Case("Attention", "Attention", [q, k, v])
+    yield Case("Attention, causal", "Attention", [q, k, v], {"is_causal": 1})
+    yield Case("Attention with a mask", "Attention", [q, k, v, floats(3, 5)], {"scale": 0.5})
+    masked = integers(2, 1, 3, 5) > 0
+    masked[0, 0, 1] = False  # a query that may look at nothing
+    yield Case("Attention with a boolean mask", "Attention", [q, k, v, masked])
+    yield Case("Attention with a softcap", "Attention", [q, k, v], {"softcap": 2.0})
+    yield Case("Attention with grouped heads", "Attention", [q, k[:, :2], v[:, :2]])
+    yield Case(
+        "Attention in a window", "Attention", [q, k, v], {"left_window_size": 1, "right_window_size": 0}
+    )
+    flat = [floats(2, 3, 32), floats(2, 5, 16), floats(2, 5, 16)]
+    yield Case("Attention of rank 3", "Attention", flat, {"q_num_heads": 4, "kv_num_heads": 2})
+    past = [None, floats(2, 4, 2, 8), floats(2, 4, 2, 6)]
+    yield Case("Attention with a past", "Attention", [q, k, v, *past], {"is_causal": 1}, outputs=3)
+    scores = {"qk_matmul_output_mode": 3}
+    yield Case("Attention with its weights", "Attention", [q, k, v], scores, outputs=4)
+    yield Case("Attention with padding", "Attention", [q, k, v, None, None, None, vector(3, 5)], opset=24)
+    x, angles = floats(2, 4, 3, 8), floats(10, 4)
+    for interleaved in (0, 1):
+        rotary = [x, np.cos(angles), np.sin(angles), vector([0, 1, 2], [3, 4, 5])]
+        yield Case(f"RotaryEmbedding {interleaved}", "RotaryEmbedding", rotary, {"interleaved": interleaved})
+    part = [floats(2, 3, 32), np.cos(floats(2, 3, 2)), np.sin(floats(2, 3, 2))]
+    yield Case(
+        "RotaryEmbedding of a part", "RotaryEmbedding", part, {"num_heads": 4, "rotary_embedding_dim": 4}
+    )
+
+
+def _recurrences() -> Iterator[Case]:
+    steps, batch, size, hidden = 4, 2, 3, 5
+    for (op, gates, states), direction in itertools.product(
+        (("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)), ("forward", "reverse", "bidirectional")
+    ):
+        ways = 2 if direction == "bidirectional" else 1
+        n = gates * hidden
+        inputs = [
+            floats(steps, batch, size),
+            floats(ways, n, size),
+            floats(ways, n, hidden),
+            floats(ways, 2 * n),
+            None,
+        ]
+        inputs += [floats(ways, batch, hidden)] * states
+        attributes = {"hidden_size": hidden, "direction": direction}
+        yield Case(f"{op} {direction}", op, inputs, attributes, outputs=1 + states)
+    w = [floats(1, 3 * hidden, size), floats(1, 3 * hidden, hidden)]
+    linear = {"hidden_size": hidden, "linear_before_reset": 1}
+    yield Case(
+        "GRU with the linear step first",
+        "GRU",
+        [floats(steps, batch, size), *w, floats(1, 6 * hidden)],
+        linear,
+    )
+    yield Case(
+        "GRU with the batch first",
+        "GRU",
+        [floats(batch, steps, size), *w],
+        {"hidden_size": hidden, "layout": 1},
+        outputs=2,
+    )
+
+
+def _quantizations() -> Iterator[Case]:
+    x = floats(2, 3, 4, low=-40, high=40)
+    for dtype in (np.uint8, np.int8, np.int16):
+        scales, zeros = floats(3, low=0.1, high=0.5), integers(3, dtype=dtype, low=0)
+        name = np.dtype(dtype).name
+        yield Case(f"QuantizeLinear to {name}", "QuantizeLinear", [x, scalar(0.25, F), scalar(3, dtype)])
+        yield Case(f"QuantizeLinear to {name} by axis", "QuantizeLinear", [x, scales, zeros], {"axis": 1})
+        values = integers(2, 3, 4, dtype=dtype, low=-99, high=99)
+        yield Case(f"DequantizeLinear of {name}", "DequantizeLinear", [values, scales, zeros], {"axis": -2})
+    yield Case("QuantizeLinear without a zero", "QuantizeLinear", [x, scalar(0.5, F)])
+    yield Case("DequantizeLinear of int32", "DequantizeLinear", [integers(4, dtype=I), scalar(0.5, F)])
+    yield Case("DynamicQuantizeLinear", "DynamicQuantizeLinear", [x], outputs=3)
+    a, b = integers(2, 3, dtype=np.uint8, low=0), integers(3, 4, dtype=np.int8)
+    yield Case("MatMulInteger", "MatMulInteger", [a, b, scalar(2, np.uint8), scalar(-1, np.int8)])
+    yield Case("MatMulInteger without zeros", "MatMulInteger", [a, b])
+
+
+CASES: tuple[Case, ...] = tuple(
+    itertools.chain(
+        _elementwise(),
+        _corners(),
+        _softmaxes(),
+        _linear(),
+        _reductions(),
+        _sorting(),
+        _shapes(),
+        _indexing(),
+        _creation(),
+        _normalizations(),
+        _convolutions(),
+        _pools(),
+        _attentions(),
+        _recurrences(),
+        _quantizations(),
+    )
+)

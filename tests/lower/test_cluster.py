@@ -1,0 +1,151 @@
+"""The collection on a real cluster: two worker processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+
+import dask_ferro as ff
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
+
+pytestmark = pytest.mark.cluster
+
+X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
+LARGE = np.random.default_rng(2).standard_normal((40_000, 6), dtype=np.float32)  # 960 kB: does not travel in tasks
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_compute(client, granularity, batch):
+    x = X[:, :4]
+    y = ff.from_onnx(diamond(), x, batch=batch, granularity=granularity)
+    got = client.compute(y).result()
+    for name, wanted in diamond_reference(x).items():
+        close(got[name], wanted)
+    close(client.compute(y.outputs["b2"]).result(), diamond_reference(x)["b2"])
+
+
+def test_large_inputs_go_to_the_workers_and_not_through_the_graph(client):
+    y = ff.from_onnx(mlp(), LARGE, batch=10_000)
+    layers = y.__dask_graph__().layers
+    sent = next(layer for name, layer in layers.items() if name.startswith("ferro-input"))
+    assert len(sent) == 4
+    close(client.compute(y).result(), mlp_reference(LARGE))
+    close(y.compute(), mlp_reference(LARGE))
+
+
+def test_persist_and_submit_on_its_futures(client):
+    y = client.persist(ff.from_onnx(mlp(), X, batch=5))
+    wait(y)
+    assert isinstance(y, ff.ModelGraph)
+    assert sorted(sum(client.who_has(y).values(), ()))
+    close(y.compute(), mlp_reference(X))
+    future = client.compute(ff.from_onnx(mlp(), X))
+    close(client.submit(lambda a: a * 2, future).result(), mlp_reference(X) * 2)
+    close(client.compute(ff.from_onnx(diamond(), client.submit(lambda: X[:, :4]))).result()["b0"],
+          diamond_reference(X[:, :4])["b0"])
+
+
+def test_dask_arrays_in_and_out(client):
+    x = da.from_array(X, chunks=(3, -1))
+    y = ff.from_onnx(mlp())(x)
+    total = client.compute((y * 2).sum()).result()
+    assert total == pytest.approx(2 * mlp_reference(X).sum(), rel=1e-5)
+    close(client.compute(y.persist()).result(), mlp_reference(X))
+
+
+def test_annotations_reach_the_scheduler(client):
+    with dask.annotate(priority=5, retries=2):
+        y = ff.from_onnx(mlp(), X + 1, granularity="op")
+        future = client.compute(y)
+    wait(future)
+    retries = client.run_on_scheduler(
+        lambda dask_scheduler: {k: (ts.annotations or {}).get("retries") for k, ts in dask_scheduler.tasks.items()}
+    )
+    assert retries[future.key] == 2
+
+
+def test_both_workers_take_part(client):
+    x = da.random.default_rng(0).standard_normal((2000, 6), chunks=(100, -1)).astype("f4")
+    y = ff.from_onnx(mlp())(x).persist()
+    wait(y)
+    assert len({workers[0] for workers in client.who_has(y).values()}) == 2
+
+
+def test_an_error_in_a_task_says_where_and_on_what(client):
+    model = ff.from_onnx(mlp())
+    later = client.submit(lambda: np.zeros((2, 5), np.float32))  # nobody can see its shape ahead
+    with pytest.raises(Exception, match="Expected: 6") as caught:
+        client.compute(model(later)).result()
+    assert any("x: float32[2, 5]" in note and "scores" in note for note in caught.value.__notes__)
+
+
+def test_a_changed_file_is_noticed(client, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(mlp(seed=11).SerializeToString())
+    y = ff.from_onnx(path, X)
+    path.write_bytes(mlp(seed=12, hidden=9).SerializeToString())
+    with pytest.raises(ff.ConfigError, match="changed after the graph was built"):
+        client.compute(y).result()
+
+
+def test_a_lost_file_is_named(client, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(mlp(seed=13).SerializeToString())
+    y = ff.from_onnx(path, X)
+    graph = client.compute(y, optimize_graph=False)
+    close(graph.result(), mlp_reference(X, seed=13))
+    other = ff.from_onnx(path, X + 1, granularity="op")
+    client.restart()
+    path.unlink()
+    with pytest.raises(ff.ConfigError, match="cannot see it"):
+        client.compute(other).result()
+
+
+def _can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _can_unshare(), reason="needs the right to make a mount namespace (root)")
+def test_a_copy_travels_when_workers_cannot_see_the_path(client, tmp_path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    script = tmp_path / "client.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import numpy as np, distributed, dask_ferro as ff
+        from tests.graphs import mlp, mlp_reference
+        x = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
+        open({str(hidden / "m.onnx")!r}, "wb").write(mlp().SerializeToString())
+        with distributed.Client({client.scheduler.address!r}) as client:
+            y = ff.from_onnx({str(hidden / "m.onnx")!r}, x, granularity="op", batch=4)
+            np.testing.assert_allclose(client.compute(y).result(), mlp_reference(x), rtol=1e-5)
+            print("travelled")
+        """)
+    )
+    mount = f"mount -t tmpfs none {hidden} && exec {sys.executable} {script}"
+    run = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert run.stdout.strip() == "travelled", run.stderr
+    assert not list(hidden.iterdir())

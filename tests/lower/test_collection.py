@@ -1,0 +1,214 @@
+"""The collection that `from_onnx` returns, on Dask's own schedulers, without processes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
+
+X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
+SCHEDULERS = ["sync", "threads"]
+GRANULARITIES = ["auto", "op", "model", 1e-9, 10.0]
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_one_output_computes_to_an_array(scheduler, granularity):
+    y = ff.from_onnx(mlp(), X, granularity=granularity)
+    got = y.compute(scheduler=scheduler)
+    assert isinstance(got, np.ndarray)
+    close(got, mlp_reference(X))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_several_outputs_compute_to_a_dict_by_name(scheduler, granularity):
+    x = X[:, :4]
+    got = ff.from_onnx(diamond(), x, granularity=granularity).compute(scheduler=scheduler)
+    wanted = diamond_reference(x)
+    assert list(got) == ["total", "b0", "b1", "b2"]
+    for name, value in wanted.items():
+        close(got[name], value)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_each_output_is_a_collection_of_its_own(granularity):
+    x = X[:, :4]
+    y = ff.from_onnx(diamond(), x, granularity=granularity)
+    assert all(dask.is_dask_collection(out) for out in y.outputs.values())
+    close(y.outputs["b1"].compute(scheduler="sync"), diamond_reference(x)["b1"])
+    total, branch = dask.compute(y.outputs["total"], y.outputs["b2"], scheduler="sync")
+    close(total, diamond_reference(x)["total"])
+    close(branch, diamond_reference(x)["b2"])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 10, 100])
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_a_batch_cuts_rows_and_joins_them_again(batch, granularity):
+    y = ff.from_onnx(mlp(), X, batch=batch, granularity=granularity)
+    assert y.chunks == -(-10 // batch)
+    close(y.compute(scheduler="sync"), mlp_reference(X))
+    close(y.outputs["scores"].compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_a_model_is_a_function_of_its_inputs():
+    model = ff.from_onnx(mlp())
+    for given in (model(X), model({"x": X}), model(x=X), model(X.tolist())):
+        close(given.compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_dask_array_in_dask_array_out():
+    x = da.from_array(X, chunks=(4, 3))
+    y = ff.from_onnx(mlp())(x * 2)
+    assert isinstance(y, da.Array)
+    assert y.chunks == ((4, 4, 2), (3,))
+    assert y.dtype == np.float32
+    close(y.sum(axis=1).compute(scheduler="sync"), mlp_reference(X * 2).sum(axis=1))
+    close(y[3:7].compute(scheduler="sync"), mlp_reference(X * 2)[3:7])
+    da.utils.assert_eq(y, mlp_reference(X * 2), check_chunks=True, scheduler="sync")
+
+
+def test_dask_array_through_several_outputs_gives_a_dict_of_dask_arrays():
+    x = da.from_array(X[:, :4], chunks=(4, -1))
+    got = ff.from_onnx(diamond(), x)
+    assert set(got) == {"total", "b0", "b1", "b2"}
+    assert all(isinstance(a, da.Array) and a.chunks == ((4, 4, 2), (4,)) for a in got.values())
+    values = dask.compute(got, scheduler="sync")[0]
+    for name, wanted in diamond_reference(X[:, :4]).items():
+        close(values[name], wanted)
+
+
+def test_dask_array_with_unknown_chunk_sizes():
+    x = da.from_array(X, chunks=(5, -1))
+    kept = x[x[:, 0] > -np.inf]
+    assert np.isnan(kept.chunks[0][0])
+    close(ff.from_onnx(mlp(), kept).compute(scheduler="sync"), mlp_reference(X))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_a_fixed_batch_is_split_over_more_rows(rows, granularity):
+    model = ff.from_onnx(mlp(rows=rows), granularity=granularity)
+    close(model(X).compute(scheduler="sync"), mlp_reference(X))
+    close(model(X, batch=4).compute(scheduler="sync"), mlp_reference(X))
+    close(model(da.from_array(X, chunks=(5, -1))).compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_models_compose():
+    first = ff.from_onnx(diamond())(X[:, :4])
+    second = ff.from_onnx(diamond())(first.outputs["total"])
+    wanted = diamond_reference(diamond_reference(X[:, :4])["total"])["total"]
+    close(second.outputs["total"].compute(scheduler="sync"), wanted)
+
+
+def test_delayed_input():
+    later = dask.delayed(lambda: X)()
+    close(ff.from_onnx(mlp(), later).compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_persist_keeps_a_model_graph():
+    y = ff.from_onnx(diamond(), X[:, :4], granularity="op").persist(scheduler="sync")
+    assert isinstance(y, ff.ModelGraph)
+    close(y.compute(scheduler="sync")["total"], diamond_reference(X[:, :4])["total"])
+    out = y.outputs["b1"].persist(scheduler="sync")
+    close(out.compute(scheduler="sync"), diamond_reference(X[:, :4])["b1"])
+
+
+def test_without_inputs_it_runs_on_seeded_ones_and_says_so():
+    model = ff.from_onnx(mlp())
+    with pytest.warns(UserWarning, match="seeded synthetic"):
+        first = model.compute(scheduler="sync")
+    with pytest.warns(UserWarning, match="seeded synthetic"):
+        again = ff.from_onnx(mlp()).compute(scheduler="sync")
+    assert first.shape == (1, 3)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_annotations_reach_the_layer():
+    with dask.annotate(priority=7):
+        y = ff.from_onnx(mlp(), X, granularity="op")
+        graph = y.__dask_graph__()
+    assert {layer.annotations["priority"] for layer in graph.layers.values()} == {7}
+
+
+def test_visualize_draws(tmp_path):
+    pytest.importorskip("graphviz", reason="needs the visualize extra")
+    path = tmp_path / "graph.svg"
+    ff.from_onnx(diamond(), X[:, :4], granularity="op").visualize(filename=str(path))
+    assert path.read_text().count("<g id=") > 8
+
+
+def test_repr_names_inputs_outputs_ops_bundles_and_cost():
+    y = ff.from_onnx(mlp(), X, granularity="op")
+    for text in (repr(y), y._repr_html_()):
+        for part in ("x: float32[N, 6]", "scores: float32[N, 3]", "Gemm", "4 x 1 chunk", "FLOP", "B moved"):
+            assert part in text
+
+
+def test_same_call_same_keys_in_another_process(tmp_path):
+    path = tmp_path / "mlp.onnx"
+    path.write_bytes(mlp().SerializeToString())
+    code = (
+        "import dask_ferro as ff, numpy as np, dask; x = np.arange(60, dtype='f4').reshape(10, 6);"
+        f"y = ff.from_onnx({str(path)!r}, x, batch=4, granularity='op');"
+        "print(sorted(map(str, dict(y.__dask_graph__()))), dask.base.tokenize(y))"
+    )
+    runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    assert len(runs) == 1
+
+
+def test_other_inputs_other_keys():
+    model = ff.from_onnx(mlp())
+    assert model(X).__dask_keys__() != model(X + 1).__dask_keys__()
+    assert model(X).__dask_keys__() == model(X.copy()).__dask_keys__()
+
+
+def test_the_graph_that_travels_is_small_whatever_the_chunks():
+    x = da.zeros((100_000, 6), chunks=(10, 6), dtype="f4")
+    y = ff.from_onnx(mlp())(x)
+    (layer,) = [layer for name, layer in y.dask.layers.items() if name == y.name]
+    assert not layer.is_materialized()
+    assert len(layer) == 10_000
+    assert len(pickle.dumps(layer)) < 2_000
+
+
+def test_weights_do_not_travel():
+    heavy = mlp(features=6, hidden=50_000)
+    y = ff.from_onnx(heavy, X, batch=5)
+    assert len(pickle.dumps(y.__dask_graph__())) < 5_000
+
+
+BAD = {
+    "a wrong dtype names the conversion": (lambda m: m(X.astype("f8")), r"dtype float64, wanted float32.*astype"),
+    "a wrong width": (lambda m: m(X[:, :5]), r"has 5 on axis 1, wanted 6"),
+    "a wrong rank": (lambda m: m(X[0]), r"wanted 2 axes"),
+    "an unknown name": (lambda m: m(y=X), r"unknown input 'y', missing input 'x'"),
+    "too many arrays": (lambda m: m(X, X), r"got 2 inputs, wanted 1"),
+    "a batch of nothing": (lambda m: m(X, batch=0), r"batch=0"),
+    "a dask array of the wrong dtype": (lambda m: m(da.from_array(X.astype("f8"))), r"dtype float64"),
+}
+
+
+@pytest.mark.parametrize("claim", BAD)
+def test_refuses(claim):
+    call, message = BAD[claim]
+    with pytest.raises(ff.ConfigError, match=message):
+        call(ff.from_onnx(mlp()))
+
+
+@pytest.mark.parametrize("granularity", ["ops", 0, -1.0, None, True])
+def test_refuses_a_granularity(granularity):
+    with pytest.raises(ff.ConfigError, match="granularity"):
+        ff.from_onnx(mlp(), granularity=granularity)

@@ -1,0 +1,125 @@
+"""ONNX's own backend suite (it ships in the onnx package), run through the real lowering or through one engine.
+
+A case passes when the suite's own comparison says so.  Through one engine, a case is ``pass``, ``wrong`` (it
+computed something else) or ``refused`` (it raised); through the lowering it is ``pass`` or the error.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep
+from onnx.backend.test.runner import Runner
+
+import dask_ferro as ff
+from dask_ferro.graph.load import load
+from dask_ferro.kernels.executable import compile_bundle
+from dask_ferro.kernels.route import support
+
+# Random by definition: no engine can give the numbers that are stored.
+RANDOM = frozenset(
+    f"test_bernoulli{kind}{form}_cpu" for kind in ("", "_double", "_seed") for form in ("", "_expanded")
+)
+
+
+class Lowered(Backend):
+    """The real thing: `from_onnx` on the synchronous scheduler."""
+
+    granularity = "op"
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        return _Run(ff.from_onnx(model, granularity=cls.granularity))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+class _Run(BackendRep):
+    def __init__(self, model: ff.ModelGraph) -> None:
+        self.model = model
+
+    def run(self, inputs: Sequence[Any], **kwargs: Any) -> list[Any]:
+        result = self.model(dict(zip(self.model.inputs, inputs, strict=False))).compute(scheduler="sync")
+        names = list(self.model.outputs)
+        return [result] if len(names) == 1 else [result[name] for name in names]
+
+
+class OneEngine(Backend):
+    """A model whole on one engine, whatever the engine declares."""
+
+    engine = "reference"
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        return _EngineRun(model, cls.engine)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+class _EngineRun(BackendRep):
+    def __init__(self, proto: onnx.ModelProto, engine: Any) -> None:
+        model = load(proto).model
+        self.names = [v.name for v in model.graph.inputs]
+        outputs = [v.name for v in model.graph.outputs]
+        self.call = compile_bundle(model, self.names, outputs, ((engine, len(model.graph)),))
+
+    def run(self, inputs: Sequence[Any], **kwargs: Any) -> list[Any]:
+        return list(self.call(*(np.asarray(x) if isinstance(x, np.generic) else x for x in inputs)))
+
+
+def declared(proto: onnx.ModelProto) -> list[tuple[str, ...]]:
+    """Return the engines that declare each node of a case's model."""
+    return [row.engines for row in support(load(proto).model)]
+
+
+@cache
+def _runner(backend: type[Backend]) -> Runner:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite's own numpy examples overflow on purpose
+        return Runner(backend)
+
+
+def cases(backend: type[Backend]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (kind, name, item) for the suite's CPU cases; `item.func` runs one."""
+    for kind, items in sorted(_runner(backend)._test_items.items()):
+        for name, item in sorted(items.items()):
+            if name.endswith("_cpu"):
+                yield kind, name, item
+
+
+@contextmanager
+def quiet(folder: str) -> Iterator[None]:
+    """Keep the suite's downloads folder in `folder`, and numpy's overflow warnings out of the way."""
+    before = os.environ.get("ONNX_HOME")
+    os.environ["ONNX_HOME"] = folder
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if before is None:
+            del os.environ["ONNX_HOME"]
+        else:
+            os.environ["ONNX_HOME"] = before
+
+
+def outcome(item: Any) -> str:
+    """Run a case; return "pass", "wrong: ..." or "refused: ..."."""
+    try:
+        item.func(None)
+    except AssertionError as error:
+        return f"wrong: {str(error).strip().splitlines()[0][:120] if str(error).strip() else 'differs'}"
+    except Exception as error:  # noqa: BLE001 - an engine may refuse with any exception of its own
+        return f"refused: {type(error).__name__}: {str(error).strip()[:160]}"
+    return "pass"

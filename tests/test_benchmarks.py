@@ -1,0 +1,113 @@
+"""The benchmarks: the arithmetic of measuring, and each of them at toy size."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("measure")
+
+
+def test_contenders_take_turns_and_each_round_starts_with_the_next(measure):
+    order = []
+    names = {name: lambda name=name: order.append(name) for name in "ABC"}
+    seconds = measure.in_turn(names, 3, warm_up=False)
+    assert "".join(order) == "ABCBCACAB"
+    assert {name: len(times) for name, times in seconds.items()} == {"A": 3, "B": 3, "C": 3}
+
+
+def test_the_warm_up_is_checked_and_not_measured(measure):
+    checked = []
+    seconds = measure.in_turn({"A": lambda: 7}, 2, check=lambda name, result: checked.append((name, result)))
+    assert checked == [("A", 7)] * 3
+    assert len(seconds["A"]) == 2
+
+
+def test_ratios_are_taken_inside_a_round(measure):
+    seconds = {"limit": [1.0, 4.0], "other": [2.0, 4.0]}
+    assert measure.ratios(seconds, "limit") == {"limit": [1.0, 1.0], "other": [0.5, 1.0]}
+
+
+def test_a_summary_is_median_and_spread(measure):
+    assert measure.Summary.of([3.0, 1.0, 8.0]) == measure.Summary(3.0, 1.0, 8.0, 3)
+
+
+def test_a_record_says_where_it_was_made(measure, tmp_path):
+    record = measure.provenance(seed=5) | {"rate": measure.Summary.of([1.0, 2.0])}
+    measure.write(tmp_path / "new" / "record.json", record)
+    read = json.loads((tmp_path / "new" / "record.json").read_text())
+    assert {"commit", "versions", "host", "date", "settings", "rate"} <= set(read)
+    assert read["settings"] == {"seed": 5}
+    assert {"dask", "onnxruntime", "python"} <= set(read["versions"])
+    assert read["rate"] == {"median": 1.5, "low": 1.0, "high": 2.0, "repeats": 2}
+
+
+def test_a_table_is_as_wide_as_its_cells(measure, capsys):
+    measure.show("title", ("", "rate"), [("longest name", "1"), ("b", "22,000")], notes=("a note",))
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "title",
+        "                rate",
+        "------------  ------",
+        "longest name       1",
+        "b             22,000",
+        "(a note)",
+    ]
+
+
+def toy(script, path, *arguments):
+    """A benchmark at toy size, as a user starts it: what it printed, and its record."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+@pytest.mark.cluster
+def test_inference_at_toy_size(tmp_path):
+    printed, record = toy("inference.py", tmp_path / "record.json", "--all")
+    assert [(r["job"], r["inputs"]) for r in record["results"]] == [
+        (job, inputs) for job in ("mlp", "squeezenet", "encoder") for inputs in ("files", "memory")
+    ]
+    for result in record["results"]:
+        contenders = result["contenders"]
+        assert contenders["onnxruntime, one process, all cores"]["ratio"]["median"] == 1.0
+        assert contenders["dask_ferro"]["tasks"] >= result["chunks"]
+        assert contenders["onnxruntime, one process, all cores"]["tasks"] == 0
+    for name in ("dask_ferro", "map_blocks", "client.map", "joblib", "in memory", "in files"):
+        assert name in printed
+
+
+@pytest.mark.cluster
+def test_overhead_at_toy_size(tmp_path):
+    printed, record = toy("overhead.py", tmp_path / "record.json")
+    tiny, dags, submit = (record["results"][part] for part in ("tiny", "dags", "submit"))
+    assert tiny["ops"] == 41
+    assert {g: r["tasks"] for g, r in tiny["granularity"].items()} == {"op": 41, "auto": 1, "model": 1}
+    for graph in dags["graphs"]:
+        assert graph["seconds"]["low"] > (graph["bound"] or 0.0)
+    assert submit["cases"]["50 chunks"]["tasks"]["median"] == 50
+    for name in ("tiny:", "dags:", "submit:"):
+        assert name in printed
+
+
+@pytest.mark.parametrize("script", ["inference.py", "overhead.py"])
+def test_benchmarks_explain_themselves(script):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / script, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--rounds" in done.stdout

@@ -1,0 +1,394 @@
+"""`dask ferro run | import`, called as a shell calls it."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import psutil
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+from dask_ferro.cli import main
+
+PROGRAM = Path(sys.executable).parent / "dask-ferro"
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments], prog_name="dask ferro")
+
+
+def model(path, nodes, inputs, outputs, **options):
+    def typed(name, dtype, shape):
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    graph = helper.make_graph(
+        nodes, "test", [typed(*i) for i in inputs], [typed(*o) for o in outputs], options.pop("weights", [])
+    )
+    opsets = [helper.make_opsetid("", 21), *options.pop("domains", [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def scorer(tmp_path):
+    """[batch, 4] to scores [batch, 3] and their classes [batch]."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (4, 3), np.arange(12, dtype=np.float32) / 12)
+    return model(
+        tmp_path / "scorer.onnx",
+        [
+            helper.make_node("MatMul", ["x", "w"], ["z"], name="matmul"),
+            helper.make_node("Softmax", ["z"], ["scores"], name="softmax"),
+            helper.make_node("ArgMax", ["z"], ["classes"], name="argmax", axis=1, keepdims=0),
+        ],
+        [("x", TensorProto.FLOAT, ["batch", 4])],
+        [("scores", TensorProto.FLOAT, ["batch", 3]), ("classes", TensorProto.INT64, ["batch"])],
+        weights=[weight],
+    )
+
+
+@pytest.fixture
+def picker(tmp_path):
+    """Rows of a table of 3, by number: a number beyond it fails in the task."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, (3, 2), [0.0] * 6)
+    return model(
+        tmp_path / "picker.onnx",
+        [helper.make_node("Gather", ["table", "i"], ["y"], name="gather")],
+        [("i", TensorProto.INT64, ["batch"])],
+        [("y", TensorProto.FLOAT, ["batch", 2])],
+        weights=[table],
+    )
+
+
+def rows(path, array):
+    np.save(path, array)
+    return path
+
+
+# ---- bad arguments ----------------------------------------------------------------------------------------
+
+
+# THIS stands for a file that exists, and is neither a model nor an array.
+BAD = {
+    "a command that is none": ("fly", "No such command 'fly'"),
+    "nothing to run": ("run", "either a MODEL or --dag"),
+    "two things to run": ("run THIS --dag wide", "either a MODEL or --dag"),
+    "a model that is not there": ("run absent.onnx", "does not exist"),
+    "a graph that is none": ("run --dag spiral", "choose one of transformer"),
+    "a parameter that is none": ("run --dag wide --param width=3", "'width'"),
+    "a parameter without value": ("run --dag wide --param length", "NAME=NUMBER"),
+    "a parameter out of range": ("run --dag wide --param length=0", "at least 1"),
+    "rows of a graph": ("run --dag wide --rows 3", "--rows goes with a MODEL"),
+    "parameters of a model": ("run THIS --param a=1", "--param goes with --dag"),
+    "a granularity that is none": ("run THIS --granularity fine", "'fine' is neither"),
+    "a granularity below zero": ("run THIS --granularity -1", "'-1' is neither"),
+    "no workers": ("run THIS --workers 0", "x>=1"),
+    "workers that are no number": ("run THIS --workers two", "'two'"),
+    "an input that is not there": ("run THIS --input x.csv", "does not exist"),
+    "an input of another kind": ("run THIS --input THIS", "neither .npy nor .npz"),
+    "rows of an input": ("run THIS --input HERE.npy --rows 2", "--rows is for synthetic"),
+    "output to nowhere": ("run THIS --output no/y.npz", "folder 'no' does not exist"),
+    "two clusters": ("run THIS --scheduler tcp://a:1 --workers 2", "--workers is for"),
+    "nothing to import": ("import", "Missing argument 'MODEL'"),
+    "an import that is not there": ("import absent.onnx", "does not exist"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), BAD.values(), ids=BAD)
+def test_bad_arguments_exit_2_with_one_line(line, said, tmp_path):
+    np.save(tmp_path / "here.npy", np.zeros(3))
+    places = {"THIS": __file__, "HERE.npy": tmp_path / "here.npy"}
+    done = call(*(places.get(word, word) for word in line.split()))
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        pytest.param(np.zeros((2, 4)), "float64, wanted float32", id="dtype"),
+        pytest.param(np.zeros((2, 5), np.float32), "5 on axis 1, wanted 4", id="shape"),
+        pytest.param(np.zeros(4, np.float32), "wanted 2 axes", id="rank"),
+        pytest.param(np.array([{}]), "not a readable .npy file", id="Python objects"),
+    ],
+)
+def test_inputs_that_do_not_fit_exit_2_before_a_cluster_starts(scorer, tmp_path, array, said):
+    done = call("run", scorer, "--input", rows(tmp_path / "x.npy", array))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_names_that_do_not_fit_exit_2(scorer, tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 4), np.float32))
+    done = call("run", scorer, "--input", tmp_path / "x.npz")
+    assert done.exit_code == 2
+    assert "unknown input 'images', missing input 'x'" in done.stderr
+
+
+def test_an_input_file_that_is_broken_exits_2(scorer, tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 and no more")
+    done = call("run", scorer, "--input", tmp_path / "x.npz")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+
+
+def test_two_outputs_do_not_fit_into_one_array_file(scorer, tmp_path):
+    done = call("run", scorer, "--output", tmp_path / "y.npy")
+    assert done.exit_code == 2
+    assert "scores, classes" in done.stderr
+
+
+def test_an_address_that_is_none_exits_2(scorer):
+    done = call("run", scorer, "--scheduler", "carrier-pigeon://home")
+    assert done.exit_code == 2
+    assert "carrier-pigeon" in done.stderr
+
+
+def test_both_commands_explain_themselves():
+    for command in ("run", "import"):
+        done = call(command, "--help")
+        assert done.exit_code == 0
+        assert "--granularity auto|op|model|SECONDS" in done.stdout
+
+
+# ---- import -----------------------------------------------------------------------------------------------
+
+
+def test_import_prints_what_a_model_is(scorer):
+    done = call("import", scorer)
+    assert (done.exit_code, done.stderr) == (0, "")
+    for text in (
+        "x: float32[batch, 4]",
+        "scores: float32[batch, 3]",
+        "MatMul",
+        "onnxruntime",
+        "3 ops",
+        "1 bundle",
+    ):
+        assert text in done.stdout
+
+
+def test_import_as_json_is_one_object(scorer):
+    done = call("import", scorer, "--json", "--batch", 5, "--granularity", "op")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert found["inputs"] == [{"name": "x", "kind": "tensor", "dtype": "float32", "shape": ["batch", 4]}]
+    assert {row["op"]: row["nodes"] for row in found["ops"]} == {"MatMul": 1, "Softmax": 1, "ArgMax": 1}
+    assert {row["op"]: row["flops"] for row in found["ops"]}["MatMul"] == 2 * 5 * 4 * 3
+    assert [bundle["nodes"] for bundle in found["bundles"]] == [1, 1, 1]
+    assert found["rows"] == 5
+    assert found["problems"] == []
+
+
+def test_import_of_a_fixed_batch_refuses_what_is_no_multiple(tmp_path):
+    path = model(
+        tmp_path / "fixed.onnx",
+        [helper.make_node("Relu", ["x"], ["y"], name="relu")],
+        [("x", TensorProto.FLOAT, [4, 2])],
+        [("y", TensorProto.FLOAT, [4, 2])],
+    )
+    assert json.loads(call("import", path, "--json").stdout)["rows"] == 4
+    done = call("import", path, "--batch", 6)
+    assert done.exit_code == 2
+    assert "multiple of its fixed 4" in done.stderr
+
+
+def test_import_of_what_is_no_model_exits_1_with_the_message():
+    done = call("import", __file__)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "test_cli.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Two nodes of a domain that nobody here knows, and one that all do."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="relu"),
+        helper.make_node("Warp", ["a"], ["b"], name="first", domain="com.example"),
+        helper.make_node("Warp", ["b"], ["y"], name="second", domain="com.example"),
+    ]
+    return model(
+        tmp_path / "foreign.onnx",
+        nodes,
+        [("x", TensorProto.FLOAT, [2])],
+        [("y", TensorProto.FLOAT, [2])],
+        domains=[helper.make_opsetid("com.example", 1)],
+    )
+
+
+@pytest.mark.parametrize("command", ["import", "run"])
+def test_what_nobody_computes_is_named_all_at_once_and_exits_1(foreign, command):
+    done = call(command, foreign)
+    said = done.stdout + done.stderr
+    assert done.exit_code == 1
+    assert "'first'" in said
+    assert "'second'" in said
+    assert "Traceback" not in said
+
+
+# ---- run --------------------------------------------------------------------------------------------------
+
+
+def run_json(*arguments):
+    done = call("run", *arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.cluster
+def test_run_of_a_built_in_graph_compares_with_bound_and_projection():
+    found = run_json("--dag", "wide", "--param", "branches=2", "--workers", 2, "--repeat", 3)
+    assert sum(row["nodes"] for row in found["ops"]) == 10
+    assert len(found["seconds"]) == 3
+    assert len(found["cluster"]["workers"]) == 2
+    assert min(found["seconds"]) >= found["bound_seconds"] == pytest.approx(0.025)
+    assert found["projected_seconds"] >= found["bound_seconds"]
+    assert found["ops_per_s"] == pytest.approx(10 / found["median_seconds"])
+    assert found["rows"] is None
+    assert sum(share["tasks"] for share in found["workers"]) >= found["bundles"]
+
+
+@pytest.mark.cluster
+def test_run_of_a_model_writes_what_onnxruntime_computes(scorer, tmp_path):
+    x = np.random.default_rng(0).standard_normal((10, 4), dtype=np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    found = run_json(
+        scorer, "--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz", "--workers", 1, "--batch", 4
+    )
+    assert (found["rows"], found["batch"], found["chunks"]) == (10, 4, 3)
+    assert found["rows_per_s"] == pytest.approx(10 / found["median_seconds"])
+    assert found["outputs"]["scores"] == {"dtype": "float32", "shape": [10, 3]}
+    scores, classes = ort.InferenceSession(scorer).run(None, {"x": x})
+    with np.load(tmp_path / "y.npz") as written:
+        assert sorted(written.files) == ["classes", "scores"]
+        np.testing.assert_allclose(written["scores"], scores, rtol=1e-5)
+        np.testing.assert_array_equal(written["classes"], classes)
+    assert [p.name for p in tmp_path.glob("*.part")] == []
+
+
+@pytest.mark.cluster
+def test_run_prints_what_ran_where(picker, tmp_path):
+    done = call("run", picker, "--rows", 6, "--workers", 1, "--output", tmp_path / "y.npy")
+    assert done.exit_code == 0, done.stderr
+    for text in (
+        "picker",
+        "synthetic",
+        "Gather",
+        "where it ran",
+        "tcp://127.0.0.1",
+        "projected",
+        "bound",
+        "rows/s",
+    ):
+        assert text in done.stdout
+    assert "run 1 of 1" in done.stderr
+    assert np.load(tmp_path / "y.npy").shape == (6, 2)
+
+
+@pytest.mark.cluster
+def test_the_error_of_a_task_exits_1_with_its_message(picker, tmp_path):
+    numbers = rows(tmp_path / "i.npy", np.array([0, 7]))
+    done = call("run", picker, "--input", numbers, "--workers", 1, "--output", tmp_path / "y.npy")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "y.npy").exists()
+
+
+@pytest.mark.cluster
+def test_run_on_a_cluster_that_runs_leaves_it_running(picker, cluster):
+    found = run_json(picker, "--rows", 3, "--scheduler", cluster.scheduler_address)
+    assert found["cluster"]["scheduler"] == cluster.scheduler_address
+    assert len(cluster.scheduler_info["workers"]) == 1
+
+
+@pytest.fixture
+def cluster():
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as running:
+        yield running
+
+
+@contextmanager
+def started(*arguments, **options):
+    """The program, in a session of its own."""
+    process = subprocess.Popen(
+        [PROGRAM, *map(str, arguments)], start_new_session=True, stdout=subprocess.PIPE, **options
+    )
+    try:
+        yield process
+    finally:
+        for left in session(process.pid):
+            left.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def session(leader):
+    """The processes of a session that are alive."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def until(what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (result := what()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+    return result
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the program", "its terminal"])
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_path):
+    errors = tmp_path / "stderr"
+    slow = ("run", "--dag", "imbalanced", "--param", "long_s=60", "--workers", 2)
+    with errors.open("w") as stderr, started(*slow, stderr=stderr) as process:
+        if when == "starting":
+            until(lambda: len(session(process.pid)) > 1)
+        else:
+            until(lambda: "2 workers" in errors.read_text())
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        until(lambda: not session(process.pid), seconds=20)
+    assert "interrupted" in errors.read_text()
+    assert "Traceback" not in errors.read_text()
+
+
+@pytest.mark.cluster
+def test_progress_is_shown_on_a_terminal():
+    terminal, side = pty.openpty()
+    slow = ("run", "--dag", "imbalanced", "--param", "long_s=1", "--param", "short=0", "--workers", 1)
+    with started(*slow, "--json", stderr=side) as process:
+        os.close(side)
+        report = json.loads(process.stdout.read())
+        assert process.wait(timeout=60) == 0
+    shown = b""
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:  # how Linux says that the other side is closed
+        os.close(terminal)
+    assert b"tasks" in shown
+    assert report["chunks"] == 1

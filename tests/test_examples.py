@@ -1,0 +1,138 @@
+"""Every example runs, as a user runs it: by itself, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn: pip install dask-ferro[examples]"
+)
+
+
+def run(script: str, *arguments: str, cwd: Path) -> str:
+    """Standard output of an example that ends well and has nothing to complain about."""
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+    assert done.returncode == 0, f"{script} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here():
+    text = Path(__file__).read_text()
+    assert [s.name for s in EXAMPLES.glob("*.py") if f'"{s.name}"' not in text] == []
+
+
+def test_the_readme_names_every_script_and_model():
+    text = (EXAMPLES / "README.md").read_text()
+    shipped = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("models/digits_*.onnx")]
+    assert [f.name for f in shipped if f"`{f.name}`" not in text] == []
+
+
+@needs_sklearn
+def test_the_readme_tells_the_accuracy_of_the_shipped_models():
+    text = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.glob("models/digits_*.onnx"):
+        metadata = {p.key: p.value for p in onnx.load(path).metadata_props}
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{path.name}`"))
+        assert f"{float(metadata['held_out_accuracy']):.1%}".replace("%", " %") in row
+        assert f"{path.stat().st_size / 1e3:.0f} kB" in row
+
+
+@pytest.mark.cluster
+def test_quickstart(tmp_path):
+    out = run("quickstart.py", cwd=tmp_path)
+    assert "scores (1000, 10)" in out
+
+
+@needs_sklearn
+@pytest.mark.cluster
+@pytest.mark.parametrize(("model", "rows"), [("digits_mlp", 4500), ("digits_conv", 999)])
+def test_demo(model, rows, tmp_path):
+    out = run("demo.py", "--model", model, "--rows", str(rows), "--batch", "450", cwd=tmp_path)
+    accuracy = float(re.search(r"Accuracy +([\d.]+)%", out)[1])
+    assert 95 < accuracy <= 100
+    assert re.search(r"Dashboard: http://\S+/status", out)
+    assert re.search(r"Throughput +[\d,]+ images/s", out)
+    ran = re.findall(r"tcp://\S+ ran (\d+) tasks", out)
+    assert len(ran) == 2
+    assert "ONNX Runtime alone gives the same scores" in out
+    assert f"Classifying {rows:,} images" in out
+
+
+@needs_sklearn
+@pytest.mark.cluster
+def test_batch_inference_gets_worse_with_noise(tmp_path):
+    out = run("batch_inference.py", "--rows", "900", "--chunk", "300", cwd=tmp_path)
+    found = [float(percent) for percent in re.findall(r"noise of \d+ in 16: ([\d.]+)% right", out)]
+    assert len(found) == 5
+    assert found[0] > 95
+    assert found[-1] < found[0] - 10
+
+
+@pytest.mark.cluster
+def test_branching_graph_agrees_at_every_granularity(tmp_path):
+    out = run("branching_graph.py", "--image", "16", "--modules", "2", cwd=tmp_path)
+    tasks = {name: int(n) for name, n in re.findall(r"(\w+): \d+ nodes in +(\d+) tasks", out)}
+    nodes = int(re.search(r"op: (\d+) nodes", out)[1])
+    assert tasks["model"] == 1
+    assert 1 <= tasks["auto"] <= tasks["op"] == nodes
+    assert "all three agree" in out
+
+
+def test_make_models(tmp_path):
+    out = run("make_models.py", "mlp", "--out", str(tmp_path / "made"), cwd=tmp_path)
+    assert "mlp.onnx" in out
+    onnx.checker.check_model(str(tmp_path / "made" / "mlp.onnx"))
+
+
+@needs_sklearn
+def test_train_digits(tmp_path):
+    out = run("train_digits.py", "digits_conv", "--out", str(tmp_path), cwd=tmp_path)
+    assert float(re.search(r"held-out accuracy ([\d.]+)%", out)[1]) > 95
+    onnx.checker.check_model(str(tmp_path / "digits_conv.onnx"))
+
+
+@needs_sklearn
+@pytest.mark.cluster
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process groups")
+def test_interrupted_demo_leaves_no_process_and_no_traceback(tmp_path):
+    """Ctrl-C, as a terminal sends it: to the whole process group, while the cluster works."""
+    command = [sys.executable, "-u", str(EXAMPLES / "demo.py"), "--rows", "200000", "--batch", "100"]
+    demo = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        for line in demo.stdout:
+            if line.startswith("Classifying"):
+                break
+        children = psutil.Process(demo.pid).children(recursive=True)
+        os.killpg(demo.pid, signal.SIGINT)
+        out, err = demo.communicate(timeout=60)
+    finally:
+        if demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGKILL)
+            demo.wait()
+    assert len(children) >= 2
+    assert demo.returncode == 130, err
+    assert out.rstrip().endswith("Stopped.")
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []

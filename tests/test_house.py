@@ -1,0 +1,256 @@
+"""The house: floors, what an import costs, what the package ships, and what its files may not say."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import dask.config
+import pytest
+import yaml
+
+import dask_ferro as ff
+from dask_ferro import config
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+BIN = Path(sys.executable).parent
+
+HEAVY = ("dask", "distributed", "onnx", "onnx_ir", "onnxruntime", "numpy", "rich", "click")
+
+
+def _python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+        cwd=ROOT,
+    )
+    return done.stdout
+
+
+def _loaded_by(statement: str) -> set[str]:
+    return set(json.loads(_python(f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))")))
+
+
+def _shipped() -> list[Path]:
+    """The text files of the project: those that git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    binary = {".onnx", ".npy", ".npz", ".data", ".png", ".pb"}
+    paths = (ROOT / name for name in listed.split("\0") if name)
+    return sorted(p for p in paths if p.is_file() and p.suffix not in binary)
+
+
+# ---- floors and imports -----------------------------------------------------------------------------------
+
+
+def test_each_module_imports_only_from_floors_below():
+    done = subprocess.run(
+        [BIN / "lint-imports", "--no-cache"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
+        pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
+        pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
+        pytest.param(
+            "import dask_ferro.cli",
+            {"click"},
+            id="the command line loads click alone, for `dask` loads it always",
+        ),
+        pytest.param(
+            "import dask_ferro.graph.load",
+            {"numpy", "onnx", "onnx_ir"},
+            id="graphs load neither dask nor an engine",
+        ),
+        pytest.param(
+            "import dask_ferro.lower",
+            {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
+            id="the collection does without distributed",
+        ),
+    ],
+)
+def test_imports_are_lean(statement, allowed):
+    assert _loaded_by(statement) & set(HEAVY) <= allowed
+
+
+def test_every_public_name_is_there():
+    missing = [name for name in ff.__all__ if not hasattr(ff, name)]
+    assert missing == []
+    assert set(ff.__all__) <= set(dir(ff))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ff.nothing  # noqa: B018 - looked up on purpose
+
+
+# ---- what is shipped --------------------------------------------------------------------------------------
+
+
+def test_the_version_is_one():
+    assert ff.__version__ == PROJECT["project"]["version"] == importlib.metadata.version("dask-ferro")
+
+
+def test_types_and_defaults_are_shipped():
+    package = Path(ff.__file__).parent
+    assert (package / "py.typed").is_file()
+    assert (package / "ferro.yaml").is_file()
+
+
+def test_extras_that_messages_name_exist():
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    named = {
+        extra
+        for path in (*ROOT.glob("dask_ferro/**/*.py"), ROOT / "README.md", ROOT / "Makefile")
+        for group in re.findall(
+            r"dask[-_]ferro\[([\w, ]+)\]|'\.\[([\w, ]+)\]'", path.read_text(encoding="utf-8")
+        )
+        for extra in re.split(r"[, ]+", "".join(group))
+    }
+    assert named <= extras, f"no such extra: {named - extras}"
+
+
+@pytest.mark.parametrize("program", [("dask-ferro",), ("dask", "ferro")], ids=" ".join)
+def test_the_command_line_is_installed(program):
+    done = subprocess.run(
+        [BIN / program[0], *program[1:], "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"run", "import"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
+
+
+# ---- configuration ----------------------------------------------------------------------------------------
+
+
+def test_defaults_are_under_the_ferro_key_and_explained():
+    text = (Path(ff.__file__).parent / "ferro.yaml").read_text(encoding="utf-8")
+    assert list(yaml.safe_load(text)) == ["ferro"]
+    lines = text.splitlines()
+    leaves = [i for i, line in enumerate(lines) if re.match(r"\s+[\w-]+: \S", line)]
+    assert leaves
+    assert [lines[i] for i in leaves if not lines[i - 1].lstrip().startswith("#")] == []
+
+
+def test_defaults_are_merged_once_and_under_what_the_user_set():
+    code = (
+        "import dask.config; dask.config.set({'ferro.cache.bytes': '3GiB'});"
+        "from dask_ferro import config; config.ensure(); config.ensure();"
+        "print(dask.config.get('ferro.cache.bytes'), dask.config.get('ferro.inputs.embed-bytes'),"
+        " dask.config.get('ferro.onnxruntime.prepack'), sum('ferro' in d for d in dask.config.defaults))"
+    )
+    assert _python(code, DASK_FERRO__ONNXRUNTIME__PREPACK="False").split() == ["3GiB", "64KiB", "False", "1"]
+
+
+def test_lower_merges_the_defaults():
+    code = "import dask_ferro as ff, dask.config; ff.from_onnx; print(dask.config.get('ferro.cache.bytes'))"
+    assert _python(code).strip() == "2GiB"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read", "wanted"),
+    [
+        ("cache.bytes", "2 GiB", config.size, 2 * 2**30),
+        ("cache.bytes", 1024, config.size, 1024),
+        ("bundle.workers", "auto", config.count, None),
+        ("bundle.workers", 3, config.count, 3),
+        ("onnxruntime.prepack", False, config.flag, False),
+    ],
+)
+def test_values_are_read_with_their_types(key, value, read, wanted):
+    with dask.config.set({f"ferro.{key}": value}):
+        assert read(key) == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read", "said"),
+    [
+        ("cache.bytes", "lots", config.size, "DASK_FERRO__CACHE__BYTES"),
+        ("cache.bytes", -1, config.size, "at least 0"),
+        ("cache.bytes", None, config.size, "got None"),
+        ("bundle.workers", 0, config.count, "at least 1"),
+        ("bundle.workers", True, config.count, "got True"),
+        ("bundle.workers", "many", config.count, "'many'"),
+        ("onnxruntime.prepack", "maybe", config.flag, "DASK_FERRO__ONNXRUNTIME__PREPACK"),
+    ],
+)
+def test_a_wrong_value_names_its_key(key, value, read, said):
+    with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.ConfigError) as caught:
+        read(key)
+    assert f"ferro.{key}" in str(caught.value)
+    assert said in str(caught.value)
+
+
+# ---- the files --------------------------------------------------------------------------------------------
+
+
+def test_modules_say_at_their_head_what_they_are_for():
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "dask_ferro").rglob("*.py")
+        if not path.read_text(encoding="utf-8").startswith('"""')
+    ]
+    assert silent == []
+
+
+def test_no_module_is_named_for_what_it_is_not():
+    banned = {"utils", "util", "common", "base", "core", "helpers", "helper", "manager", "misc"}
+    assert [str(p) for p in (ROOT / "dask_ferro").rglob("*.py") if p.stem in banned] == []
+
+
+def test_files_hold_no_leftovers():
+    leftovers = re.compile(
+        "|".join([r"\bTO" + "DO\\b", r"\bFIX" + "ME\\b", r"\bXX" + "X\\b", "/wo" + "rk/", "^<{7} ", "^>{7} "])
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in _shipped()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if leftovers.search(line)
+    ]
+    assert found == []
+
+
+def test_make_help_lists_every_target_that_is_no_file():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    listed = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert set(re.findall(r"make (\w+)", listed)) == phony
+
+
+def test_make_refuses_an_old_python_in_one_line(tmp_path):
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["make", "demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11" in done.stderr
+    assert "Python 3.9.2" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_continuous_integration_script_is_valid_and_executable():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
