@@ -110,7 +110,7 @@ class Clusters:
 
 @contextmanager
 def clusters() -> Iterator[Clusters]:
-    size = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": None}
+    size = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
     with ExitStack() as stack:
         enter = stack.enter_context
         plain = enter(Client(enter(LocalCluster(**size)), set_as_default=False))

@@ -69,7 +69,7 @@ TOY_DAGS = (Dag("wide", {"branches": 4, "length": 2}), Dag("resnet", {"channels"
 @contextmanager
 def processes(workers: int) -> Iterator[Client]:
     with (
-        ff.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        ff.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         yield client

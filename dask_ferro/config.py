@@ -21,16 +21,29 @@ SECTION = "ferro"
 
 
 @cache
+def defaults() -> dict[str, Any]:
+    """Return the content of `ferro.yaml`."""
+    text = files("dask_ferro").joinpath("ferro.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+@cache
 def ensure() -> None:
     """Merge the defaults under `dask.config`; once in a process, however often it is called."""
-    text = files("dask_ferro").joinpath("ferro.yaml").read_text(encoding="utf-8")
-    dask.config.update_defaults(yaml.safe_load(text))
+    dask.config.update_defaults(defaults())
 
 
 def get(key: str) -> Any:
-    """Return the value of `ferro.<key>` as it stands, for instance ``get("store")``."""
+    """Return the value of `ferro.<key>` as it stands, for instance ``get("store")``.
+
+    A `dask.config.set` block that was entered before this package was imported takes the merged defaults away
+    when it ends; they are looked up here all the same.
+    """
     ensure()
-    return dask.config.get(f"{SECTION}.{key}")
+    default: Any = defaults()[SECTION]
+    for part in key.split("."):
+        default = default[part]
+    return dask.config.get(f"{SECTION}.{key}", default=default)
 
 
 def size(key: str) -> int:

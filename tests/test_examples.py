@@ -51,10 +51,11 @@ def test_the_readme_tells_the_accuracy_of_the_shipped_models():
         assert f"{path.stat().st_size / 1e3:.0f} kB" in row
 
 
+@needs_sklearn
 @pytest.mark.cluster
 def test_quickstart(tmp_path):
     out = run("quickstart.py", cwd=tmp_path)
-    assert "scores (1000, 10)" in out
+    assert "scores (1797, 10); the first ten are [0 1 2 3 4 5 6 7 8 9], named [0 1 2 3 4 5 6 7 8 9]" in out
 
 
 @needs_sklearn

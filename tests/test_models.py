@@ -51,7 +51,7 @@ def normal(*shape: int) -> np.ndarray:
 # ---- made models -------------------------------------------------------------------------------------------
 
 SMALL = {
-    "encoder": (make.transformer_encoder(layers=2, d_model=32, heads=4, seq=16), (16, 32), (16, 32)),
+    "encoder": (make.transformer_encoder(layers=1, d_model=32, heads=4, seq=16), (16, 32), (16, 32)),
     "resnet18": (make.resnet18(image=32, classes=7, width=8), (3, 32, 32), (7,)),
     "mlp": (make.mlp((20, 16, 5)), (20,), (5,)),
     "branching": (make.branching(modules=2, channels=8, image=12), (3, 12, 12), (10,)),
@@ -87,9 +87,8 @@ def test_rows_do_not_mix(name):
 def test_agrees_with_onnxruntime_as_a_dask_graph(name, granularity):
     model, x_shape, _ = SMALL[name]
     x = normal(3, *x_shape)
-    for batch in (None, 2):
-        got = ff.from_onnx(model, x, batch=batch, granularity=granularity).compute(scheduler="sync")
-        np.testing.assert_allclose(got, run(model, x), rtol=1e-3, atol=1e-4)
+    got = ff.from_onnx(model, x, batch=2, granularity=granularity).compute(scheduler="sync")
+    np.testing.assert_allclose(got, run(model, x), rtol=1e-3, atol=1e-4)
 
 
 WEIGHTS = {"encoder": 3_159_552, "resnet18": 11_684_712, "mlp": 669_706, "branching": 138_186}

@@ -31,6 +31,7 @@ TOLERANCE = 0.03  # projections are no better than this: kernels' own spread is 
 PIECES_PER_WORKER = 1024  # finer grains are not tried: such pieces cost the scheduler more than they balance
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
 ENOUGH = 1.05  # of the lower bound: no further way of merging is tried
+ENOUGH_OF_LARGE = 1.5  # a further way costs a second at 100,000 nodes
 
 
 def bundle(
@@ -103,14 +104,15 @@ def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
     if _equal(alone, bound, overheads):
         return whole
     candidates = [Candidate(alone, whole)]
-    for way in _ways(base, workers, overheads):
+    for tried, way in enumerate(_ways(base, workers, overheads)):
         for partition in way:
             if not _equal(lower_bound(partition, workers=workers, overheads=overheads), best, overheads):
                 continue
             projected = makespan(partition, workers=workers, overheads=overheads)
             candidates.append(Candidate(projected, partition))
             best = min(best, projected)
-        if best <= ENOUGH * bound + overheads.hop_s:
+        enough = ENOUGH_OF_LARGE if tried and len(base) > LARGE else ENOUGH
+        if best <= enough * bound + overheads.hop_s:
             break
     return _chosen(candidates, workers, overheads)
 
@@ -138,10 +140,10 @@ def _ways(base: Quotient, workers: int, overheads: Overheads) -> Iterator[Iterat
     """Series of partitions from fine to coarse, the most likely series first."""
     grains = _grains(base, workers, overheads)
     yield _series(base, grains, workers, overheads)
+    yield iter([base])
     yield _spines(base, grains, overheads)
     if len(base) <= LARGE:
         yield _cut_chains(base, grains, workers, overheads)
-    yield iter([base])
 
 
 def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:

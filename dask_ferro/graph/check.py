@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import TensorProto
 
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph import functions, schemas, tensors
+from dask_ferro.graph.declared import initialized_input_problems, type_problems
 from dask_ferro.graph.functions import domain_of
 from dask_ferro.graph.limits import Limits
 from dask_ferro.graph.order import order, uses
+from dask_ferro.graph.texts import undecodable
 
 # More lines than this help nobody; the rest is counted.
 SHOWN = 40
@@ -51,6 +52,9 @@ def _shown(problems: list[str]) -> list[str]:
 def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
     """What is wrong with `proto`, as it was parsed: nothing written out, nothing sorted."""
     found = Findings()
+    found.wrong += [f"the text {text!r} is not UTF-8; the file is damaged" for text in undecodable(proto)]
+    if found.wrong:
+        return found
     found.wrong += _opset_problems(proto.opset_import, "the model")
     if not proto.HasField("graph"):
         found.wrong.append("it has no graph; the file is cut off, damaged or no ONNX model")
@@ -102,11 +106,7 @@ class _Graphs:
         graph = self.proto.graph
         if not graph.output:
             self.found.wrong.append("its graph has no outputs; name at least one")
-        for info in graph.input:
-            self.say(_type_problems(info, "input", required=True))
-        for info in [*graph.output, *graph.value_info]:
-            self.say(_type_problems(info, "value", required=False))
-        self.say(_initialized_input_problems(graph))
+        self.say(initialized_input_problems(graph))
         self.graph(graph, (), "", 0)
 
     def function(self, function: onnx.FunctionProto) -> None:
@@ -135,8 +135,10 @@ class _Graphs:
                 self.found.wrong.append(f"it has more than {self.limits.nodes} nodes (Limits.nodes)")
             return
         self.tensors(graph, where)
-        if not self.names_are_text(graph, where):
-            return
+        for what, infos in (("input", graph.input), ("output", graph.output), ("value", graph.value_info)):
+            for info in infos:
+                if what != "input" or not where or info.HasField("type"):  # bodies and functions need not say
+                    self.say(type_problems(info, what))
         names = self.defined(graph, where)
         scopes = (*outer, names)
         for i, node in enumerate(graph.node):
@@ -150,28 +152,6 @@ class _Graphs:
 
     def say(self, problems: Iterable[str], prefix: str = "") -> None:
         self.found.wrong.extend(prefix + problem for problem in problems)
-
-    def names_are_text(self, graph: onnx.GraphProto, where: str) -> bool:
-        """Protobuf hands over names that are no UTF-8 as bytes; nothing else can be said of such a graph."""
-        bad = [
-            name
-            for names in (
-                (info.name for info in [*graph.input, *graph.output, *graph.value_info]),
-                (tensor.name for tensor in graph.initializer),
-                (text for node in graph.node for text in _texts(node)),
-                _notes(graph),
-                (
-                    d.dim_param
-                    for info in [*graph.input, *graph.output]
-                    for d in info.type.tensor_type.shape.dim
-                ),
-            )
-            for name in names
-            if not isinstance(name, str)
-        ]
-        for name in bad:
-            self.found.wrong.append(f"the name {name!r}{where} is not UTF-8; the file is damaged")
-        return not bad
 
     def tensors(self, graph: onnx.GraphProto, where: str) -> None:
         for tensor in graph.initializer:
@@ -270,21 +250,6 @@ class _Graphs:
                 yield f"attribute {attribute.name!r}: {problem}"
 
 
-def _notes(message: onnx.GraphProto | onnx.NodeProto | onnx.ModelProto) -> Iterator[object]:
-    yield message.doc_string
-    for entry in message.metadata_props:
-        yield from (entry.key, entry.value)
-
-
-def _texts(node: onnx.NodeProto) -> Iterator[object]:
-    yield from _notes(node)
-    yield from (node.name, node.op_type, node.domain)
-    yield from node.input
-    yield from node.output
-    for attribute in node.attribute:
-        yield attribute.name
-
-
 def _label(node: onnx.NodeProto, i: int) -> str:
     if node.name:
         return f"{node.name!r} ({node.op_type})"
@@ -297,56 +262,6 @@ def _call_problems(node: onnx.NodeProto, function: onnx.FunctionProto) -> Iterat
         yield f"it passes {len(node.input)} inputs to a function that takes {len(function.input)}"
     if len(node.output) > len(function.output):
         yield f"it takes {len(node.output)} outputs of a function that gives {len(function.output)}"
-
-
-def _initialized_input_problems(graph: onnx.GraphProto) -> Iterator[str]:
-    """An initializer of an input's name is its value (IR version 3), and must be of its type."""
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for info in graph.input:
-        tensor = stored.get(info.name)
-        declared = info.type.tensor_type
-        if tensor is None or not info.type.HasField("tensor_type"):
-            continue
-        dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
-        fits = not declared.HasField("shape") or (
-            len(dims) == len(tensor.dims)
-            and all(d in (None, t) for d, t in zip(dims, tensor.dims, strict=True))
-        )
-        if not fits or declared.elem_type not in (TensorProto.UNDEFINED, tensor.data_type):
-            yield (
-                f"input {info.name!r} is declared {_declared(declared)} and its initializer is "
-                f"{_dtype(tensor.data_type)}{list(tensor.dims)}; make them equal"
-            )
-
-
-def _declared(tensor: onnx.TypeProto.Tensor) -> str:
-    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
-    return f"{_dtype(tensor.elem_type)}{dims}"
-
-
-def _dtype(number: int) -> str:
-    return str(TensorProto.DataType.Name(number)).lower() if tensors.is_known(number) else f"dtype {number}"
-
-
-def _type_problems(info: onnx.ValueInfoProto, what: str, *, required: bool) -> Iterator[str]:
-    kind = info.type.WhichOneof("value")
-    if kind is None:
-        if required:
-            yield f"{what} {info.name!r} has no type; declare its dtype"
-        return
-    if kind not in ("tensor_type", "sparse_tensor_type"):
-        return
-    tensor = getattr(info.type, kind)
-    undeclared = tensor.elem_type == TensorProto.UNDEFINED and not required
-    if not undeclared and not tensors.is_known(tensor.elem_type):
-        number = tensor.elem_type
-        yield f"{what} {info.name!r} has dtype number {number}, which onnx {onnx.__version__} does not know"
-    for i, dim in enumerate(tensor.shape.dim):
-        if dim.HasField("dim_value") and dim.dim_value < 0:
-            yield (
-                f"{what} {info.name!r} has the size {dim.dim_value} in dimension {i}; "
-                "name a dimension of any size instead (dim_param), or leave it out"
-            )
 
 
 def unused(graph: onnx.GraphProto) -> set[int]:

@@ -58,20 +58,27 @@ class Coarseness:
 
 def coarsened(q: Quotient, how: Coarseness) -> Quotient:
     """Return `q` with pieces merged until they are worth about a grain, or a round merges few."""
+    q = _chained(q, how.cap)
     while True:
         before = len(q)
-        q = relevelled(_apply(q, chains(q, how.cap)))
         if how.spine:
             q = _absorb(q, how.spine, how.cap, ends=False)
         q = _apply(q, siblings(q, how.grain, sources=False))
         q = _apply(q, siblings(q, how.grain, sources=True))
-        q = _apply(q, chains(q, how.cap))
         q = _absorb(q, how.budget, how.cap, ends=True)
         if how.lanes and len(q) > 0.9 * before:  # only when what costs less parallelism has run dry
-            q = relevelled(q)
+            q = q if len(q) == before else relevelled(q)
             q = _apply(q, across(q, how.grain, how.lanes))
+        if len(q) == before:
+            return q
+        q = _chained(relevelled(q), how.cap)
         if len(q) > (0.8 if before > LARGE else 0.95) * before:
             return q
+
+
+def _chained(q: Quotient, cap: float) -> Quotient:
+    merged_runs = _apply(q, chains(q, cap))
+    return q if merged_runs is q else relevelled(merged_runs)
 
 
 def _apply(q: Quotient, label: Ints) -> Quotient:
@@ -105,21 +112,24 @@ def _links(q: Quotient) -> tuple[Ints, Ints]:
     Nothing leads from the first to the second but their edge, so merging them makes no cycle and delays
     nobody.
     """
-    n = len(q)
-    edges = q.src * n + q.dst
-    next_of, last_of = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    next_of, last_of = np.full((2, len(q)), -1, np.int64)
     next_of[q.src[::-1]] = q.dst[::-1]  # the last written is the first successor
     last_of[q.dst] = q.src
-    linked = (next_of >= 0) & (last_of[next_of] == np.arange(n))
+    linked = (next_of >= 0) & (last_of[next_of] == np.arange(len(q)))
     out = np.flatnonzero(linked[q.src] & (next_of[q.src] != q.dst))
-    missing = ~np.isin(next_of[q.src[out]] * n + q.dst[out], edges)
-    linked[q.src[out[missing]]] = False
+    linked[q.src[out[~_has_edge(q, next_of[q.src[out]], q.dst[out])]]] = False
     last = last_of[q.dst]
     into = np.flatnonzero(linked[last] & (next_of[last] == q.dst) & (last != q.src))
-    missing = ~np.isin(q.src[into] * n + last[into], edges)
-    linked[last[into[missing]]] = False
+    linked[last[into[~_has_edge(q, q.src[into], last[into])]]] = False
     before = np.flatnonzero(linked)
     return before, next_of[before]
+
+
+def _has_edge(q: Quotient, src: Ints, dst: Ints) -> npt.NDArray[np.bool_]:
+    """Whether there is an edge between each pair."""
+    edges, wanted = q.src * len(q) + q.dst, src * len(q) + dst
+    at = np.minimum(np.searchsorted(edges, wanted), len(edges) - 1)
+    return np.asarray(edges[at] == wanted)
 
 
 def _cut_long(q: Quotient, head: Ints, cap: float) -> None:
@@ -129,9 +139,11 @@ def _cut_long(q: Quotient, head: Ints, cap: float) -> None:
     members = members[np.argsort(head[members], kind="stable")]
     place = np.zeros(len(q), np.int64)
     place[members] = np.arange(len(members))
-    inside = (head[q.src] == head[q.dst]) & (total[head[q.src]] > cap * (1 + ROUNDING))
-    size, n = q.size[inside], len(members)
-    begin, end = (np.bincount(place[v[inside]], weights=size, minlength=n) for v in (q.src, q.dst))
+    value, src, dst, size = q.rows
+    inside = np.flatnonzero((head[src] == head[dst]) & (total[head[src]] > cap * (1 + ROUNDING)))
+    inside = inside[np.lexsort((place[dst[inside]], value[inside]))]
+    last = inside[np.diff(value[inside], append=-1) != 0]  # a value is carried as far as its last consumer
+    begin, end = (np.bincount(place[v[last]], weights=size[last], minlength=len(place)) for v in (src, dst))
     crossing = np.cumsum(begin - end)  # bytes from members up to this one to later ones
     for run in _runs(members, head[members]):
         for a, b in _cuts(q.seconds[run].tolist(), crossing[place[run]].tolist(), cap):
@@ -285,5 +297,5 @@ def _hashes(n: int) -> Hashes:
 
 def _sums(terms: Hashes, at: Ints) -> Hashes:
     """Sums (mod 2^64) of the terms between successive offsets."""
-    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-    return running[at[1:]] - running[at[:-1]]
+    running: Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
+    return np.asarray(running[at[1:]] - running[at[:-1]], np.uint64)

@@ -106,7 +106,11 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     inferred = shapes.infer_model(lean.stripped(proto))
     found.wrong += bounds.problems(inferred, limits.value_bytes)
     found.raise_any(headline)
-    model = _to_ir(proto, inferred, file)
+    try:
+        model = _to_ir(proto, inferred, file)
+    except ir.serde.SerdeError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ModelError(headline, [f"onnx_ir cannot hold it: {reason}"]) from error
     weights = (value.const_value for value in model.graph.initializers.values())
     return Loaded(
         model=model,

@@ -2,6 +2,9 @@
 
 A plan is data: bundles in topological order, each named by the values between which it lies, each value traced
 to the bundle (or model input) that it comes from.  It knows nothing of engines, workers or Dask keys.
+
+Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants) are weights by another name:
+each bundle that reads one computes it for itself, and they never travel between tasks.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundle import Granularity, Overheads, bundle, project
+from dask_ferro.graph.bundle import Dag, Granularity, Overheads, bundle, project
 from dask_ferro.graph.cost import CPU, Cost, DeviceProfile, costs, seconds
 from dask_ferro.graph.dag import dag, uses
 from dask_ferro.graph.shapes import ValueType
 
 MODEL_INPUT = -1
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
 
 
 class Source(NamedTuple):
@@ -99,35 +105,84 @@ def plan(
         Threads that can run bundles at once.
     """
     overheads = overheads or Overheads()
-    work = dag(model, types, profile)
-    pieces = bundle(work, granularity, workers=workers, overheads=overheads)
     nodes = list(model.graph)
+    constant = _constants(model, nodes)
+    work = _without(dag(model, types, profile), constant)
+    cut = bundle(work, granularity, workers=workers, overheads=overheads)
+    makespan = project(work, cut, workers=workers, overheads=overheads)
+    pieces = _with_constants(nodes, cut, constant)
     each = costs(model, types)
     times = [seconds(node, cost, profile) for node, cost in zip(nodes, each, strict=True)]
-    makespan = project(work, pieces, workers=workers, overheads=overheads)
-    bundles = tuple(_bundles(model, nodes, pieces, each, times))
-    made = _makers(bundles)
-    inputs = {v.name: i for i, v in enumerate(model.graph.inputs)}
-    outputs = tuple(
-        made[v.name] if v.name in made else Source(MODEL_INPUT, inputs[v.name]) for v in model.graph.outputs
+    bundles = tuple(_bundles(model, nodes, pieces, constant, each, times))
+    made = {name: Source(b, k) for b, one in enumerate(bundles) for k, name in enumerate(one.outputs)}
+    return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
+
+
+def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int, ...]]:
+    """Return the nodes that depend on no input and always give the same, with the constants that they read."""
+    outputs = {v.name for v in model.graph.outputs}
+    weights = set(model.graph.initializers)
+    maker: dict[str, int] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for position, node in enumerate(nodes):
+        names = list(uses(node))
+        free = node.op_type not in _RANDOM and not any(v.name in outputs for v in node.outputs)
+        if free and all(name in weights or name in maker for name in names):
+            found[position] = tuple(dict.fromkeys(maker[name] for name in names if name in maker))
+            maker.update((v.name, position) for v in node.outputs if v.name)
+    return found
+
+
+def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
+    """Return the graph with constants as free nodes that nothing waits for."""
+    if not constant:
+        return work
+    kept = [row for row, (source, _, _) in enumerate(work.edges) if source not in constant]
+    return Dag(
+        [0.0 if i in constant else s for i, s in enumerate(work.seconds)],
+        [work.edges[row] for row in kept],
+        [pair for pair in work.glued if pair[0] not in constant],
+        [work.values[row] for row in kept] if work.values else (),
     )
-    return Plan(bundles, outputs, makespan)
+
+
+def _with_constants(
+    nodes: Sequence[ir.Node], cut: Sequence[Sequence[int]], constant: Mapping[int, tuple[int, ...]]
+) -> list[list[int]]:
+    """Return the pieces, each with the constants that it reads; pieces of constants alone are gone."""
+    if not constant:
+        return [list(piece) for piece in cut]
+    maker = {v.name: i for i in constant for v in nodes[i].outputs if v.name}
+    pieces = []
+    for piece in cut:
+        mine = [i for i in piece if i not in constant]
+        wanted: set[int] = set()
+        stack = [maker[name] for i in mine for name in uses(nodes[i]) if name in maker]
+        while stack:
+            i = stack.pop()
+            if i not in wanted:
+                wanted.add(i)
+                stack.extend(constant[i])
+        if mine:
+            pieces.append(sorted([*mine, *wanted]))
+    return pieces
 
 
 def _bundles(
     model: ir.Model,
     nodes: Sequence[ir.Node],
     pieces: Sequence[Sequence[int]],
+    constant: Mapping[int, object],
     each: Sequence[Cost],
     times: Sequence[float],
 ) -> Iterator[Bundle]:
-    home = {i: number for number, piece in enumerate(pieces) for i in piece}
-    maker = {v.name: i for i, node in enumerate(nodes) for v in node.outputs if v.name}
+    home = {i: number for number, piece in enumerate(pieces) for i in piece if i not in constant}
+    maker = {v.name: i for i in home for v in nodes[i].outputs if v.name}
     kept: list[dict[str, None]] = [{} for _ in pieces]  # what leaves each bundle, in order
     reads: list[dict[str, None]] = [{} for _ in pieces]
     model_inputs = {v.name: i for i, v in enumerate(model.graph.inputs) if v.name}
-    for i, node in enumerate(nodes):
-        for name in uses(node):
+    for i in sorted(home):
+        for name in uses(nodes[i]):
             if name in model_inputs:
                 reads[home[i]][name] = None
             elif name in maker and home[maker[name]] != home[i]:
@@ -148,7 +203,3 @@ def _bundles(
             cost=Cost(*(sum(column) for column in zip(*(each[i] for i in piece), strict=True))),
             seconds=sum(times[i] for i in piece),
         )
-
-
-def _makers(bundles: Sequence[Bundle]) -> dict[str, Source]:
-    return {name: Source(b, k) for b, one in enumerate(bundles) for k, name in enumerate(one.outputs)}

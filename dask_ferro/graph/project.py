@@ -61,8 +61,10 @@ def project(
         Identical, one bundle at a time each.
     overheads : Overheads
 
-    References ---------- Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for
-    heterogeneous computing", 2002, for the upward rank.
+    References
+    ----------
+    Upward rank: Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for
+    heterogeneous computing", 2002.
     """
     return makespan(partitioned(dag, bundles), workers=workers, overheads=overheads)
 
@@ -106,7 +108,7 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
     idle = list(range(workers))  # may name a worker twice, or one that is busy: `free` is the truth
     free = [True] * workers
     now = dispatched = 0.0
-    while coming or running:
+    while coming or ready or running:
         while coming and max(dispatched, coming[0][0]) + dispatch <= now:
             at, priority, v = heappop(coming)
             arrived[v] = dispatched = max(dispatched, at) + dispatch

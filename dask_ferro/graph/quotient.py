@@ -183,7 +183,8 @@ def _pairs(rows: Rows, n: int) -> tuple[Ints, Ints, Floats]:
     """Rows added up over the values between two pieces, sorted by (src, dst)."""
     _, src, dst, size = rows
     key, inverse = np.unique(src * n + dst, return_inverse=True)
-    return key // n, key % n, np.bincount(inverse.reshape(-1), weights=size, minlength=len(key))
+    total = np.bincount(inverse.reshape(-1), weights=size, minlength=len(key))
+    return key // n, key % n, total.astype(np.float64)
 
 
 def _by_label(dag: Dag, label: Ints) -> Quotient:
@@ -207,7 +208,7 @@ def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Int
         raise ValueError("a merge would close a cycle: levels do not rise along every edge")
     return Quotient(
         rank[piece_of],
-        np.bincount(rank[group], weights=seconds, minlength=n),
+        np.bincount(rank[group], weights=seconds, minlength=n).astype(np.float64),
         level,
         src,
         dst,

@@ -168,12 +168,24 @@ def _attribute_faults(node: onnx.NodeProto, facts: Schema, opset: int) -> Iterat
             yield f"attribute {attribute.name!r} is not one of this operator at opset {opset}{hint}"
             continue
         wanted = facts.attributes[attribute.name][0]
+        if wanted == AttributeProto.STRING and not _is_text(attribute.s):
+            yield f"attribute {attribute.name!r} is not UTF-8: {attribute.s[:20]!r}"
+        if not all(map(_is_text, attribute.strings)):
+            yield f"attribute {attribute.name!r} holds a text that is not UTF-8"
         if wanted and attribute.type != wanted:
             got = _KIND.get(attribute.type, str(attribute.type))
             yield f"attribute {attribute.name!r} is {got}; wanted {_KIND.get(wanted, wanted)}"
     for name, (_, required) in facts.attributes.items():
         if required and name not in given:
             yield f"it lacks the attribute {name!r}, which this operator needs"
+
+
+def _is_text(held: bytes) -> bool:
+    try:
+        held.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def attribute_form_faults(node: onnx.NodeProto, *, in_function: bool) -> Iterator[str]:

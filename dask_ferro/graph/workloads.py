@@ -351,7 +351,7 @@ def _checked(name: str, defaults: Params, given: Params) -> dict[str, int | floa
 
 def _value(key: str, value: int | float, default: int | float) -> int | float:
     if isinstance(default, int):
-        return _integer(key, value, least=0 if key == "seed" else 1)
+        return _integer(key, value, least=0 if key in ("seed", "short") else 1)
     most = 1.0 if key == "skew" else 3600.0  # an op that sleeps over an hour is a typing error
     try:
         number = float(value)

@@ -1,14 +1,15 @@
 """What a model is made of, before it runs: its ops, which engine computes them, costs, bundles, problems.
 
-The value behind `dask ferro import`: what loading, routing, costing and bundling say about one model, and all of
-its problems at once.  Durations are projected seconds on one thread, sizes bytes.
+The value behind `dask ferro import`: what loading, routing, costing and bundling say about one model, and all
+of its problems at once.  Durations are projected seconds on one thread, sizes bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dask_ferro.graph.load import Loaded, load
 from dask_ferro.graph.plan import Plan, plan
 from dask_ferro.graph.shapes import ValueType, infer
 from dask_ferro.graph.summary import Bound, OpRow, bound, per_op
-from dask_ferro.kernels.route import support
+from dask_ferro.kernels.route import Support, route, support
 from dask_ferro.lower.signature import Signature, ValueSpec, signature
 
 
@@ -131,14 +132,14 @@ def inventory(
     rows, types = _at(loaded, sig, batch, path)
     rated = support(loaded.model)
     problems = tuple(s.problem for s in rated if s.problem)
+    made = None
+    if not problems:
+        made = plan(loaded.model, types, granularity=granularity, workers=workers or CPU_COUNT)
     engines: defaultdict[str, Counter[str]] = defaultdict(Counter)
     able: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for one in rated:
-        engines[one.op][one.engines[0] if one.engines else "none"] += 1
+    for one, engine in zip(rated, _engines(rated, made), strict=True):
+        engines[one.op][engine] += 1
         able[one.op].update(one.engines)
-    made = (
-        None if problems else plan(loaded.model, types, granularity=granularity, workers=workers or CPU_COUNT)
-    )
     return Inventory(
         name=Path(path).name,
         digest=loaded.digest,
@@ -156,14 +157,22 @@ def inventory(
     )
 
 
+def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
+    """The engine of each node: as its bundle is routed or, without a plan, the best that declares it."""
+    chosen = [str(one.engines[0]) if one.engines else "none" for one in rated]
+    for bundle in made.bundles if made else ():
+        runs = chain.from_iterable([engine] * count for engine, count in route(rated, bundle.nodes))
+        for node, engine in zip(bundle.nodes, runs, strict=True):
+            chosen[node] = engine
+    return chosen
+
+
 def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
     """The rows that one run takes, and the value types at that many."""
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
-    if batch is not None and sig.fixed_rows and batch % sig.fixed_rows:
-        raise ConfigError(
-            f"model {path!r}: got a batch of {batch}, wanted a multiple of its fixed {sig.fixed_rows}"
-        )
+    if batch is not None and sig.fixed_rows and batch != sig.fixed_rows:
+        raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {sig.fixed_rows}")
     return sig.fixed_rows or 1, infer(loaded.model)
 
 

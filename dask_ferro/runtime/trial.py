@@ -189,7 +189,7 @@ def trial(
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
         if place.dashboard:
             tell(f"dashboard at {place.dashboard}")
-        batch = request.batch or _batch(model, arrays, place.slots)
+        batch = request.batch or (_batch(model, arrays, place.slots) if request.model else None)
         bound_model = model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
@@ -279,19 +279,20 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
 def _cluster(request: Request) -> Iterator[tuple[Client, Place]]:
     if request.scheduler:
         with _connected(request.scheduler) as client:
-            yield client, _place(client)
+            yield client, _place(client, dashboard=True)
         return
     workers = request.workers or max(1, CPU_COUNT // (request.threads or 1))
     with (
         LocalCluster(
             n_workers=workers,
             threads_per_worker=request.threads or 1,
-            dashboard_address=":8787" if request.dashboard else None,
+            dashboard_address=":8787" if request.dashboard else ":0",
+            scheduler_kwargs={"dashboard": request.dashboard},  # Dask serves metrics in any case: at any port
             silence_logs=logging.CRITICAL if request.quiet else logging.WARNING,
         ) as cluster,
         Client(cluster) as client,
     ):
-        yield client, _place(client)
+        yield client, _place(client, dashboard=request.dashboard)
 
 
 def _connected(address: str) -> Client:
@@ -307,9 +308,10 @@ def _connected(address: str) -> Client:
     return client
 
 
-def _place(client: Client) -> Place:
+def _place(client: Client, *, dashboard: bool) -> Place:
     scheduler: Any = client.scheduler
-    return Place(scheduler.address, client.dashboard_link or None, dict(client.nthreads()))
+    link = client.dashboard_link if dashboard else None
+    return Place(scheduler.address, link or None, dict(client.nthreads()))
 
 
 # ---- after it ran ------------------------------------------------------------------------------------------

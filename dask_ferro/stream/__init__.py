@@ -134,9 +134,9 @@ def run(
     journal = Journal(places.journal_folder(sink, sinks))
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
-    work.check_outputs(sig, list(sinks), title)
     sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
     rows = work.check_sources(sig, sources, title)
+    work.check_outputs(opened, sources, list(sinks), title)
     before = None if overwrite else begin.before(journal, sinks)
     with pool_for(client) as pool:
         if batch is None:

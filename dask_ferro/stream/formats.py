@@ -98,7 +98,7 @@ def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     ConfigError
         For texts, structures, and the narrow floats that numpy itself has not.
     """
-    if dtype.isbuiltin == 1 and dtype.kind in "biufc":
+    if dtype.kind in "biufc" and issubclass(dtype.type, (np.number, np.bool_)):
         return dtype
     raise ConfigError(f"{what} has dtype {dtype}, which is not streamed; wanted one of numpy's own numbers")
 

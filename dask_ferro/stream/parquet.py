@@ -206,6 +206,7 @@ def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str
 
 
 def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
+    pa, _ = _pyarrow()
     found = {_leaf(schema.field(c).type) for schema in schemas for c in columns if c in schema.names}
     lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
     lacking = any(c not in schema.names for schema in schemas for c in columns)
@@ -216,10 +217,9 @@ def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtyp
             f" lists, or a column called as the model's input; name one: {path.rstrip('/')}/<column>"
         )
     kind = next(iter(found))
-    try:
-        return numeric(np.dtype(kind.to_pandas_dtype()), f"source {path!r}")
-    except (NotImplementedError, TypeError):
-        raise ConfigError(f"source {path!r} holds {kind}, wanted numbers") from None
+    if not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
+        raise ConfigError(f"source {path!r} holds {kind}, wanted numbers")
+    return numeric(np.dtype(kind.to_pandas_dtype()), f"source {path!r}")
 
 
 def _leaf(kind: Any) -> Any:

@@ -71,6 +71,8 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
     ConfigError
         When an input has none, or something is for no input.
     """
+    if not names:
+        raise ConfigError("the model has no inputs, so there are no rows to stream")
     if isinstance(source, Mapping):
         if input is not None:
             raise ConfigError("pass either input= or a mapping of inputs to sources, not both")

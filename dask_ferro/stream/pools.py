@@ -41,6 +41,10 @@ class Feed(NamedTuple):
     piece: Callable[[int], Any]
     carries: bool
 
+    def at(self, number: int) -> Any:
+        """Return what a chunk is fed."""
+        return self.piece(number if self.carries else 0)
+
 
 class ThreadPool:
     """Threads of this process, as many as it has cores."""
@@ -53,7 +57,8 @@ class ThreadPool:
 
     def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
         """Return what `task.first_row` does."""
-        return self._executor.submit(first_row, call, *(_here(feed.piece(0)) for feed in feeds)).result()
+        given = [_here(feed.at(0)) for feed in feeds]
+        return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
 
     def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
         """Take a job, and what the model's inputs are fed."""
@@ -66,7 +71,7 @@ class ThreadPool:
     def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
         """Submit a chunk."""
         return self._executor.submit(
-            run_chunk, self._job, number, *(_here(f.piece(number)) for f in self._feeds)
+            run_chunk, self._job, number, *(_here(feed.at(number)) for feed in self._feeds)
         )
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
@@ -119,8 +124,9 @@ class ClientPool:
     def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
         """Return what `task.first_row` does, from a worker."""
         copy = _copy(opened, self._client)
-        given = [self._sent(feed.piece(0)) for feed in feeds]
-        return self._client.submit(first_row, call, *given, copy=copy, pure=False).result()
+        given = [self._sent(feed.at(0)) for feed in feeds]
+        carries = [feed.carries for feed in feeds]
+        return self._client.submit(first_row, call, carries, *given, copy=copy, pure=False).result()
 
     def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
         """Take a job, and what the model's inputs are fed.
@@ -155,10 +161,7 @@ class ClientPool:
             run_chunk,
             self._job,
             number,
-            *(
-                self._sent(f.piece(number)) if f.carries else self._whole[i]
-                for i, f in enumerate(self._feeds)
-            ),
+            *(self._sent(f.at(number)) if f.carries else self._whole[i] for i, f in enumerate(self._feeds)),
             copy=self._copy,
             key=(self._name, number, attempt),
             retries=_RETRIES,
@@ -169,7 +172,7 @@ class ClientPool:
     def _send_shared(self) -> None:
         """Send what every chunk takes."""
         self._copy = _copy(self._opened, self._client)
-        self._whole = {i: self._sent(f.piece(0)) for i, f in enumerate(self._feeds) if not f.carries}
+        self._whole = {i: self._sent(f.at(0)) for i, f in enumerate(self._feeds) if not f.carries}
 
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):

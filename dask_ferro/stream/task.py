@@ -62,9 +62,12 @@ def results(call: Call, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
     return [inputs[index] if bundle == INPUT else made[index] for bundle, index in call.outputs]
 
 
-def first_row(call: Call, *pieces: Any, copy: Any = None) -> list[tuple[str, tuple[int, ...]]]:
-    """Return dtype and row shape of each output, from running the first row."""
-    found = [np.asarray(v) for v in results(call, [rows(p)[:1] for p in pieces], copy)]
+def first_row(
+    call: Call, carries: Sequence[bool], *pieces: Any, copy: Any = None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return dtype and row shape of each output, from running the first row of the inputs that have rows."""
+    inputs = [rows(p)[:1] if carried else rows(p) for p, carried in zip(pieces, carries, strict=True)]
+    found = [np.asarray(v) for v in results(call, inputs, copy)]
     return [(value.dtype.str, value.shape[1:]) for value in found]
 
 

@@ -27,6 +27,8 @@ from dask_ferro.stream.task import INPUT, Call
 
 # Costs are projected for so many rows, since those of a single one are mostly overhead.
 _SAMPLE_ROWS = 256
+# An output of so many rows, given so many, has a row for each: few models have a constant axis of this size.
+_ODD_ROWS = 251
 
 
 def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[str, Array]:
@@ -58,18 +60,31 @@ def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> 
     return rows
 
 
-def check_outputs(sig: Signature, names: Sequence[str], title: str) -> None:
-    """Raise `ConfigError` for outputs that cannot be written row by row."""
+def check_outputs(opened: Opened, sources: Mapping[str, Source], names: Sequence[str], title: str) -> None:
+    """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
+    sig = opened.signature
+    sample = sig.fixed_rows or _ODD_ROWS
+    types = opened.sized(standins(sig, sources, sample), sample).types
     problems = []
-    for spec, gives in zip(sig.outputs, sig.gives, strict=True):
+    for spec in sig.outputs:
+        shape = types[spec.name].shape
         if spec.name in names and spec.kind != "tensor":
             problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
-        elif spec.name in names and not gives:
+        elif (
+            spec.name in names
+            and shape is not None
+            and (not shape or shape[0] not in (sample, *_open(shape)))
+        ):
             problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
     if problems:
         raise ConfigError(
             f"{title}: {'; '.join(problems)}; name the outputs to write with output= or a mapping"
         )
+
+
+def _open(shape: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes of a shape that only a run can tell."""
+    return [d for d in shape if not isinstance(d, int)]
 
 
 def default_batch(opened: Opened, sources: Mapping[str, Source], rows: int, slots: int) -> int:
@@ -119,7 +134,7 @@ class Work:
         plan = self.opened.plan(shapes, chunks.batch, max(1, chunks.count), "model")
         found = dict(zip((s.name for s in sig.outputs), plan.outputs, strict=True))
         outputs = tuple(
-            (INPUT if found[n].bundle == MODEL_INPUT else found[n].bundle, found[n].index)
+            (INPUT if found[n].bundle == MODEL_INPUT else found[n].bundle, found[n].place)
             for n in self.outputs
         )
         if not plan.bundles:
@@ -138,15 +153,17 @@ class Work:
         return Call(self.opened.ref, bundle, outputs)
 
     def feeds(self) -> list[Feed]:
-        """Return what each model input is fed, in the model's order; zeros where there are no rows at all."""
+        """Return what each model input is fed, in the model's order; a row of zeros where there are none."""
         sig = self.opened.signature
-        if not self.chunks.rows:
-            return [_zeros(array) for array in standins(sig, self.sources, 1).values()]
+        row = standins(sig, self.sources, 1)
         feeds = []
         for spec, carries in zip(sig.inputs, sig.carries, strict=True):
             source = self.sources[spec.name]
-            whole = Chunks(source.rows, max(1, source.rows))
-            feeds.append(Feed(source.pieces(self.chunks if carries else whole), carries))
+            if carries and not source.rows:
+                feeds.append(_zeros(row[spec.name]))
+            else:
+                chunks = self.chunks if carries else Chunks(source.rows, max(1, source.rows))
+                feeds.append(Feed(source.pieces(chunks), carries))
         return feeds
 
     def header(self, folder: str) -> Header:

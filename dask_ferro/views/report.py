@@ -13,6 +13,7 @@ from dask_ferro.views.terminal import count, duration, facts, share, size, table
 # A model at "op" granularity may have thousands of bundles; the costliest tell where the time goes.
 _BUNDLES_SHOWN = 20
 _WORKERS_SHOWN = 32
+_VALUES_SHOWN = 8
 
 
 def show_trial(out: Console, trial: Trial) -> None:
@@ -21,8 +22,8 @@ def show_trial(out: Console, trial: Trial) -> None:
         out,
         [
             ("model", f"{trial.name} ({trial.digest[:12]})"),
-            ("inputs", f"{'; '.join(map(str, trial.inputs)) or 'none'}  ({trial.source})"),
-            ("outputs", "; ".join(f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items())),
+            ("inputs", f"{_listed(list(map(str, trial.inputs)))}  ({trial.source})"),
+            ("outputs", _listed([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()])),
             ("tasks", _tasks(trial)),
             ("cluster", _cluster(trial)),
         ],
@@ -39,6 +40,11 @@ def show_trial(out: Console, trial: Trial) -> None:
     )
     out.print()
     facts(out, _times(trial))
+
+
+def _listed(texts: list[str]) -> str:
+    more = len(texts) - _VALUES_SHOWN
+    return "; ".join(texts[:_VALUES_SHOWN]) + (f"; and {more} more" if more > 0 else "") or "none"
 
 
 def _tasks(trial: Trial) -> str:
@@ -99,8 +105,8 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
         [
             ("model", f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}"),
             ("weights", size(inventory.weight_bytes)),
-            *[("input", str(spec)) for spec in inventory.inputs],
-            *[("output", str(spec)) for spec in inventory.outputs],
+            ("inputs", _listed(list(map(str, inventory.inputs)))),
+            ("outputs", _listed(list(map(str, inventory.outputs)))),
         ],
     )
     total = sum(row.seconds for row in inventory.ops)

@@ -16,8 +16,8 @@ from onnx.reference.op_run import OpRun
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads
+from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.load import load
-from dask_ferro.graph.shapes import OWN_DOMAIN
 from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny, work_and_path
 
 SLEEPS = tuple(name for name in NAMES if WORKLOADS[name].sleeps)
@@ -131,6 +131,10 @@ def test_imbalanced_has_the_longest_at_ids_1_to_4():
     assert seconds_by_id(model) == [0.2] * 4 + [0.001] * 200
     assert [node.name for node in model.graph.node][:5] == ["long_1", "long_2", "long_3", "long_4", "short_5"]
     assert {node.input[0] for node in model.graph.node} == {"x"}
+
+
+def test_imbalanced_may_be_long_ops_alone():
+    assert seconds_by_id(build("imbalanced", long=2, short=0, long_s=1)) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +300,7 @@ REFUSED = [
     ("imbalanced", {"long_s": float("inf")}, r"long_s must be a number from 0 to 3600, got inf"),
     ("transformer", {"d": 2.5}, r"d must be a whole number, got 2.5"),
     ("resnet", {"seed": -1}, r"seed must be at least 0, got -1"),
+    ("imbalanced", {"long": 0}, r"long must be at least 1, got 0"),
 ]
 
 

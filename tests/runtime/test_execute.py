@@ -31,7 +31,7 @@ def test_nothing_ran_is_nobody():
 def client():
     from distributed import Client
 
-    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as client:
+    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as client:
         yield client
 
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.stream.journal import Header, Journal, Output, differences, done_in, line
 
-HEADER = Header("d1" * 20, {"x": "x.npy, 10 bytes"}, 100, 10, {"y": Output("npy", "y.npy", "<f4", (3,))}, run="r1")
+HEADER = Header(
+    "d1" * 20, {"x": "x.npy, 10 bytes"}, 100, 10, {"y": Output("npy", "y.npy", "<f4", (3,))}, run="r1"
+)
 
 
 def journal(tmp_path, header=HEADER):
@@ -34,10 +36,16 @@ def logs(made):
         pytest.param(b"", [], id="nothing"),
         pytest.param(line("r1", 1, 10, 0.1) + line("r1", 2, 10, 0.1), [1, 2], id="whole lines"),
         pytest.param(line("r1", 1, 10, 0.1) + line("r1", 2, 10, 0.1)[:-5], [1], id="a torn last line"),
-        pytest.param(line("r1", 1, 10, 0.1)[:7] + line("r1", 2, 10, 0.1), [], id="a line on top of a torn one"),
+        pytest.param(
+            line("r1", 1, 10, 0.1)[:7] + line("r1", 2, 10, 0.1), [], id="a line on top of a torn one"
+        ),
         pytest.param(line("r0", 1, 10, 0.1) + line("r1", 2, 10, 0.1), [2], id="a line of another run"),
-        pytest.param(b"\0" * 80 + b"\n" + line("r1", 2, 10, 0.1), [2], id="zeros, as a crashed disk leaves them"),
-        pytest.param(b"[1]\n3\nnull\n" + b'{"run": "r1", "chunk": "4"}\n', [], id="JSON that is no line of ours"),
+        pytest.param(
+            b"\0" * 80 + b"\n" + line("r1", 2, 10, 0.1), [2], id="zeros, as a crashed disk leaves them"
+        ),
+        pytest.param(
+            b"[1]\n3\nnull\n" + b'{"run": "r1", "chunk": "4"}\n', [], id="JSON that is no line of ours"
+        ),
         pytest.param(b"\xff\xfe\n" + line("r1", 2, 10, 0.1), [2], id="what is no text"),
     ],
 )
@@ -62,7 +70,9 @@ def test_every_process_has_a_log_of_its_own_and_threads_share_it(tmp_path):
     made = journal(tmp_path)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda n: made.record(line("r1", n, 10, 0.1)), range(50)))
-    code = f"from dask_ferro.stream.journal import *; Journal({made.folder!r}).record(line('r1', 77, 10, 0.1))"
+    code = (
+        f"from dask_ferro.stream.journal import *; Journal({made.folder!r}).record(line('r1', 77, 10, 0.1))"
+    )
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert len(logs(made)) == 3
@@ -121,13 +131,17 @@ def test_a_folder_of_other_things_is_no_journal(tmp_path):
             ["source of 'x': was x.npy, 10 bytes, is x.npy, 11 bytes"],
             id="source",
         ),
-        pytest.param({"rows": 90, "batch": 9}, ["rows: was 100, is 90", "batch: was 10, is 9"], id="all of them"),
+        pytest.param(
+            {"rows": 90, "batch": 9}, ["rows: was 100, is 90", "batch: was 10, is 9"], id="all of them"
+        ),
         pytest.param(
             {"outputs": {"z": Output("npy", "y.npy", "", ())}},
             ["sink of 'y': was y.npy (npy), is None", "sink of 'z': was None, is y.npy (npy)"],
             id="another output",
         ),
-        pytest.param({"outputs": {"y": Output("npy", "y.npy", "", ())}}, [], id="a layout that is still open"),
+        pytest.param(
+            {"outputs": {"y": Output("npy", "y.npy", "", ())}}, [], id="a layout that is still open"
+        ),
     ],
 )
 def test_differences(change, said):

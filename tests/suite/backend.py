@@ -83,6 +83,35 @@ def declared(proto: onnx.ModelProto) -> list[tuple[str, ...]]:
     return [row.engines for row in support(load(proto).model)]
 
 
+class _Collecting(Backend):
+    """Keeps the model that a case would run, and runs nothing."""
+
+    last: onnx.ModelProto | None = None
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        cls.last = model
+        raise _NotRunError
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+class _NotRunError(Exception):
+    """A case was asked for its model only."""
+
+
+def models() -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Yield (name, model) for the suite's CPU cases."""
+    for _, name, item in cases(_Collecting):
+        try:
+            item.func(None)
+        except _NotRunError:
+            assert _Collecting.last is not None
+            yield name, _Collecting.last
+
+
 @cache
 def _runner(backend: type[Backend]) -> Runner:
     with warnings.catch_warnings():

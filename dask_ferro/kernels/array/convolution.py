@@ -114,6 +114,9 @@ def _transposed_pads(op: Op, window: Window, sizes: Any, full: Any, extra: Any) 
     pads = []
     for n, e, goal in zip(full, extra, wanted, strict=True):
         total = n + e - goal
+        if total < 0:  # an output that is larger than what the input reaches grows at its end
+            pads.append((0, total))
+            continue
         small = total // 2
         pads.append((small, total - small) if window.auto_pad == "SAME_UPPER" else (total - small, small))
     return pads

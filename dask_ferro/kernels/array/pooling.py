@@ -145,10 +145,16 @@ def _plain(node: ir.Node, opset: int) -> bool:
     return not (ceil is not None and ceil.as_int() and auto is not None and auto.as_string() != "NOTSET")
 
 
+def _plain_floor(node: ir.Node, opset: int) -> bool:
+    """Like `_plain`, and without ceil_mode: engines scale its partial windows differently."""
+    ceil = node.attributes.get("ceil_mode")
+    return _plain(node, opset) and (ceil is None or not ceil.as_int())
+
+
 TABLE: dict[str, Kernel] = {
     "MaxPool": Kernel(_max_pool, (FLOAT | {D.INT8, D.UINT8},), when=_plain),
     "AveragePool": Kernel(_average_pool, (FLOAT,), when=_plain),
-    "LpPool": Kernel(_lp_pool, (FLOAT,), when=_plain),
+    "LpPool": Kernel(_lp_pool, (FLOAT,), when=_plain_floor),
     "GlobalAveragePool": Kernel(_global_average, (FLOAT,)),
     "GlobalMaxPool": Kernel(_global_max, (FLOAT,)),
     "GlobalLpPool": Kernel(_global_lp, (FLOAT,)),

@@ -27,6 +27,7 @@ class Recurrence(NamedTuple):
 
 Cell = Callable[[Array, Recurrence, State], State]  # (projected input, recurrence, state) -> (output, ...)
 
+_ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 _LENGTHS = 4  # position of the input that gives each sample's length
 
 
@@ -123,7 +124,13 @@ def _run(
 def _default_cell(node: ir.Node, opset: int) -> bool:
     """Whether nothing but the default activations, and no per-sample lengths, are asked for."""
     given = node.attributes
-    if any(name in given for name in ("activations", "activation_alpha", "activation_beta", "clip")):
+    if any(name in given for name in ("activation_alpha", "activation_beta", "clip")):
+        return False
+    ways = 2 if "direction" in given and given["direction"].as_string() == "bidirectional" else 1
+    if (
+        "activations" in given
+        and list(given["activations"].as_strings()) != _ACTIVATIONS[node.op_type] * ways
+    ):
         return False
     if "input_forget" in given and given["input_forget"].as_int():
         return False

@@ -75,8 +75,8 @@ def _flatten(xp: Any, op: Op) -> Fn:
     axis = op.get("axis", 1)
 
     def fn(x: Array) -> Array:
-        rows = math.prod(x.shape[: axis if axis >= 0 else axis + x.ndim])
-        return xp.reshape(x, (rows, math.prod(x.shape) // rows if rows else math.prod(x.shape[axis:])))
+        at = axis if axis >= 0 else axis + x.ndim
+        return xp.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
     return fn
 

@@ -1,0 +1,343 @@
+"""`ff.run` on a real cluster: two worker processes, of which any, and the client, may be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import psutil
+import pytest
+import zarr
+from onnx import helper
+
+import dask_ferro as ff
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+X = np.random.default_rng(1).standard_normal((600, 6), dtype=np.float32)
+WIDE = np.random.default_rng(2).standard_normal(
+    (40_000, 6), dtype=np.float32
+)  # chunks that do not go in tasks
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def slow(seconds=0.05):
+    """Return y = max(x, 0) that takes its time, whatever the rows, and no CPU."""
+    nodes = [
+        helper.make_node("Sleep", ["x"], ["z"], domain="ai.dask_ferro", seconds=seconds),
+        helper.make_node("Relu", ["z"], ["y"]),
+    ]
+    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, name="slow")
+
+
+def noted(journal):
+    """Return how often each chunk was done, by the logs in a folder."""
+    lines = [line for log in Path(journal).glob("*.log") for line in log.read_text().splitlines()]
+    return Counter(json.loads(line)["chunk"] for line in lines)
+
+
+def wait_until(true, what):
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"waited for {what}, in vain")
+
+
+def write_script(tmp_path, body, **values):
+    """Write a Python script, with some values for it."""
+    head = "import numpy as np, distributed, dask_ferro as ff\n"
+    named = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    body = textwrap.indent(textwrap.dedent(body), "    ")
+    (tmp_path / "script.py").write_text(f"{head}{named}if __name__ == '__main__':\n{body}")
+    return [sys.executable, "script.py"]
+
+
+def script(tmp_path, body, **values):
+    """Start a Python process."""
+    return subprocess.Popen(
+        write_script(tmp_path, body, **values),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+# ---- right rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["npy", "zarr", "numpy", "dask"])
+@pytest.mark.parametrize("sink", ["npy", "zarr"])
+def test_from_anything_to_anything(client, tmp_path, source, sink):
+    np.save(tmp_path / "x.npy", WIDE)
+    zarr.create_array(str(tmp_path / "x.zarr"), data=WIDE, chunks=(7000, 6))
+    given = {"numpy": WIDE, "dask": da.from_array(WIDE, chunks=(9000, 3)) * 1}.get(
+        source, tmp_path / f"x.{source}"
+    )
+    summary = ff.run(mlp(), given, tmp_path / f"y.{sink}", batch=5000)
+    assert (summary.rows, summary.chunks_computed) == (40_000, 8)
+    read = np.load if sink == "npy" else lambda path: zarr.open_array(path, mode="r")[:]
+    close(read(tmp_path / f"y.{sink}"), mlp_reference(WIDE))
+
+
+def test_several_outputs(client, tmp_path):
+    ff.run(diamond(), X[:, :4], tmp_path / "out", batch=100, client=client)
+    for name, wanted in diamond_reference(X[:, :4]).items():
+        close(np.load(tmp_path / "out" / f"{name}.npy"), wanted)
+
+
+def test_nothing_is_left_on_the_cluster(client, tmp_path):
+    ff.run(mlp(), WIDE, tmp_path / "y.npy", batch=5000)
+    wait_until(
+        lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks"
+    )
+
+
+def test_both_workers_take_part_and_each_has_its_log(client, tmp_path):
+    kept = tmp_path / "kept"
+    watcher = threading.Thread(target=keep_logs, args=(tmp_path / "y.npy.ferro-progress", kept, 2))
+    watcher.start()
+    ff.run(slow(), X, tmp_path / "y.npy", batch=30)
+    watcher.join()
+    assert noted(kept) == Counter(range(20))
+    assert len(list(kept.iterdir())) == 2
+
+
+def keep_logs(journal, kept, wanted):
+    """Give the logs of a journal another name, so that they are there when it is finished."""
+    wait_until(lambda: len(list(Path(journal).glob("*.log"))) >= wanted, "logs")
+    kept.mkdir()
+    for log in Path(journal).glob("*.log"):
+        os.link(log, kept / log.name)
+
+
+# ---- killed ----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_client_and_nothing_is_computed_twice(client, tmp_path):
+    """The workers live on and finish what they had begun; the new client computes the rest, and only that."""
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
+    body = """
+        with distributed.Client(address):
+            ff.run("m.onnx", "x.npy", "y.npy", batch=15)
+    """
+    process = script(tmp_path, body, address=client.scheduler.address)
+    journal, kept = tmp_path / "y.npy.ferro-progress", tmp_path / "kept"
+    wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
+    process.kill()
+    process.communicate()
+    done = noted(journal)
+    assert 10 <= done.total() < 40
+    keep_logs(journal, kept, 2)
+    summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy")
+    close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
+    assert summary.chunks_computed + summary.chunks_reused == 40
+    assert summary.chunks_reused >= done.total()
+    executed = noted(kept)
+    assert set(executed) == set(range(40))
+    assert executed.total() <= 40 + 2  # a chunk a thread was in flight
+
+
+def test_everything_killed_at_once(tmp_path):
+    """Client, scheduler and workers: the chunks in flight are lost, and no others."""
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
+    body = """
+        with ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+            with distributed.Client(cluster):
+                print(ff.run("m.onnx", "x.npy", "y.parquet", batch=15))
+    """
+    process = script(tmp_path, body)
+    journal = tmp_path / "y.parquet.ferro-progress"
+    wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+        os.kill(member.pid, signal.SIGKILL)
+    process.communicate()
+    done = noted(journal)
+    assert set(done.values()) == {1}
+    summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.parquet")
+    assert (summary.chunks_reused, summary.chunks_computed) == (len(done), 40 - len(done))
+    ff.run(model([helper.make_node("Identity", ["y"], ["z"])], {"y": ["N", 6]}, {"z": ["N", 6]}),
+           tmp_path / "y.parquet", tmp_path / "z.npy")  # fmt: skip
+    close(np.load(tmp_path / "z.npy"), np.maximum(X, 0))
+
+
+@pytest.mark.parametrize("source", ["npy", "numpy"])
+def test_a_killed_worker_costs_what_it_had_in_hand(client, tmp_path, source):
+    np.save(tmp_path / "x.npy", WIDE)
+    journal = tmp_path / "y.npy.ferro-progress"
+    victim = next(iter(client.run(os.getpid).values()))
+
+    def kill():
+        wait_until(lambda: noted(journal).total() >= 6, "six chunks")
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    summary = ff.run(
+        slow(), WIDE if source == "numpy" else tmp_path / "x.npy", tmp_path / "y.npy", batch=1000
+    )
+    killer.join()
+    assert (summary.chunks_computed, summary.chunks_reused) == (40, 0)
+    close(np.load(tmp_path / "y.npy"), np.maximum(WIDE, 0))
+    client.wait_for_workers(2)
+
+
+def test_an_interrupt_says_how_to_go_on(client, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
+    body = """
+        with distributed.Client(address):
+            ff.run("m.onnx", "x.npy", "y.npy", batch=15)
+    """
+    process = script(tmp_path, body, address=client.scheduler.address)
+    journal = tmp_path / "y.npy.ferro-progress"
+    wait_until(lambda: noted(journal).total() >= 4, "four chunks")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in err
+    assert "of 40 chunks are done" in err
+    assert "call ff.run as before to go on" in err
+    reused = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy").chunks_reused
+    assert 4 <= reused < 40
+    close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
+
+
+# ---- failures --------------------------------------------------------------------------------------------
+
+
+def test_a_failed_chunk_names_its_rows_and_the_run_can_be_gone_on_with(client, tmp_path):
+    """A file that is cut short while the run is on; restored, with its time, it goes on."""
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    status, whole = path.stat(), path.read_bytes()
+
+    def cut():
+        wait_until(lambda: noted(tmp_path / "y.npy.ferro-progress").total() >= 4, "four chunks")
+        os.truncate(path, status.st_size - 6 * 4 * 100)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(
+        RuntimeError, match=r"rows (495|510) to (509|524) failed: OSError: .* ends before row"
+    ):
+        ff.run(slow(), path, tmp_path / "y.npy", batch=15)
+    cutter.join()
+    path.write_bytes(whole)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    summary = ff.run(slow(), path, tmp_path / "y.npy", batch=15)
+    assert summary.chunks_reused >= 33
+    assert summary.chunks_computed + summary.chunks_reused == 40
+    close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
+
+
+async def _asynchronous():
+    import distributed
+
+    async with distributed.Client(processes=False, asynchronous=True, dashboard_address=":0") as client:
+        ff.run(mlp(), X, "never.npy", client=client)
+
+
+def test_an_asynchronous_client_is_refused():
+    import asyncio
+
+    with pytest.raises(ff.ConfigError, match="the client is asynchronous"):
+        asyncio.run(_asynchronous())
+
+
+def _can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _can_unshare(), reason="needs the right to make a mount namespace (root)")
+@pytest.mark.parametrize("hidden", ["model", "source", "sink"])
+def test_what_the_workers_do_not_see(client, tmp_path, hidden):
+    """The model travels; rows do not, and that is said before anything is computed."""
+    for name in ("model", "source", "sink"):
+        (tmp_path / name).mkdir()
+    np.save(tmp_path / "source" / "x.npy", X)
+    body = """
+        import os, shutil, subprocess
+        shutil.copytree(hidden, "copy")
+        subprocess.run(["mount", "-t", "tmpfs", "none", hidden], check=True)
+        shutil.copytree("copy", hidden, dirs_exist_ok=True)
+        open("model/m.onnx", "wb").write(content)
+        with distributed.Client(address):
+            try:
+                print(ff.run("model/m.onnx", "source/x.npy", "sink/y.npy").rows)
+            except ff.ConfigError as error:
+                print(error)
+    """
+    values = {"hidden": hidden, "content": mlp().SerializeToString(), "address": client.scheduler.address}
+    run = subprocess.run(
+        ["unshare", "--mount", *write_script(tmp_path, body, **values)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    if hidden == "model":
+        assert run.stdout.strip() == "600", run.stderr
+        close(np.load(tmp_path / "sink" / "y.npy"), mlp_reference(X))
+    else:
+        path = {"source": "source/x.npy", "sink": "sink/y.npy.ferro-progress"}[hidden]
+        assert f"2 workers do not see all files of the run, for instance tcp://" in run.stdout, run.stderr
+        assert str(tmp_path / path) in run.stdout
+
+
+# ---- memory ----------------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_a_few_chunks(client, tmp_path):
+    """480 MB of rows: the client takes a twentieth of that, and the workers a third."""
+    rows, columns = 200_000, 600
+    header = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(rows, columns))
+    del header  # all zeros, and no block of it on the disk
+    weights = {"w": np.ones((columns, 300), np.float32)}
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["N", columns]}, {"y": ["N", 300]}, weights
+    )
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    body = """
+        import resource
+        with distributed.Client(address):
+            ff.run("m.onnx", np.zeros((9, 600), "f4"), "small.npy")
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            ff.run("m.onnx", "x.npy", "y.npy", batch=5_000)
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    process = script(tmp_path, body, address=client.scheduler.address)
+    peak = dict.fromkeys(client.run(os.getpid).values(), 0)
+    while process.poll() is None:
+        for pid in peak:
+            peak[pid] = max(peak[pid], psutil.Process(pid).memory_info().rss)
+        time.sleep(0.05)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert int(out) * 1024 < 24e6
+    idle = 150e6  # Dask, numpy, ONNX and its runtime
+    assert sum(peak.values()) < 2 * idle + 160e6
+    assert np.load(tmp_path / "y.npy", mmap_mode="r").shape == (rows, 300)

@@ -1,0 +1,451 @@
+"""One suite for all formats: what a sink was given, a source gives; what is no array is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+import dask.array as da
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dask_ferro as ff
+from dask_ferro.lower.signature import ValueSpec
+from dask_ferro.stream import npy
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats import Layout
+from dask_ferro.stream.places import Place, named_places, named_sources, open_source, paths_of
+from dask_ferro.stream.task import rows
+
+KINDS = ["npy", "zarr", "parquet"]
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((10, 3), dtype=np.float32)
+
+
+def spec(axes=2, name="x"):
+    return ValueSpec(name, np.dtype(np.float32), (None,) * axes)
+
+
+def sink_of(tmp_path, kind, array, batch=4):
+    """Return a sink that is prepared for an array, and how it is cut."""
+    chunks = Chunks(len(array), batch)
+    place = Place(kind, str(tmp_path / f"y.{kind}"))
+    sink = place.sink(Layout("y", chunks, array.dtype, array.shape[1:]))
+    sink.prepare()
+    return place, sink, chunks
+
+
+def fill(sink, chunks, array, numbers=None):
+    for number in range(chunks.count) if numbers is None else numbers:
+        sink.write(number, array[slice(*chunks.span(number))])
+
+
+def read(source, chunks):
+    pieces = source.pieces(chunks)
+    parts = [rows(pickle.loads(pickle.dumps(pieces(n)))) for n in range(chunks.count)]
+    return np.concatenate(parts) if parts else np.empty((0, *source.row_shape), source.dtype)
+
+
+# ---- sinks and sources of one format ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i8", "u1", "?"])
+@pytest.mark.parametrize("row_shape", [(), (3,), (2, 3), (1,)])
+def test_what_was_written_is_read(tmp_path, kind, dtype, row_shape):
+    array = (RNG.standard_normal((10, *row_shape)) * 9).astype(dtype)
+    place, sink, chunks = sink_of(tmp_path, kind, array)
+    sink = pickle.loads(pickle.dumps(sink))
+    fill(sink, chunks, array, [2, 0, 1])
+    fill(sink, chunks, array, [0])  # a second time does no harm
+    assert sink.fits()
+    source = open_source(place.path, spec(1 + len(row_shape), "y"))
+    assert (source.rows, source.row_shape, source.dtype) == (10, row_shape, array.dtype)
+    for other in (chunks, Chunks(10, 3), Chunks(10, 99)):
+        got = read(source, other)
+        assert got.dtype == array.dtype
+        assert got.flags.c_contiguous
+        np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows(tmp_path, kind):
+    array = X[:0]
+    place, sink, chunks = sink_of(tmp_path, kind, array)
+    assert chunks.count == 0
+    assert sink.fits()
+    source = open_source(place.path, spec(name="y"))
+    assert (source.rows, source.row_shape, source.dtype) == (0, (3,), np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_readers_read_it(tmp_path, kind):
+    place, sink, chunks = sink_of(tmp_path, kind, X)
+    fill(sink, chunks, X)
+    readers = {
+        "npy": lambda p: np.load(p, mmap_mode="r"),
+        "zarr": lambda p: zarr.open_array(p, mode="r")[:],
+        "parquet": lambda p: np.stack(pq.read_table(p).to_pandas()["y"].to_list()),
+    }
+    np.testing.assert_array_equal(readers[kind](place.path), X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prepared_sink_fits_and_another_does_not(tmp_path, kind):
+    place, sink, chunks = sink_of(tmp_path, kind, X)
+    assert sink.fits()
+    other = place.sink(Layout("y", chunks, np.dtype("f8"), (3,)))
+    assert other.fits() == (kind == "parquet")  # whose files carry their type each
+    place.remove()
+    assert not place.exists()
+    assert not sink.fits()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_half_made_is_left(tmp_path, kind):
+    _, sink, chunks = sink_of(tmp_path, kind, X)
+    fill(sink, chunks, X)
+    assert os.listdir(tmp_path) == [f"y.{kind}"]
+    if kind == "parquet":
+        assert sorted(os.listdir(tmp_path / "y.parquet")) == [f"part-{n:06d}.parquet" for n in range(3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overwriting_removes_only_what_is_of_the_format(tmp_path, kind):
+    path = tmp_path / f"y.{kind}"
+    path.mkdir()
+    (path / "thesis.tex").write_text("all of it")
+    with pytest.raises(ff.ConfigError, match="remove it yourself"):
+        Place(kind, str(path)).remove()
+    assert (path / "thesis.tex").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_source_has_another_fingerprint(tmp_path, kind):
+    place, sink, chunks = sink_of(tmp_path, kind, X)
+    fill(sink, chunks, X)
+    before = open_source(place.path, spec(name="y")).fingerprint()
+    assert open_source(place.path, spec(name="y")).fingerprint() == before
+    assert place.path in before
+    fill(sink, chunks, X + 1, [1])
+    assert open_source(place.path, spec(name="y")).fingerprint() != before
+
+
+@pytest.mark.parametrize(("kind", "package"), [("zarr", "zarr"), ("parquet", "pyarrow")])
+def test_a_missing_package_names_the_extra(tmp_path, kind, package, monkeypatch):
+    (tmp_path / f"x.{kind}").mkdir()
+    (tmp_path / f"x.{kind}" / "part.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
+        open_source(str(tmp_path / f"x.{kind}"), spec())
+    with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
+        Place(kind, str(tmp_path / f"y.{kind}")).sink(Layout("y", Chunks(1, 1), np.dtype("f4"), ()))
+
+
+# ---- .npy ------------------------------------------------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@given(data=st.data(), count=st.integers(0, 20), batch=st.integers(1, 8), fortran=st.booleans())
+def test_npy_of_any_shape_and_order(tmp_path, data, count, batch, fortran):
+    shape = (count, *data.draw(st.lists(st.integers(0, 3), max_size=2)))
+    array = np.asarray(np.arange(np.prod(shape)).reshape(shape), order="F" if fortran else "C")
+    path = str(tmp_path / "x.npy")
+    np.save(path, array)
+    np.testing.assert_array_equal(read(npy.open_npy(path), Chunks(count, batch)), array)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(b"", "is not a .npy file", id="empty"),
+        pytest.param(b"PK\x03\x04" * 9, "is not a .npy file", id="something else"),
+        pytest.param(
+            b"\x93NUMPY\x01\x00\x10\x00{'descr': junk }\n", "is not a .npy file", id="a broken header"
+        ),
+    ],
+)
+def test_npy_that_is_none(tmp_path, content, said):
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(ff.ConfigError, match=said):
+        open_source(str(tmp_path / "x.npy"), spec())
+
+
+def test_npy_that_is_cut_short(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    piece = npy.open_npy(str(path)).pieces(Chunks(10, 4))(2)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ff.ConfigError, match="is cut short"):
+        open_source(str(path), spec())
+    with pytest.raises(OSError, match="ends before row 10"):
+        piece.read()
+
+
+def test_npy_of_what_is_no_number(tmp_path):
+    np.save(tmp_path / "x.npy", np.array(["a", "b"]))
+    with pytest.raises(ff.ConfigError, match="which is not streamed"):
+        open_source(str(tmp_path / "x.npy"), spec())
+
+
+def test_npy_that_does_not_fit_on_the_disk_is_refused_before_it_is_made(tmp_path):
+    sink = npy.NpySink(str(tmp_path / "y.npy"), Layout("y", Chunks(10**15, 10**6), np.dtype("f8"), ()))
+    with pytest.raises(ff.ConfigError, match="are free there"):
+        sink.prepare()
+    assert os.listdir(tmp_path) == []
+
+
+# ---- zarr ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_groups(tmp_path, version):
+    path = str(tmp_path / "g.zarr")
+    group = zarr.create_group(path, zarr_format=version)
+    group.create_array("x", data=X, chunks=(4, 2))
+    group.create_array("other", data=X * 2, chunks=(5, 3))
+    for given_path, name, wanted, grain in [
+        (path, "x", X, 4),
+        (path + "/other", "x", X * 2, 5),
+    ]:
+        source = open_source(given_path, spec(name=name))
+        np.testing.assert_array_equal(read(source, Chunks(10, 3)), wanted)
+        assert source.grain == grain
+    with pytest.raises(ff.ConfigError, match="a zarr group of other, x, and none is called 'z'"):
+        open_source(path, spec(name="z"))
+    (tmp_path / "no.zarr").mkdir()
+    with pytest.raises(ff.ConfigError, match="is not a zarr array or group"):
+        open_source(str(tmp_path / "no.zarr"), spec())
+
+
+def test_zarr_of_one_array_needs_no_name(tmp_path):
+    group = zarr.create_group(str(tmp_path / "g.zarr"))
+    group.create_array("whatever", data=X, chunks=(4, 3))
+    np.testing.assert_array_equal(read(open_source(str(tmp_path / "g.zarr"), spec()), Chunks(10, 3)), X)
+
+
+def test_a_zarr_chunk_is_one_of_ours(tmp_path):
+    place, _, _ = sink_of(tmp_path, "zarr", X, batch=4)
+    assert zarr.open_array(place.path, mode="r").chunks == (4, 3)
+
+
+# ---- parquet ---------------------------------------------------------------------------------------------
+
+
+def table(tmp_path, columns, **options):
+    path = str(tmp_path / "x.parquet")
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+LISTS = {
+    "list": pa.list_(pa.float32()),
+    "large": pa.large_list(pa.float32()),
+    "fixed": pa.list_(pa.float32(), 3),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_parquet_lists(tmp_path, kind):
+    path = table(tmp_path, {"v": pa.array(X.tolist(), LISTS[kind])}, row_group_size=3)
+    source = open_source(path, spec())
+    assert (source.row_shape, source.dtype, source.grain) == ((3,), np.float32, 3)
+    for batch in (1, 3, 4, 10):
+        np.testing.assert_array_equal(read(source, Chunks(10, batch)), X)
+
+
+def test_parquet_lists_in_lists(tmp_path):
+    array = RNG.standard_normal((5, 2, 3))
+    source = open_source(table(tmp_path, {"v": pa.array(array.tolist())}), spec(3))
+    assert source.row_shape == (2, 3)
+    np.testing.assert_array_equal(read(source, Chunks(5, 2)), array)
+
+
+@pytest.mark.parametrize(("axes", "row_shape"), [(1, ()), (2, (1,))])
+def test_parquet_of_one_column_is_a_vector_or_a_column(tmp_path, axes, row_shape):
+    source = open_source(table(tmp_path, {"v": X[:, 0]}), spec(axes))
+    np.testing.assert_array_equal(read(source, Chunks(10, 4)), X[:, 0].reshape(10, *row_shape))
+
+
+def test_parquet_columns_side_by_side(tmp_path):
+    path = table(tmp_path, {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "__index_level_0__": np.arange(10)})
+    np.testing.assert_array_equal(read(open_source(path, spec()), Chunks(10, 4)), X)
+    np.testing.assert_array_equal(read(open_source(path, spec(1, "b")), Chunks(10, 4)), X[:, 1])
+    np.testing.assert_array_equal(read(open_source(f"{path}/c", spec(1)), Chunks(10, 4)), X[:, 2])
+    with pytest.raises(ff.ConfigError, match="has no column 'd'; it has a, b, c"):
+        open_source(f"{path}/d", spec())
+
+
+def test_parquet_folder_is_read_in_the_order_of_names(tmp_path):
+    for name, start, stop in [("b", 3, 3), ("c", 3, 8), ("a", 0, 3), ("d", 8, 10)]:
+        pq.write_table(
+            pa.table({"v": pa.array(X[start:stop].tolist(), LISTS["list"])}), tmp_path / f"{name}.parquet"
+        )
+    (tmp_path / "_metadata").write_text("not for us")
+    (tmp_path / ".hidden.parquet").write_text("nor this")
+    source = open_source(str(tmp_path), spec())
+    assert source.lengths == (3, 0, 5, 2)
+    for batch in (1, 2, 4, 99):
+        np.testing.assert_array_equal(read(source, Chunks(10, batch)), X)
+    assert len(pickle.dumps(source.pieces(Chunks(10, 2))(3))) < 1000  # names the files that it reads, not all
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        pytest.param({"a": ["p", "q"]}, "holds string, wanted numbers", id="texts"),
+        pytest.param({"a": [1, 2], "b": [1.0, 2.0]}, r"is no array: a \(int64\), b \(double\)", id="mixed"),
+        pytest.param({"a": [[1], [2]], "b": [[3], [4]]}, "is no array", id="two columns of lists"),
+        pytest.param({}, "has no columns", id="no columns"),
+    ],
+)
+def test_parquet_that_is_no_array(tmp_path, columns, said):
+    path = table(tmp_path, columns)
+    with pytest.raises(ff.ConfigError, match=said):
+        open_source(path, spec())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param([[1.0, 2.0], [3.0]], "lists of 1 to 2 values, wanted 2 in every row", id="ragged"),
+        pytest.param([[1.0], [2.0, 3.0], []], "lists of 0 to 2 values, wanted 1", id="ragged, right in sum"),
+        pytest.param([[1.0, 2.0], [3.0, None]], "1 values are missing", id="null in a list"),
+        pytest.param([[1.0, 2.0], None], "1 values are missing", id="null for a list"),
+    ],
+)
+def test_parquet_rows_that_are_none(tmp_path, values, said):
+    piece = open_source(table(tmp_path, {"v": pa.array(values)}), spec()).pieces(Chunks(len(values), 9))(0)
+    with pytest.raises(ff.ConfigError, match=said) as caught:
+        piece.read()
+    assert f"column 'v' in rows 0 to {len(values) - 1} of" in str(caught.value)
+
+
+def test_parquet_that_is_none(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" * 4)
+    with pytest.raises(ff.ConfigError, match="is not parquet"):
+        open_source(str(tmp_path / "x.parquet"), spec())
+
+
+def test_parquet_has_no_complex_numbers(tmp_path):
+    with pytest.raises(ff.ConfigError, match="parquet has no complex numbers"):
+        Place("parquet", str(tmp_path / "y.parquet")).sink(Layout("y", Chunks(1, 1), np.dtype("c8"), ()))
+
+
+# ---- arrays that are no files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [(4, 3), (4, 2), ((1, 5, 4), 3), (10, 3)])
+def test_dask_arrays(chunks):
+    source = open_source(da.from_array(X, chunks=chunks), spec())
+    assert (source.rows, source.row_shape, source.dtype) == (10, (3,), np.float32)
+    pieces = source.pieces(Chunks(10, 4))
+    np.testing.assert_array_equal(pieces(2).compute(scheduler="sync"), X[8:])
+
+
+def test_a_chunk_of_a_dask_array_is_a_little_graph():
+    source = open_source(da.ones((1000, 3), chunks=(1, 3)) + 1, spec())
+    assert len(dict(source.pieces(Chunks(1000, 1))(500).__dask_graph__())) <= 3
+
+
+def test_the_fingerprint_of_an_array_is_its_content():
+    def prints(array):
+        return open_source(array, spec()).fingerprint(), open_source(
+            da.from_array(array), spec()
+        ).fingerprint()
+
+    assert prints(X) == prints(X.copy())
+    assert prints(X) != prints(X + 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (np.float32(3), "source of 'x' is a float32; wanted a path"),
+        (np.array(3.0), "is a single number"),
+        (np.array(["a"]), "which is not streamed"),
+        (da.from_array(X)[da.from_array(X)[:, 0] > 0], "unknown size; call .compute_chunk_sizes"),
+        ([1, 2], "is a list; wanted a path"),
+        ("s3://bucket/x.zarr", "is an address"),
+        ("nowhere.npy", "does not exist"),
+        ("nowhere/x", "does not exist"),
+        ("pyproject.toml/x", "does not exist"),
+        ("pyproject.toml", "unknown format"),
+        ("tests", "unknown format"),
+    ],
+)
+def test_sources_that_are_none(source, said):
+    with pytest.raises(ff.ConfigError, match=said):
+        open_source(source, spec())
+
+
+# ---- names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "source", "chosen", "wanted"),
+    [
+        (["x"], "a.npy", None, {"x": "a.npy"}),
+        (["x"], "a.npy", "x", {"x": "a.npy"}),
+        (["x", "m"], {"m": "b.npy", "x": "a.npy"}, None, {"x": "a.npy", "m": "b.npy"}),
+        (["x", "m"], "a.npy", None, "inputs x, m; pass a mapping"),
+        (["x", "m"], "a.npy", "x", "no source for input 'm'"),
+        (["x"], {"y": "a.npy"}, None, "unknown input 'y'; no source for input 'x'"),
+        (["x"], {"x": "a.npy"}, "x", "not both"),
+    ],
+)
+def test_which_source_is_for_which_input(names, source, chosen, wanted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", X)
+    if isinstance(wanted, dict):
+        assert named_sources(names, source, chosen) == wanted
+    else:
+        with pytest.raises(ff.ConfigError, match=wanted):
+            named_sources(names, source, chosen)
+
+
+def test_a_table_or_a_group_holds_several_inputs(tmp_path):
+    path = table(tmp_path, {"x": X[:, 0], "m": X[:, 1]})
+    assert named_sources(["x", "m"], path, None) == {"x": path, "m": path}
+    group = str(tmp_path / "g.zarr")
+    zarr.create_group(group)
+    assert named_sources(["x", "m"], group, None) == {"x": group, "m": group}
+
+
+@pytest.mark.parametrize(
+    ("sink", "chosen", "wanted"),
+    [
+        ("a.npy", "s", {"s": ("npy", "a.npy")}),
+        ("a.pq/", "s", {"s": ("parquet", "a.pq")}),
+        ("out", None, {"s": ("npy", "out/s.npy"), "t/1": ("npy", "out/t%2F1.npy")}),
+        ("out/", "s", {"s": ("npy", "out/s.npy")}),
+        ({"t/1": "b.zarr", "s": "a.npy"}, None, {"s": ("npy", "a.npy"), "t/1": ("zarr", "b.zarr")}),
+        ({"s": "a.npy"}, None, {"s": ("npy", "a.npy")}),
+        ("a.npy", None, "has outputs s, t/1, and sink 'a.npy' holds one"),
+        ("a.npy", "z", "no output 'z'; the model has outputs s, t/1"),
+        ({"z": "a.npy"}, None, "no output 'z'"),
+        ({"s": "a.npy"}, "s", "not both"),
+        ({"s": "a.npy", "t/1": "a.npy"}, None, "the same sink"),
+        ("a.csv", "s", "sink 'a.csv': unknown format"),
+        ("s3://b/a.zarr", "s", "is an address"),
+        (None, None, "sink is a NoneType"),
+    ],
+)
+def test_which_output_goes_where(sink, chosen, wanted):
+    if isinstance(wanted, dict):
+        got = named_places(["s", "t/1"], sink, chosen)
+        assert list(got.items()) == [(n, Place(k, os.path.realpath(p))) for n, (k, p) in wanted.items()]
+    else:
+        with pytest.raises(ff.ConfigError, match=wanted):
+            named_places(["s", "t/1"], sink, chosen)
+
+
+def test_paths_of_sources_are_those_of_files_and_folders(tmp_path):
+    path = table(tmp_path, {"x": X[:, 0]})
+    assert paths_of([X, f"{path}/x", path]) == [os.path.realpath(path)] * 2

@@ -1,0 +1,389 @@
+"""`ff.run` on threads of this process: right rows, gone on with, refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from onnx import TensorProto, helper
+
+import dask_ferro as ff
+from dask_ferro.stream import Summary, begin
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.journal import Journal
+from dask_ferro.stream.places import journal_folder, named_places, open_source
+from dask_ferro.stream.task import Job, run_chunk
+from dask_ferro.stream.work import Work
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+
+ROWS = 50
+X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Every test runs in a folder of its own, where `x.npy` is."""
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", X)
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def read(path):
+    if str(path).endswith(".zarr"):
+        return zarr.open_array(path, mode="r")[:]
+    if str(path).endswith(".parquet"):
+        (name,) = pq.read_table(path).column_names
+        return np.stack(pq.read_table(path).to_pandas()[name].to_list())
+    return np.load(path)
+
+
+def source_of(kind):
+    if kind == "numpy":
+        return X
+    if kind == "dask":
+        return da.from_array(X, chunks=(9, 2))
+    if kind == "npy":
+        return "x.npy"
+    ff.run(copy_model(), "x.npy", f"x.{kind}", batch=9)
+    return f"x.{kind}"
+
+
+def copy_model():
+    return model([helper.make_node("Identity", ["x"], ["y"])], {"x": ["N", 6]}, {"y": ["N", 6]})
+
+
+def disk_that_fills_up(monkeypatch, after):
+    """The disk takes `after` chunks of a `.npy` sink, and no more."""
+    pwrite, count = os.pwrite, iter(range(10**6))
+
+    def full(handle, content, offset):
+        if next(count) >= after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(handle, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+
+
+def job_of(sink):
+    """Return what the tasks of the run that wrote a sink had in common."""
+    opened = ff.from_onnx(mlp())._opened
+    places = named_places(["scores"], sink, None)
+    journal = Journal(journal_folder(sink, places))
+    header = journal.header()
+    work = Work(
+        opened, {"x": open_source(X, opened.signature.inputs[0])}, places, Chunks(header.rows, header.batch)
+    )
+    return Job(work.call, work.chunks, begin.again(work.known_layouts(), places), journal, header.run)
+
+
+# ---- right rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["npy", "zarr", "parquet", "numpy", "dask"])
+@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
+def test_from_anything_to_anything(source, sink):
+    summary = ff.run(mlp(), source_of(source), f"y.{sink}", batch=8)
+    assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (ROWS, 7, 0)
+    assert summary.rows_per_second == pytest.approx(ROWS / summary.seconds)
+    close(read(f"y.{sink}"), mlp_reference(X))
+
+
+@pytest.mark.parametrize("given", ["path", "bytes", "proto", "graph"])
+def test_a_model_in_any_form(given):
+    onnx.save(mlp(), "m.onnx")
+    forms = {"path": Path("m.onnx"), "bytes": Path("m.onnx").read_bytes(), "proto": mlp()}
+    forms["graph"] = ff.from_onnx("m.onnx", batch=10)
+    summary = ff.run(forms[given], "x.npy", "y.npy")
+    assert summary.chunks_computed == (5 if given == "graph" else 1)
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_batch_that_nobody_named():
+    assert ff.run(mlp(), "x.npy", "y.npy").chunks_computed == 1  # 50 rows are no 50 ms of work
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_batch_that_nobody_named_follows_the_chunks_of_the_source():
+    source_of("zarr")
+    assert ff.run(mlp(), "x.zarr", "y.npy").chunks_computed == 2  # 45 rows, and 5: the source's chunks are 9
+
+
+@pytest.mark.parametrize("batch", [4, 5, 8, 50])
+@pytest.mark.parametrize("fixed", [1, 4])
+def test_a_model_of_fixed_batch_size(batch, fixed):
+    ff.run(mlp(rows=fixed), "x.npy", "y.npy", batch=batch)
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_several_outputs_to_a_folder():
+    ff.run(diamond(), X[:, :4], "out", batch=8)
+    wanted = diamond_reference(X[:, :4])
+    assert sorted(os.listdir("out")) == sorted(f"{name}.npy" for name in wanted)
+    for name, array in wanted.items():
+        close(np.load(f"out/{name}.npy"), array)
+
+
+def test_several_outputs_by_name_and_one_of_several():
+    wanted = diamond_reference(X[:, :4])
+    ff.run(diamond(), X[:, :4], {"b1": "b1.zarr", "total": "t.parquet"}, batch=8)
+    close(read("b1.zarr"), wanted["b1"])
+    close(read("t.parquet"), wanted["total"])
+    ff.run(diamond(), X[:, :4], "b2.npy", output="b2", batch=8)
+    close(read("b2.npy"), wanted["b2"])
+
+
+def two_inputs():
+    """Return y = tile(x + m, times), which nobody knows the shape of before it runs."""
+    nodes = [helper.make_node("Add", ["x", "m"], ["s"]), helper.make_node("Tile", ["s", "times"], ["y"])]
+    made = model(nodes, {"x": ["N", 6], "m": ["N", 1]}, {"y": [None, None]})
+    made.graph.input.append(helper.make_tensor_value_info("times", TensorProto.INT64, [2]))
+    return made
+
+
+@pytest.mark.parametrize("rows", [ROWS, 0])
+def test_several_inputs_one_without_the_batch_and_an_output_of_unknown_shape(rows):
+    x, m, times = X[:rows], X[:rows, :1], np.array([1, 2])
+    ff.run(two_inputs(), {"m": m, "x": x, "times": times}, "y.npy", batch=8)
+    close(np.load("y.npy"), np.tile(x + m, times))
+
+
+def test_an_output_that_is_an_input():
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    ff.run(model(nodes, {"x": ["N", 6]}, {"y": ["N", 6], "x": ["N", 6]}), "x.npy", "out", batch=8)
+    np.testing.assert_array_equal(np.load("out/x.npy"), X)
+    np.testing.assert_array_equal(np.load("out/y.npy"), np.maximum(X, 0))
+
+
+@pytest.mark.parametrize("sink", ["npy", "zarr", "parquet"])
+@pytest.mark.parametrize("source", ["npy", "numpy", "dask"])
+def test_no_rows(source, sink):
+    np.save("none.npy", X[:0])
+    given = {"npy": "none.npy", "numpy": X[:0], "dask": da.from_array(X[:0])}[source]
+    for _ in range(2):
+        summary = ff.run(mlp(), given, f"y.{sink}")
+        assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (0, 0, 0)
+    if sink == "parquet":
+        assert pq.read_table("y.parquet").schema.field("scores").type == pa.list_(pa.float32(), 3)
+    else:
+        assert read(f"y.{sink}").shape == (0, 3)
+
+
+# ---- gone on with ----------------------------------------------------------------------------------------
+
+
+def test_again_is_nothing():
+    ff.run(mlp(), "x.npy", "y.npy", batch=8)
+    written = os.stat("y.npy").st_mtime_ns
+    again = ff.run(mlp(), "x.npy", "y.npy")  # whoever names no batch goes on with the one that was
+    assert (again.rows, again.rows_computed, again.chunks_computed, again.chunks_reused) == (ROWS, 0, 0, 7)
+    assert os.stat("y.npy").st_mtime_ns == written
+    assert sorted(os.listdir("y.npy.ferro-progress")) == ["finished", "header.json"]
+
+
+def test_a_failure_names_the_rows_and_the_run_goes_on_where_it_was(monkeypatch):
+    with monkeypatch.context() as full:
+        disk_that_fills_up(full, after=4)
+        with pytest.raises(RuntimeError, match=r"rows .* failed: OSError: .*No space left") as caught:
+            ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    assert "4 of 10 chunks are done" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    summary = ff.run(mlp(), "x.npy", "y.npy")
+    assert (summary.chunks_computed, summary.chunks_reused, summary.rows_computed) == (6, 4, 30)
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_sink_that_was_removed_is_made_anew(monkeypatch):
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    os.unlink("y.npy")
+    assert ff.run(mlp(), "x.npy", "y.npy", batch=5).chunks_computed == 10
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_one_of_several_sinks_that_was_removed_is_made_anew_with_the_others():
+    sinks = {"b1": "b1.zarr", "total": "t.parquet", "b2": "b2.npy"}
+    ff.run(diamond(), X[:, :4], sinks, batch=8)
+    os.unlink("b2.npy")
+    ff.run(diamond(), X[:, :4], sinks, batch=8)
+    for name, path in sinks.items():
+        close(read(path), diamond_reference(X[:, :4])[name])
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr", "parquet"])
+def test_overwrite(kind):
+    ff.run(mlp(), "x.npy", f"y.{kind}", batch=5)
+    np.save("z.npy", X[:20] * 2)
+    assert ff.run(mlp(), "z.npy", f"y.{kind}", batch=8, overwrite=True).chunks_computed == 3
+    close(read(f"y.{kind}"), mlp_reference(X[:20] * 2))
+
+
+def test_a_task_of_a_run_that_was_overwritten_does_not_write():
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    old = job_of("y.npy")
+    ff.run(mlp(), X * 2, "y.npy", batch=5, overwrite=True)
+    with pytest.raises(ff.ConfigError, match="is not the journal of this run"):
+        run_chunk(old, 0, X[:5])
+    close(np.load("y.npy"), mlp_reference(X * 2))
+
+
+# ---- refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"batch": 8}, "batch: was 5, is 8", id="batch"),
+        pytest.param({"model": mlp(seed=9)}, r"the model: was .*, is ", id="model"),
+        pytest.param({"source": X + 1}, r"source of 'x': was .*x.npy.*, is array", id="source"),
+        pytest.param({"source": X[:20]}, "rows: was 50, is 20", id="rows"),
+    ],
+)
+def test_a_sink_of_other_work(change, said):
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    call = {"model": mlp(), "source": "x.npy", "sink": "y.npy", "batch": 5, **change}
+    with pytest.raises(ff.ConfigError, match=said) as caught:
+        ff.run(**call)
+    assert "overwrite=True" in str(caught.value)
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_changed_source():
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    np.save("x.npy", X * 2)
+    with pytest.raises(ff.ConfigError, match=r"source of 'x': was .*x.npy, 1328 bytes, changed at"):
+        ff.run(mlp(), "x.npy", "y.npy", batch=5)
+
+
+def test_a_sink_that_was_there():
+    np.save("y.npy", X)
+    with pytest.raises(ff.ConfigError, match=r"exists and was not begun by ff\.run"):
+        ff.run(mlp(), "x.npy", "y.npy")
+    np.testing.assert_array_equal(np.load("y.npy"), X)
+    ff.run(mlp(), "x.npy", "y.npy", overwrite=True)
+    close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_sink_that_was_exchanged():
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    np.save("y.npy", X)
+    with pytest.raises(ff.ConfigError, match=r"is not the float32\[50, 3\] that its journal says"):
+        ff.run(mlp(), "x.npy", "y.npy")
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_source_and_sink_the_same(link):
+    sink = "x.npy"
+    if link is not None:
+        link("x.npy", sink := "linked.npy")
+    with pytest.raises(ff.ConfigError, match="are the same"):
+        ff.run(mlp(), "x.npy", sink, overwrite=True)
+    np.testing.assert_array_equal(np.load("x.npy"), X)
+
+
+def test_a_sink_in_the_source():
+    source_of("zarr")
+    with pytest.raises(ff.ConfigError, match="are the same"):
+        ff.run(mlp(), "x.zarr", "x.zarr/y.zarr")
+
+
+def no_inputs():
+    nodes = [helper.make_node("RandomUniform", [], ["y"], shape=[2, 3])]
+    return model(nodes, {}, {"y": [2, 3]})
+
+
+def scalar_output():
+    nodes = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0), helper.make_node("Relu", ["x"], ["z"])]
+    return model(nodes, {"x": ["N", 6]}, {"y": [], "z": ["N", 6]})
+
+
+def rows_that_vanish():
+    """Return y = x[x[:, 0] > 0], a row for some rows."""
+    index = helper.make_tensor("zero", TensorProto.INT64, [], [0])
+    nodes = [
+        helper.make_node("Constant", [], ["zero"], value=index),
+        helper.make_node("Gather", ["x", "zero"], ["first"], axis=1),
+        helper.make_node("Relu", ["first"], ["positive"]),
+        helper.make_node("Cast", ["positive"], ["wanted"], to=TensorProto.BOOL),
+        helper.make_node("Compress", ["x", "wanted"], ["y"], axis=0),
+    ]
+    return model(nodes, {"x": ["N", 6]}, {"y": [None, 6]})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        pytest.param({"source": X[:, :5]}, r"has 5 on axis 1, wanted 6", id="row shape"),
+        pytest.param({"source": X.astype("f8")}, "has dtype float64, wanted float32", id="dtype"),
+        pytest.param({"source": X[0]}, "wanted 2 axes", id="axes"),
+        pytest.param({"sink": "no/y.npy"}, "folder '.*/no' does not exist", id="no folder"),
+        pytest.param({"sink": "no/out"}, "folder '.*/no' does not exist", id="no folder for the folder"),
+        pytest.param(
+            {"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"
+        ),
+        pytest.param({"batch": 0}, "batch=0, wanted", id="batch"),
+        pytest.param({"batch": True}, "batch=True, wanted", id="batch of a kind"),
+        pytest.param({"model": ff.from_onnx(mlp(), X)}, "has its inputs already", id="a model with inputs"),
+        pytest.param({"model": scalar_output(), "output": "y"}, "does not carry the batch", id="no rows out"),
+        pytest.param({"model": no_inputs()}, "has no inputs", id="no inputs"),
+        pytest.param(
+            {"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},
+            "sources differ in rows: {'x': 50, 'm': 9}",
+            id="lengths",
+        ),
+    ],
+)
+def test_refused_before_anything_is_made(call, said):
+    before = sorted(os.listdir("."))
+    with pytest.raises(ff.ConfigError, match=said):
+        ff.run(**{"model": mlp(), "source": "x.npy", "sink": "y.npy", **call})
+    assert sorted(os.listdir(".")) == before
+
+
+def test_an_output_that_has_not_a_row_for_each():
+    with pytest.raises(
+        ff.ConfigError,
+        match=r"rows \d+ to \d+ failed.*output 'y' is float32\[\d, 6\], wanted float32\[8, 6\]",
+    ):
+        ff.run(rows_that_vanish(), "x.npy", "y.npy", batch=8)
+
+
+def test_a_row_that_cannot_be_read_is_named():
+    source_of("parquet")
+    part = "x.parquet/part-000002.parquet"
+    Path(part).write_bytes(Path(part).read_bytes()[:-20] + b"0" * 20)
+    with pytest.raises(ff.ConfigError, match="is not parquet"):
+        ff.run(mlp(), "x.parquet", "y.npy")
+
+
+# ---- what else -------------------------------------------------------------------------------------------
+
+
+def test_progress_is_shown_when_wanted_and_only_then(capsys):
+    ff.run(mlp(), "x.npy", "y.npy")
+    assert capsys.readouterr() == ("", "")
+    ff.run(mlp(), "x.npy", "z.npy", progress=True, batch=5)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "50 / 50 rows" in err
+    assert "rows/s" in err
+
+
+def test_a_summary_reads_as_a_line():
+    text = str(Summary(1000, 600, 3, 2, 2.0))
+    assert text == "1,000 rows: 3 chunks computed, 2 chunks reused; 2 s, 300 rows/s"
+
+
+def test_what_travels_with_a_task_is_small():
+    ff.run(mlp(), "x.npy", "y.npy", batch=5)
+    assert len(pickle.dumps(job_of("y.npy"))) < 2000

@@ -1,0 +1,71 @@
+"""ONNX's backend suite: through the lowering at two granularities, and which engine each case is routed to.
+
+`engines.json` holds, for each case, what each engine makes of it alone; `python -m tests.suite.record` writes it
+again after an engine or a route has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.suite import backend
+
+TABLE = Path(__file__).with_name("engines.json")
+
+# What no engine here answers: random by definition, gradients (not yet), a reading of the optional type that the
+# suite's own comparison cannot compare, and a bfloat16 range whose sum drifts in every engine.
+OPEN = backend.RANDOM | {
+    "test_gradient_of_add_cpu",
+    "test_gradient_of_add_and_mul_cpu",
+    "test_loop16_seq_none_cpu",
+    "test_range_bfloat16_type_positive_delta_expanded_cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return json.loads(TABLE.read_text())
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("granularity", ["op", "auto"])
+def test_through_the_lowering(granularity, tmp_path, monkeypatch):
+    monkeypatch.setattr(backend.Lowered, "granularity", granularity)
+    with backend.quiet(str(tmp_path)):
+        outcomes = {name: backend.outcome(item) for _, name, item in backend.cases(backend.Lowered)}
+    failed = {name: why for name, why in outcomes.items() if why != "pass"}
+    assert len(outcomes) == 2033
+    assert {name: why for name, why in failed.items() if name not in OPEN} == {}
+    assert len(outcomes) - len(failed) >= 2020
+
+
+def test_no_case_is_routed_to_an_engine_that_gets_it_wrong(table):
+    """A case of one node is routed to the first engine that declares it: that engine must pass it."""
+    misled = {
+        name: (row["declared"][0][0], row[row["declared"][0][0]])
+        for name, row in table["cases"].items()
+        if len(row["declared"]) == 1 and row["declared"][0] and name not in OPEN
+        if row[row["declared"][0][0]] != "pass"
+    }
+    assert misled == {}
+
+
+def test_the_table_is_what_the_engines_declare_today(table, tmp_path):
+    """Every case, loaded and asked again; nothing is run."""
+    with backend.quiet(str(tmp_path)):
+        declared = {
+            name: [list(engines) for engines in backend.declared(proto)] for name, proto in backend.models()
+        }
+    assert {n: d for n, d in declared.items() if table["cases"][n]["declared"] != d} == {}
+    assert set(declared) == set(table["cases"])
+
+
+def test_the_totals_are_those_of_the_cases(table):
+    for engine, total in table["passed"].items():
+        assert Counter(row[engine] for row in table["cases"].values())["pass"] == total
+    assert table["passed"]["onnxruntime"] >= 1500
+    assert table["passed"]["reference"] >= 2000
