@@ -216,9 +216,12 @@ def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         for n in by_op:
             cases[f"{n:,} nodes, op"] = partial(_one_model, client, ff.workloads.tiny(n=n - 1), "op")
         cases[f"{chunks:,} chunks"] = partial(_many_chunks, client, _double(), chunks)
-        phases = {name: [run() for _ in range(rounds)] for name, run in cases.items()}
-        for name, times in phases.items():
-            note(f"{name}: " + ", ".join(f"{sum(t.values()):.2f} s" for t in times))
+        _many_chunks(client, _double(), 2)  # warm: imports on the scheduler and the workers
+        phases: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+        for number in range(rounds):
+            for name, run in cases.items():
+                phases[name].append(run())
+                note(f"round {number + 1}: {name} {phases[name][-1]}")
     return {
         "cases": {
             name: {phase: measure.Summary.of([t[phase] for t in times]) for phase in times[0]}

@@ -1,8 +1,9 @@
 """The `ferro` section of Dask's configuration: its defaults, and its values with their types.
 
-`ferro.yaml`, beside this file, lists all keys with their meaning.  `ensure` puts it under what the user set,
-so it changes nothing that a user chose.  Whoever runs below this floor (`graph`, `kernels`) is handed values and
-never asks here.  A value of the wrong type is a `ConfigError` that names its key.
+`ferro.yaml`, beside this file, lists all keys with their meaning.  Importing this module puts it under
+what the user set, and so changes nothing that a user chose.  Whoever runs below this floor (`graph`,
+`kernels`) is handed values and never asks here.  A value of the wrong type is a `ConfigError` that names
+its key.
 """
 
 from __future__ import annotations
@@ -82,3 +83,6 @@ def _wrong(key: str, value: object, wanted: str) -> ConfigError:
         f"configuration {SECTION}.{key}: got {value!r}, wanted {wanted}; "
         f"set it in ~/.config/dask, by {variable}, or by dask.config.set"
     )
+
+
+ensure()

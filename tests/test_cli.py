@@ -382,13 +382,19 @@ def test_progress_is_shown_on_a_terminal():
     slow = ("run", "--dag", "imbalanced", "--param", "long_s=1", "--param", "short=1", "--workers", 1)
     with started(*slow, "--json", stderr=side) as process:
         os.close(side)
-        report = json.loads(process.stdout.read())
+        shown = everything(terminal)
         assert process.wait(timeout=60) == 0
+        report = json.loads(process.stdout.read())
+    assert b"tasks" in shown
+    assert report["chunks"] == 1
+
+
+def everything(terminal):
+    """What is written to a terminal until its other side is closed."""
     shown = b""
     try:
         while part := os.read(terminal, 65536):
             shown += part
     except OSError:  # how Linux says that the other side is closed
         os.close(terminal)
-    assert b"tasks" in shown
-    assert report["chunks"] == 1
+    return shown

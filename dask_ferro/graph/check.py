@@ -24,8 +24,11 @@ from dask_ferro.graph.limits import Limits
 from dask_ferro.graph.order import order, uses
 from dask_ferro.graph.texts import undecodable
 
-# More lines than this help nobody; the rest is counted.
+# More lines than this help nobody; the rest is counted, up to a number that says enough.
 SHOWN = 40
+COUNTED = 1000
+# A file may have a name of a megabyte.
+LINE = 600
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Findings:
 
 
 def _shown(problems: list[str]) -> list[str]:
-    unique = list(dict.fromkeys(problems))
+    lines = (p if len(p) <= LINE else f"{p[: LINE // 2]} ... {p[-LINE // 2 :]}" for p in problems)
+    unique = list(dict.fromkeys(lines))
     more = len(unique) - SHOWN
     return [*unique[:SHOWN], f"and {more} more"] if more > 0 else unique
 
@@ -143,6 +147,8 @@ class _Graphs:
         scopes = (*outer, names)
         for i, node in enumerate(graph.node):
             self.node(node, i, scopes, where, depth)
+            if len(self.found.wrong) + len(self.found.unsupported) > COUNTED:
+                return
         for info in graph.output:
             if not any(info.name in scope for scope in scopes):
                 self.found.wrong.append(

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from dask_ferro.graph.quotient import Floats, Ints, Quotient, merged, relevelled
 
-LARGE = 4096  # pieces; from here on a round has to merge a fifth of them to be followed by another
+LARGE = 4096  # pieces: seconds matter from here on
+FEW, FEW_OF_LARGE = 0.95, 0.8  # a round that leaves more of the pieces than this is the last
 ROUNDING = 1e-9  # of a grain: shares of the work that fill it exactly are not one bin too many
 
 Hashes = npt.NDArray[np.uint64]
@@ -72,13 +73,18 @@ def coarsened(q: Quotient, how: Coarseness) -> Quotient:
         if len(q) == before:
             return q
         q = _chained(relevelled(q), how.cap)
-        if len(q) > (0.8 if before > LARGE else 0.95) * before:
+        if len(q) > (FEW_OF_LARGE if before > LARGE else FEW) * before:
             return q
 
 
 def _chained(q: Quotient, cap: float) -> Quotient:
-    merged_runs = _apply(q, chains(q, cap))
-    return q if merged_runs is q else relevelled(merged_runs)
+    """Chains merged; and again, because what a value skips may be a chain itself."""
+    found = q
+    while True:
+        before = len(found)
+        found = _apply(found, chains(found, cap))
+        if len(found) > FEW * before:
+            return q if found is q else relevelled(found)
 
 
 def _apply(q: Quotient, label: Ints) -> Quotient:

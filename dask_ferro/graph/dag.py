@@ -1,31 +1,24 @@
 """A model as a `Dag`: seconds of its nodes, bytes of its values, and what must not be cut.
 
-Sequences, optionals and maps do not travel between tasks, so the nodes at both ends of one are glued.  A value
-that a body captures is read by the node that owns the body.  Weights are no edges: they do not depend on anything.
+Only nodes of the main graph are nodes here; what the body of an If, Loop or Scan captures is read by the node
+that owns the body.  Weights and graph inputs are no edges: nothing has to run before them.  Sequences,
+optionals, maps and sparse tensors do not travel between tasks, so the nodes at both ends of one are glued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
 from dask_ferro.graph.bundle import Dag
-from dask_ferro.graph.cost import CPU, DeviceProfile, costs, seconds, value_bytes
+from dask_ferro.graph.cost import CPU, DeviceProfile, costs, seconds
+from dask_ferro.graph.operands import reads, type_of, uses, value_bytes
 from dask_ferro.graph.shapes import ValueType
 
-_GLUED = frozenset({"sequence", "optional", "map"})
+__all__ = ["dag", "uses"]
 
-
-def uses(node: ir.Node) -> Iterator[str]:
-    """Yield the names that a node reads, those that its bodies read or give back included."""
-    yield from (v.name for v in node.inputs if v is not None and v.name)
-    for attribute in node.attributes.values():
-        if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-            body = attribute.as_graph()
-            for inner in body:
-                yield from uses(inner)
-            yield from (v.name for v in body.outputs if v.name)
+GLUED = frozenset({"sequence", "optional", "map", "sparse"})
 
 
 def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile = CPU) -> Dag:
@@ -34,28 +27,21 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile 
     Parameters
     ----------
     model : onnx_ir.Model
-        Sorted.
+        Sorted; node `i` of the result is its i-th node.
     types : mapping of str to ValueType
         At the batch that is to be run.
+    profile : DeviceProfile
     """
     nodes = list(model.graph)
-    makers: dict[str, tuple[int, int]] = {}
+    makers = {value: position for position, node in enumerate(nodes) for value in node.outputs}
+    numbers = {value: number for number, value in enumerate(makers)}
+    edges, values, glued = [], [], []
     for position, node in enumerate(nodes):
-        for value in node.outputs:
-            if value.name:
-                makers[value.name] = (position, len(makers))
-    edges: list[tuple[int, int, float]] = []
-    values: list[int] = []
-    glued: list[tuple[int, int]] = []
-    for position, node in enumerate(nodes):
-        for name in dict.fromkeys(uses(node)):
-            if name not in makers:
-                continue
-            maker, value_id = makers[name]
-            kind = types.get(name)
-            edges.append((maker, position, float(value_bytes(kind)) if kind is not None else 0.0))
-            values.append(value_id)
-            if kind is not None and kind.kind in _GLUED:
-                glued.append((maker, position))
-    times = [seconds(n, c, profile) for n, c in zip(nodes, costs(model, types), strict=True)]
-    return Dag(times, edges, glued, values)
+        for value in dict.fromkeys(v for v in reads(node) if v in makers):
+            type_ = type_of(value, types)
+            edges.append((makers[value], position, float(value_bytes(type_))))
+            values.append(numbers[value])
+            if type_.kind in GLUED:
+                glued.append((makers[value], position))
+    each = zip(nodes, costs(model, types), strict=True)
+    return Dag([seconds(node, cost, profile) for node, cost in each], edges, glued, values)

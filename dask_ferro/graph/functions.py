@@ -119,14 +119,50 @@ def _about(number: int) -> str:
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` with every call of a local function replaced by the function's nodes.
 
-    Functions made for another opset than the model's are converted to the model's where ONNX can.
+    ONNX's inliner forgets the defaults of a function's attributes.  So the functions are written out in
+    order, callers first, and before each step the calls that are then in the graph are given the defaults
+    that they lack. Functions made for another opset than the model's are converted to the model's where ONNX
+    can.
     """
-    if not proto.functions:
-        return proto
+    functions = {key(function): function for function in proto.functions}
+    steps = [] if _mixes_opsets(proto) else _callers_first(proto, functions)
+    for step in steps:
+        _fill_defaults(proto.graph.node, functions)
+        proto = inliner.inline_selected_functions(proto, sorted({(k[0], k[1]) for k in step}))
+    if not steps and functions:
+        for function in proto.functions:
+            _fill_defaults(function.node, functions)
+        _fill_defaults(proto.graph.node, functions)
+        proto = inliner.inline_local_functions(proto, convert_version=True)
+    return proto
+
+
+def _mixes_opsets(proto: onnx.ModelProto) -> bool:
     versions = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
-    mixed = any(
+    return any(
         versions.get(domain_of(entry.domain), entry.version) != entry.version
         for function in proto.functions
         for entry in function.opset_import
     )
-    return inliner.inline_local_functions(proto, convert_version=mixed)
+
+
+def _callers_first(proto: onnx.ModelProto, functions: Mapping[Key, onnx.FunctionProto]) -> list[list[Key]]:
+    """The functions in use, in steps: each is called only by those of earlier steps and by the graph."""
+    calls = {k: _calls(function.node, functions) for k, function in functions.items()}
+    callees_first = graphlib.TopologicalSorter(calls).static_order()
+    level = dict.fromkeys(_calls(proto.graph.node, functions), 0)
+    for k in reversed(list(callees_first)):
+        for callee in calls[k] if k in level else ():
+            level[callee] = max(level.get(callee, 0), level[k] + 1)
+    steps: list[list[Key]] = [[] for _ in range(1 + max(level.values(), default=-1))]
+    for k, step in level.items():
+        steps[step].append(k)
+    return steps
+
+
+def _fill_defaults(nodes: Iterable[onnx.NodeProto], functions: Mapping[Key, onnx.FunctionProto]) -> None:
+    for node in all_nodes(nodes):
+        function = functions.get(call(node))
+        if function is not None:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(a for a in function.attribute_proto if a.name not in given)

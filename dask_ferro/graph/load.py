@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph import bounds, digest, external, lean, places, shapes, wire
+from dask_ferro.graph import bounds, digest, external, growth, lean, places, shapes, wire
 from dask_ferro.graph.check import check
 from dask_ferro.graph.limits import Limits
 from dask_ferro.graph.normal import normalize
@@ -103,7 +103,11 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     found.raise_any(headline)
     proto = _normalized(proto, headline)
     places.embed_attributes(proto, file.view)
-    inferred = shapes.infer_model(lean.stripped(proto))
+    bare = lean.stripped(proto)
+    if growth.growth(bare.graph).dims > growth.DIMS:
+        found.wrong += growth.tall_values(bare)
+        found.raise_any(headline)
+    inferred = shapes.infer_model(bare)
     found.wrong += bounds.problems(inferred, limits.value_bytes)
     found.raise_any(headline)
     try:

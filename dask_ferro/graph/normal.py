@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
@@ -61,17 +62,48 @@ def _drop_initialized_inputs(graph: onnx.GraphProto) -> None:
 
 
 def _plain_sparse(graph: onnx.GraphProto) -> None:
-    """Sparse initializers, which onnx_ir and some engines do not know, become Constant nodes."""
-    if graph.sparse_initializer:
-        constants = [
-            onnx.helper.make_node("Constant", [], [sparse.values.name], sparse_value=sparse)
-            for sparse in graph.sparse_initializer
-        ]
-        _replace(graph.node, [*constants, *graph.node])
+    """Sparse tensors, which onnx_ir does not hold, become a ScatterND into zeros, so nothing is dense yet."""
+    sparse = {held.values.name: held for held in graph.sparse_initializer}
+    kept = []
+    for node in graph.node:
+        held = next((a.sparse_tensor for a in node.attribute if a.HasField("sparse_tensor")), None)
+        if held is not None and node.op_type == "Constant":
+            sparse[node.output[0]] = held
+        else:
+            kept.append(node)
+    if sparse:
+        taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
+        taken |= {info.name for info in graph.input} | sparse.keys()
+        scattered = [node for name, held in sparse.items() for node in _scattered(name, held, graph, taken)]
+        _replace(graph.node, [*scattered, *kept])
         graph.ClearField("sparse_initializer")
     for node in graph.node:
         for body in bodies(node):
             _plain_sparse(body)
+
+
+def _scattered(
+    name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto, taken: set[str]
+) -> list[onnx.NodeProto]:
+    """Nodes that compute `sparse` as `name`; its parts become initializers of `graph`."""
+    parts = []
+    for part in ("shape", "indices", "values", "zeros"):
+        parts.append(_fresh(f"{name}:{part}", taken))
+        taken.add(parts[-1])
+    shape, indices, values, zeros = parts
+    positions = onnx.numpy_helper.to_array(sparse.indices)
+    if positions.ndim == 1:
+        positions = np.stack(np.unravel_index(positions, list(sparse.dims)), axis=-1).astype(np.int64)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(sparse.dims, np.int64), shape))
+    graph.initializer.append(onnx.numpy_helper.from_array(positions, indices))
+    graph.initializer.add().CopyFrom(sparse.values)
+    graph.initializer[-1].name = values
+    zero = onnx.numpy_helper.to_array(sparse.values)[:1]
+    zero = onnx.numpy_helper.from_array(np.zeros_like(zero) if len(zero) else np.zeros(1, zero.dtype))
+    return [
+        onnx.helper.make_node("ConstantOfShape", [shape], [zeros], name=zeros, value=zero),
+        onnx.helper.make_node("ScatterND", [zeros, indices, values], [name], name=f"{name}:dense"),
+    ]
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:

@@ -108,6 +108,9 @@ def _unknown(node: onnx.NodeProto, domain: str, opset: int) -> Fault:
     try:
         since = _first_version(node.op_type, domain)
     except defs.SchemaError:
+        elsewhere = [d for d in DOMAINS if node.op_type in _names(d)]
+        if elsewhere:
+            return Fault(f"{where} has no such operator; domain {elsewhere[0]!r} has, so name that one")
         close = difflib.get_close_matches(node.op_type, _names(domain), 1)
         hint = (
             f"; did you mean {close[0]}?"

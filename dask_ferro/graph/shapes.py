@@ -16,12 +16,8 @@ import onnx_ir as ir
 from onnx import shape_inference
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.growth import DIMS, ELEMENTS, growth, tall_values
 from dask_ferro.graph.lean import TYPE_PROTO, lean_model
-
-# Elements that data propagation may carry in all.  It holds a message per element (about 430 bytes), so
-# twenty nodes `Concat(s, s)` cost it 480 MB and thirty would cost all memory; real models carry some
-# thousands.
-PROPAGATED_ELEMENTS = 100_000
 
 Dim = int | str | None
 
@@ -97,7 +93,10 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto`, without large tensors (see `lean.stripped`), with what inference tells in `value_info`."""
-    propagate = propagated_elements(proto.graph) <= PROPAGATED_ELEMENTS
+    grown = growth(proto.graph)
+    if grown.dims > DIMS and any(tall_values(proto)):
+        return proto
+    propagate = grown.elements <= ELEMENTS
     try:
         return shape_inference.infer_shapes(proto, data_prop=propagate)
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
@@ -112,37 +111,6 @@ def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
         return shape_inference.infer_shapes(declared, data_prop=propagate)
     except Exception:  # noqa: BLE001
         return proto
-
-
-def propagated_elements(graph: onnx.GraphProto, outer: Mapping[str, int] | None = None) -> int:
-    """An upper bound of the integers that data propagation would carry through `graph`, its bodies included.
-
-    Only Concat makes more of them than went in; sizes of computed values are taken as 8 (a shape's rank).
-    """
-    sizes = dict(outer or {})
-    for tensor in graph.initializer:
-        sizes[tensor.name] = max(1, _elements(tensor.dims))
-    total = 0
-    for node in graph.node:
-        inputs = [sizes.get(name, 8) for name in node.input]
-        size = sum(inputs) if node.op_type == "Concat" else max(inputs, default=8)
-        size = min(size, 1 << 62)
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                size = max(size, _elements(attribute.t.dims))
-            for body in [attribute.g, *attribute.graphs]:
-                total += propagated_elements(body, sizes) if body.node else 0
-        for name in node.output:
-            sizes[name] = size
-        total += size if node.op_type == "Concat" else 0
-    return total
-
-
-def _elements(dims: Iterable[int]) -> int:
-    count = 1
-    for dim in dims:
-        count *= dim
-    return count
 
 
 # Types, out of ONNX's messages and out of the graph's values.

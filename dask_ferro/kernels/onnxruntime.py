@@ -3,7 +3,9 @@
 The session gets a cut-out model whose weights are external data, memory-mapped from the user's own file: with
 prepacking off, processes of one host share those pages; with it on (the default) matrix products are faster,
 and each session holds its own packed copy.  A session is thread-safe and releases the GIL, so that the threads
-of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).
+of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).  ONNX
+Runtime's global thread pool is no way out for many small sessions: it makes every other session of the process
+fail, a user's own included.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ REFERENCE: tuple[Wrong, ...] = (
     Wrong("Softmax", _flattens, "takes one axis where opset < 13 means all from axis on"),
     Wrong("LogSoftmax", _flattens, "takes one axis where opset < 13 means all from axis on"),
     Wrong("Hardmax", _flattens, "takes one axis where opset < 13 means all from axis on"),
+    Wrong("LRN", _always, "sums over the wrong axis"),
     Wrong("Scatter", _always, "has no such operator"),
     Wrong("Scan", lambda n, v: v < 9, "takes the optional first input of opset 8 for a state"),
     Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),

@@ -100,14 +100,15 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
         To send large arrays with.
     """
     if _is_future(value):
-        series = KeySeries((), one=value.key)
+        series = KeySeries(one=value.key)
         return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
         return _collection(value, chunks)
     parts = [value] if chunks is None else _cut(value, chunks)
     if client is None or _size(value) <= config.size("inputs.embed-bytes"):
         return Feed(Literal(tuple(parts)), {}, {})
-    return sent(f"ferro-input-{name}-{token}", parts, client)
+    cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
+    return sent(f"ferro-input-{name}-{token}{cut}", parts, client)
 
 
 def _is_future(value: Any) -> bool:
@@ -129,7 +130,7 @@ def _collection(value: Any, chunks: Sequence[int] | None) -> Feed:
     if chunks is None:
         if len(keys) != 1:
             raise ConfigError(f"an input that does not carry the batch must be one chunk, got {len(keys)} chunks")
-        return Feed(KeySeries((), one=keys[0]), graph.layers, graph.dependencies, top)
+        return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
     series = KeySeries((value.name,), (0,) * (value.ndim - 1))
     return Feed(series, graph.layers, graph.dependencies, top)
 
@@ -151,8 +152,7 @@ def _size(value: Any) -> int:
 
 
 def sent(label: str, parts: Sequence[Any], client: Any) -> Feed:
-    """Send the parts straight to the workers; their futures stand in the graph."""
+    """Send the parts straight to the workers; their futures stand in the graph under their own keys."""
     names = [f"{label}-{i}" for i in range(len(parts))]
     futures = client.scatter(dict(zip(names, parts, strict=True)), direct=True)
-    tasks: dict[Key, Any] = {(label, i): futures[n] for i, n in enumerate(names)}
-    return Feed(KeySeries((label,)), {label: tasks}, {label: set()}, label)
+    return Feed(KeySeries(text=label), {label: futures}, {label: set()}, label)

@@ -19,14 +19,17 @@ Key = Any  # text or a tuple; Dask allows numbers too
 
 
 class KeySeries(NamedTuple):
-    """A family of keys, one a chunk: ``(*head, c, *tail)``; or one key for all chunks."""
+    """A family of keys, one a chunk: ``(*head, c, *tail)``; or text ending in the chunk; or one key for all."""
 
-    head: tuple[Any, ...]
+    head: tuple[Any, ...] = ()
     tail: tuple[int, ...] = ()
+    text: str = ""
     one: Key | None = None
 
     def at(self, chunk: int) -> Key:
         """Return the key of a chunk."""
+        if self.text:
+            return f"{self.text}-{chunk}"
         return self.one if self.one is not None else (*self.head, chunk, *self.tail)
 
 
@@ -133,12 +136,12 @@ class PickLayer(LazyLayer):
         Keys to make.
     source : KeySeries
         Of the bundle.
-    place : int
-        Of the output among the bundle's.
+    place : int or str
+        Of the output among the bundle's: its position, or its name.
     chunks : int
     """
 
-    def __init__(self, series: KeySeries, source: KeySeries, place: int, chunks: int) -> None:
+    def __init__(self, series: KeySeries, source: KeySeries, place: int | str, chunks: int) -> None:
         super().__init__()
         self.series = series
         self.source = source

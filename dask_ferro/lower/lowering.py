@@ -30,6 +30,9 @@ from dask_ferro.lower.task import BundleRef
 if TYPE_CHECKING:
     from dask_ferro.lower.opened import Opened
 
+# A session with threads costs their start, and there is one session a bundle: below this it has none.
+_WORTH_THREADS_S = 1e-3
+
 
 def slots() -> int:
     """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
@@ -63,6 +66,8 @@ class Lowered:
         Types of the values at the batch of a chunk.
     rows : tuple of int or None
         Rows of each chunk.
+    by_name : bool
+        Whether the one bundle's one task gives the outputs as a dict.
     """
 
     graph: HighLevelGraph
@@ -74,6 +79,7 @@ class Lowered:
     types: Mapping[str, ValueType]
     rows: tuple[int, ...] | None
     signature: Signature
+    by_name: bool
 
     @property
     def chunks(self) -> int:
@@ -83,7 +89,9 @@ class Lowered:
     @property
     def is_single(self) -> bool:
         """Whether one key holds the whole result."""
-        return len(self.sources) == 1 and self.chunks == 1 and self.widths[self.sources[0].bundle] == 1
+        return self.by_name or (
+            len(self.sources) == 1 and self.chunks == 1 and self.widths[self.sources[0].bundle] == 1
+        )
 
     @cached_property
     def _last(self) -> tuple[int, ...]:
@@ -109,7 +117,8 @@ class Lowered:
         source = self.sources[index]
         if self.widths[source.bundle] == 1:
             return graph
-        picked = PickLayer(self._out_series(index), self.series[source.bundle], source.place, self.chunks)
+        place = self.signature.outputs[index].name if self.by_name else source.place
+        picked = PickLayer(self._out_series(index), self.series[source.bundle], place, self.chunks)
         name = self._out_name(index)
         upstream = set(graph.layers) if self.layer_name not in graph.layers else {self.layer_name}
         return HighLevelGraph(
@@ -183,7 +192,9 @@ def lower(
     """
     sig = opened.signature
     tokens = {name: token_of(value) for name, value in arrays.items()}
-    refs = tuple(_bundle_ref(opened, plan, bundle, splits) for bundle in plan.bundles)
+    chunks = 1 if rows is None else len(rows)
+    by_name = chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
+    refs = tuple(_bundle_ref(opened, plan, bundle, splits, by_name) for bundle in plan.bundles)
     content = (opened.loaded.digest, tuple(tokens.items()), rows, refs)
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     live = client if client is not None and not client.asynchronous else None
@@ -191,7 +202,6 @@ def lower(
         feed(spec.name, arrays[spec.name], rows if carries else None, tokens[spec.name], live)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     ]
-    chunks = 1 if rows is None else len(rows)
     series = tuple(_series(opened, plan, types, token, b, chunks) for b in range(len(plan.bundles)))
     tasks = [
         BundleTasks(ref, keys, _arguments(bundle, feeds, series))
@@ -205,10 +215,10 @@ def lower(
         {**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)}
     )
     widths = tuple(len(b.outputs) for b in plan.bundles)
-    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig)
+    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
 
 
-def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool) -> BundleRef:
+def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool, by_name: bool) -> BundleRef:
     positions = {origin: p for p, origin in enumerate(_origins(bundle))}
     picks = []
     for source in bundle.sources:
@@ -222,6 +232,8 @@ def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool) -> Bun
         tuple(picks),
         rows=sig.fixed_rows if splits else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
+        parallel=bundle.seconds > _WORTH_THREADS_S,
+        by_name=by_name,
     )
 
 

@@ -51,6 +51,10 @@ class BundleRef(NamedTuple):
         Rows that the model's fixed batch dimension takes at a time; 0: whatever comes.
     split : tuple of bool
         With `rows`: which inputs carry the batch.
+    parallel : bool
+        Whether it is long enough for a session to have threads of its own.
+    by_name : bool
+        Give the outputs as a dict by name: the bundle is all there is to compute.
     """
 
     inputs: tuple[str, ...]
@@ -59,10 +63,12 @@ class BundleRef(NamedTuple):
     picks: tuple[tuple[int, int], ...]
     rows: int = 0
     split: tuple[bool, ...] = ()
+    parallel: bool = True
+    by_name: bool = False
 
 
 def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None) -> Any:
-    """Return the bundle's output, or a tuple of them when it has several.
+    """Return the bundle's output, or when it has several a tuple or dict of them.
 
     Parameters
     ----------
@@ -80,6 +86,8 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
     except Exception as error:
         error.add_note(_situation(model, bundle, arrays))
         raise
+    if bundle.by_name:
+        return dict(zip(bundle.outputs, results, strict=True))
     return results[0] if len(results) == 1 else results
 
 
@@ -114,7 +122,7 @@ def _rows(array: Any, start: int, taken: int, step: int) -> Any:
     return np.concatenate([rows, np.repeat(rows[-1:], step - taken, axis=0)])
 
 
-def pick(value: Any, index: int) -> Any:
+def pick(value: Any, index: int | str) -> Any:
     """Return one output of a bundle that has several."""
     return value[index]
 
@@ -125,7 +133,7 @@ def _executables() -> Cache[Executable]:
 
 
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
-    threads = intra_op_threads()
+    threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.flag("onnxruntime.prepack")
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, threads, prepack)
 

@@ -7,6 +7,8 @@ their own stacks all the time.  Everything else is `distributed.LocalCluster`'s,
 
 from __future__ import annotations
 
+import signal
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
@@ -30,6 +32,15 @@ class Nanny(distributed.Nanny):
         settings = {"distributed.nanny.pre-spawn-environ": _ENVIRONMENT, **_WORKER_CONFIG}
         with dask.config.set(settings):
             super().__init__(*args, **kwargs)
+
+    async def instantiate(self) -> Any:
+        """Start the worker process deaf to a terminal's Ctrl-C, which reaches all processes: its nanny stops it."""
+        resource_tracker.ensure_running()  # its start unblocks SIGINT in this thread
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+        try:
+            return await super().instantiate()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class LocalCluster(distributed.LocalCluster):

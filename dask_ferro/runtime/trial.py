@@ -10,7 +10,7 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -30,6 +30,7 @@ from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.execute import Watch, WorkerShare, execute
+from dask_ferro.runtime.interrupts import held
 from dask_ferro.runtime.local import LocalCluster
 
 # A chunk of its own is given to a thread when it is worth this much: five times what a task costs in all.
@@ -281,18 +282,22 @@ def _cluster(request: Request) -> Iterator[tuple[Client, Place]]:
         with _connected(request.scheduler) as client:
             yield client, _place(client, dashboard=True)
         return
-    workers = request.workers or max(1, CPU_COUNT // (request.threads or 1))
-    with (
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=request.threads or 1,
-            dashboard_address=":8787" if request.dashboard else ":0",
-            scheduler_kwargs={"dashboard": request.dashboard},  # Dask serves metrics in any case: at any port
-            silence_logs=logging.CRITICAL if request.quiet else logging.WARNING,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with ExitStack() as stack:
+        with held():
+            cluster = stack.enter_context(_local(request))
+        client = stack.enter_context(Client(cluster))
         yield client, _place(client, dashboard=request.dashboard)
+
+
+def _local(request: Request) -> LocalCluster:
+    threads = request.threads or 1
+    return LocalCluster(
+        n_workers=request.workers or max(1, CPU_COUNT // threads),
+        threads_per_worker=threads,
+        dashboard_address=":8787" if request.dashboard else ":0",
+        scheduler_kwargs={"dashboard": request.dashboard},  # Dask serves metrics in any case: at any port
+        silence_logs=logging.CRITICAL if request.quiet else logging.WARNING,
+    )
 
 
 def _connected(address: str) -> Client:

@@ -199,9 +199,6 @@ def _resumable(job: Job) -> Iterator[None]:
     """Say what failed, what is kept, and how to go on."""
     try:
         yield
-    except KeyboardInterrupt as stop:
-        stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
-        raise
     except ChunkFailed as failed:
         start, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
@@ -210,6 +207,9 @@ def _resumable(job: Job) -> Iterator[None]:
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
             f" {_kept(job)}; call ff.run as before to go on with the others"
         ) from failed.error
+    except BaseException as stop:  # an interrupt, or the cluster is gone
+        stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
+        raise
 
 
 def _kept(job: Job) -> str:

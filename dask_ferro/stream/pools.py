@@ -193,7 +193,8 @@ class ClientPool:
 
     def cancel(self) -> None:
         """Forget what failed and what is in flight; tasks that run already end, and their chunks are done."""
-        self._client.cancel(list(self._live))
+        if self._client.status == "running":
+            self._client.cancel(list(self._live))
 
 
 AnyPool = ThreadPool | ClientPool

@@ -25,10 +25,9 @@ from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import Feed
 from dask_ferro.stream.task import INPUT, Call
 
-# Costs are projected for so many rows, since those of a single one are mostly overhead.
-_SAMPLE_ROWS = 256
-# An output of so many rows, given so many, has a row for each: few models have a constant axis of this size.
-_ODD_ROWS = 251
+# Types and costs are looked at for so many rows: the overhead of a node is small in them, and an output that
+# has so many has a row for each, since a prime is hardly the size of something else.
+_SAMPLE_ROWS = 251
 
 
 def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[str, Array]:
@@ -63,7 +62,7 @@ def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> 
 def check_outputs(opened: Opened, sources: Mapping[str, Source], names: Sequence[str], title: str) -> None:
     """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
     sig = opened.signature
-    sample = sig.fixed_rows or _ODD_ROWS
+    sample = sig.fixed_rows or _SAMPLE_ROWS
     types = opened.sized(standins(sig, sources, sample), sample).types
     problems = []
     for spec in sig.outputs:
@@ -90,7 +89,7 @@ def _open(shape: Sequence[Any]) -> Sequence[Any]:
 def default_batch(opened: Opened, sources: Mapping[str, Source], rows: int, slots: int) -> int:
     """Return the rows of a chunk where the caller named none."""
     sig = opened.signature
-    sample = sig.fixed_rows or max(1, min(rows, _SAMPLE_ROWS))
+    sample = sig.fixed_rows or _SAMPLE_ROWS
     sized = opened.sized(standins(sig, sources, sample), sample)
     weights = opened.loaded.model.graph.initializers
     largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)

@@ -230,9 +230,9 @@ def test_pieces_of_a_chain_are_cut_where_few_bytes_cross() -> None:
 
 
 def test_a_residual_stack_is_cut_between_its_blocks() -> None:
-    edges = [(i, i + 1, 1e6) for i in range(11)] + [(i, i + 3, 1e6) for i in range(0, 9, 3)]
-    dag = Dag([0.1] * 12, sorted(edges))
-    assert [nodes[-1] for nodes in bundle(dag, 0.4, workers=2)] == [3, 6, 9, 11]
+    edges = [(i, i + 1, 1e6) for i in range(12)] + [(i, i + 3, 1e6) for i in range(0, 12, 3)]
+    dag = Dag([0.1] * 13, sorted(edges))
+    assert [nodes[-1] for nodes in bundle(dag, 0.4, workers=2)] == [3, 6, 9, 12]
 
 
 def test_a_reshape_goes_to_the_side_of_more_bytes() -> None:

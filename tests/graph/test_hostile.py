@@ -217,6 +217,20 @@ def doubled(times: int) -> onnx.ModelProto:
     return model(*nodes, node("Expand", f"x s{times}", "y"), weights=(array("s0", [1, 1], np.int64),))
 
 
+def ranks(op: str, times: int) -> onnx.ModelProto:
+    """A chain whose values get more dimensions from node to node."""
+    second = "x{}" if op == "Gather" else "axes"
+    nodes = [node(op, f"x{i} {second.format(i)}", f"x{i + 1}") for i in range(times)]
+    stored = (array("x0", [[0]], np.int64), array("axes", range(90), np.int64))
+    return model(*nodes, weights=stored, out=f"x{times}")
+
+
+def tall_body() -> onnx.ModelProto:
+    body = ranks("Gather", 60).graph
+    body.ClearField("input")
+    return with_condition(body)
+
+
 def sparse(dims: list[int], index: int) -> onnx.ModelProto:
     values = array("w", [1.0])
     held = helper.make_sparse_tensor(values, array("i", [index], np.int64), dims)
@@ -774,6 +788,14 @@ ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
         ["the_constantofshape", "the_if"],
     ),
     ("bounds a chain that doubles", write(lambda: doubled(40)), ModelError, ["value_bytes"]),
+    ("bounds ranks that double", write(lambda: ranks("Gather", 60)), ModelError, ["dimensions", "64"]),
+    (
+        "bounds ranks that grow in steps",
+        write(lambda: ranks("Unsqueeze", 3000)),
+        ModelError,
+        ["dimensions", "64"],
+    ),
+    ("bounds ranks that double in a body", write(tall_body), ModelError, ["the_if", "dimensions"]),
     (
         "bounds a sparse tensor when it is dense",
         write(lambda: sparse([HUGE, HUGE], 1)),

@@ -47,6 +47,13 @@ def test_large_inputs_go_to_the_workers_and_not_through_the_graph(client):
     close(y.compute(), mlp_reference(LARGE))
 
 
+def test_the_same_large_input_cut_differently(client):
+    model = ff.from_onnx(mlp())
+    kept = [model(LARGE), model(LARGE, batch=30_000), model(LARGE, batch=9_000)]
+    for y in kept:  # all sent parts are alive at once: they must not be taken for each other
+        close(y.compute(), mlp_reference(LARGE))
+
+
 def test_persist_and_submit_on_its_futures(client):
     y = client.persist(ff.from_onnx(mlp(), X, batch=5))
     wait(y)

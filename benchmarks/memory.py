@@ -1,0 +1,130 @@
+"""What a large model costs in memory: two worker processes of one host, and the scheduler.
+
+Resident memory is counted as PSS (a page that two processes share counts half in each), before and after every
+worker has run the whole model.  Without prepacking, workers map the model's own file and share its pages; with
+it, each holds its own rearranged copy, and runs faster on small batches.  Sizes are MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import onnx
+import psutil
+from distributed import Client, SubprocessCluster
+from onnx import TensorProto, helper, numpy_helper
+
+import dask_ferro as ff
+
+SEED = 0
+MIB = 2**20
+WORKERS = 2
+
+
+def chain(megabytes: int, width: int) -> onnx.ModelProto:
+    """Return a chain of MatMul and Relu whose weights take about `megabytes` MiB."""
+    rng = np.random.default_rng(SEED)
+    layers = max(1, round(megabytes * MIB / (4 * width * width)))
+    nodes, weights, value = [], [], "x"
+    for i in range(layers):
+        weights.append(
+            numpy_helper.from_array(rng.standard_normal((width, width), np.float32) / width, f"w{i}")
+        )
+        nodes.append(helper.make_node("MatMul", [value, f"w{i}"], [f"m{i}"]))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"]))
+        value = f"r{i}"
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", width])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def pss(pid: int) -> float:
+    """Return a process' proportional resident memory in MiB."""
+    return float(psutil.Process(pid).memory_full_info().pss) / MIB
+
+
+def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
+    """Run the model on every worker; return memory of workers and scheduler."""
+    os.environ["DASK_FERRO__ONNXRUNTIME__PREPACK"] = str(prepack)
+    x = np.ones((4 * WORKERS, width), np.float32)
+    with (
+        SubprocessCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(WORKERS)
+        client.run(_warm)
+        pids = list(client.run(os.getpid).values())
+        scheduler = client.run_on_scheduler(os.getpid)
+        before = [pss(pid) for pid in pids]
+        model = ff.from_onnx(path, granularity="model")
+        futures = [
+            client.compute(model(x + i), workers=[address], allow_other_workers=False)
+            for i, address in enumerate(client.nthreads())
+        ]
+        client.gather(futures)
+        after = [pss(pid) for pid in pids]
+        return {
+            "weights_resident": sum(after) - sum(before),
+            "worker_before": sum(before) / WORKERS,
+            "worker_after": sum(after) / WORKERS,
+            "scheduler": pss(scheduler),
+        }
+
+
+def _warm() -> None:
+    """Import what a bundle needs, so that libraries are not counted as weights."""
+    import dask_ferro.lower.task
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark; return its record."""
+    parser = argparse.ArgumentParser(description="What a large model costs in memory.")
+    parser.add_argument("--megabytes", type=int, default=500, help="size of the model (500)")
+    parser.add_argument("--toy", action="store_true", help="a small model: does it run at all?")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    options = parser.parse_args(arguments)
+    megabytes, width = (32, 1024) if options.toy else (options.megabytes, 4096)
+    record = measure.provenance(seed=SEED, workers=WORKERS, megabytes=megabytes)
+    record["results"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chain.onnx"
+        path.write_bytes(chain(megabytes, width).SerializeToString())
+        size = path.stat().st_size / MIB
+        for prepack in (False, True):
+            print(f"prepack={prepack} ...", file=sys.stderr)
+            record["results"][f"prepack={prepack}"] = {"file": size, **trial(path, width, prepack)}
+    measure.show(
+        f"memory: a model of {size:.0f} MiB on {WORKERS} workers of one host, MiB of PSS",
+        ("mode", "weights resident", "/ file", "a worker before", "after", "scheduler"),
+        [
+            (
+                mode,
+                f"{row['weights_resident']:.0f}",
+                f"{row['weights_resident'] / row['file']:.2f}",
+                f"{row['worker_before']:.0f}",
+                f"{row['worker_after']:.0f}",
+                f"{row['scheduler']:.0f}",
+            )
+            for mode, row in record["results"].items()
+        ],
+    )
+    if options.json:
+        measure.write(options.json, record)
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Random graphs, bundled at random, equal the unbundled reference; bundles are convex; keys are deterministic."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+import dask_ferro as ff
+from tests.graphs import model
+
+UNARY = ["Relu", "Sin", "Tanh", "Neg", "Abs", "Sigmoid", "Identity"]
+BINARY = ["Add", "Sub", "Mul", "Max", "Min"]
+
+
+@st.composite
+def graphs(draw) -> onnx.ModelProto:
+    """Models of up to 14 elementwise nodes on [N, 3], two inputs, a weight, an If, and several outputs."""
+    values = ["x", "z", "w"]
+    nodes = []
+    for i in range(draw(st.integers(1, 14))):
+        kind = draw(st.sampled_from(["unary", "binary", "split", "if", "constant"]))
+        pick = st.sampled_from(values)
+        name = f"v{i}"
+        if kind == "unary":
+            nodes.append(helper.make_node(draw(st.sampled_from(UNARY)), [draw(pick)], [name]))
+        elif kind == "binary":
+            nodes.append(helper.make_node(draw(st.sampled_from(BINARY)), [draw(pick), draw(pick)], [name]))
+        elif kind == "split":
+            source = draw(pick)
+            nodes.append(helper.make_node("TopK", [source, "two"], [f"top{i}", f"where{i}"], axis=-1))
+            nodes.append(helper.make_node("ReduceSum", [f"top{i}", "last"], [f"sum{i}"], keepdims=1))
+            nodes.append(helper.make_node("Sub", [source, f"sum{i}"], [name]))
+        elif kind == "constant":  # depends on no input
+            nodes.append(helper.make_node("ConstantOfShape", ["three"], [f"zeros{i}"]))
+            nodes.append(helper.make_node("Add", [f"zeros{i}", draw(pick)], [name]))
+        else:
+            nodes += _conditional(i, draw(pick), draw(pick), name)
+        values.append(name)
+    made = [v for v in values if v.startswith("v")]
+    outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+    weights = {
+        "w": np.float32([[0.5, -1.0, 2.0]]),
+        "two": np.int64([2]),
+        "last": np.int64([-1]),
+        "three": np.int64([3]),
+        "zero": np.float32(0.0),
+    }
+    return model(nodes, {"x": ["N", 3], "z": ["N", 3]}, dict.fromkeys(outputs, None), weights)
+
+
+def _conditional(i: int, a: str, b: str, name: str) -> list[onnx.NodeProto]:
+    """Both branches capture values from outside."""
+    then = helper.make_graph(
+        [helper.make_node("Add", [a, b], [f"t{i}"])], "then", [], [helper.make_tensor_value_info(f"t{i}", 1, None)]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Sub", [b, a], [f"e{i}"])], "else", [], [helper.make_tensor_value_info(f"e{i}", 1, None)]
+    )
+    return [
+        helper.make_node("ReduceSum", [a], [f"s{i}"], keepdims=0),
+        helper.make_node("Greater", [f"s{i}", "zero"], [f"c{i}"]),
+        helper.make_node("If", [f"c{i}"], [name], then_branch=then, else_branch=other),
+    ]
+
+
+GRANULARITY = st.one_of(st.sampled_from(["auto", "op", "model"]), st.floats(1e-7, 1e-4))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(graphs(), GRANULARITY, st.integers(0, 2**32 - 1))
+def test_bundled_equals_reference_and_bundles_are_convex(proto, granularity, seed):
+    rng = np.random.default_rng(seed)
+    feeds = {name: rng.standard_normal((4, 3)).astype(np.float32) for name in ("x", "z")}
+    taken = {v.name for v in proto.graph.input}
+    y = ff.from_onnx(proto, granularity=granularity)
+    y = y({name: feeds[name] for name in y.inputs})
+    got = y.compute(scheduler="sync")
+    wanted = ReferenceEvaluator(proto).run(None, {n: v for n, v in feeds.items() if n in taken})
+    names = [v.name for v in proto.graph.output]
+    for name, value in zip(names, wanted, strict=True):
+        np.testing.assert_allclose(got if len(names) == 1 else got[name], value, rtol=1e-5, atol=1e-5)
+    for number, bundle in enumerate(y.bundles):
+        assert all(source.bundle < number for source in bundle.sources)  # a topological order: convex
+
+
+@settings(max_examples=3, deadline=None)
+@given(graphs(), st.sampled_from(["auto", "op"]))
+def test_keys_are_the_same_in_another_process(proto, granularity):
+    code = (
+        "import sys, numpy as np, onnx, dask_ferro as ff\n"
+        "m = onnx.ModelProto.FromString(sys.stdin.buffer.read())\n"
+        f"y = ff.from_onnx(m, granularity={granularity!r})\n"
+        "y = y({n: np.ones((2, 3), np.float32) for n in y.inputs})\n"
+        "print(sorted(map(str, dict(y.__dask_graph__()))))"
+    )
+    content = proto.SerializeToString(deterministic=True)
+    run = [
+        subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert run[0] == run[1]
+    assert len(run[0]) > 10
