@@ -12,6 +12,7 @@ that are kept are built in the unmeasured warm-up.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import tempfile
@@ -144,7 +145,7 @@ def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], An
             on.tuned, rivals.from_file, job.shards, job
         )
     if has_ray():
-        contenders["Ray Data map_batches over paths"] = lambda: _ray(job, {"path": list(job.shards)}, 1)
+        contenders["Ray Data map_batches over paths"] = lambda: _ray(job, job.shards)
     return contenders
 
 
@@ -178,7 +179,7 @@ def from_memory(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], A
             on.tuned, rivals.on_array, _sent(on.tuned, pieces), job
         )
     if has_ray():
-        contenders["Ray Data map_batches"] = lambda: _ray(job, whole, job.chunk)
+        contenders["Ray Data map_batches"] = lambda: _ray(job, pieces)
     return contenders
 
 
@@ -243,16 +244,26 @@ def has_ray() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-def _ray(job: Job, source: Any, batch: int) -> np.ndarray:
+def _ray(job: Job, chunks: Sequence[Any]) -> np.ndarray:
+    """Ray Data over paths or arrays, one block each; a dataset that runs starts its own two actors."""
     import ray
 
     if not ray.is_initialized():
         ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-    items = source["path"] if isinstance(source, dict) else None
-    data = ray.data.from_items([{"path": p} for p in items]) if items else ray.data.from_numpy(source)
+        settings = ray.data.DataContext.get_current()
+        settings.enable_progress_bars = False
+        settings.execution_options.preserve_order = True
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+    if isinstance(chunks[0], str):
+        data = ray.data.from_items([{"path": path} for path in chunks], override_num_blocks=len(chunks))
+    else:
+        data = ray.data.from_numpy(list(chunks))
     answers = data.map_batches(
-        rivals.OnBatches, fn_constructor_args=(job.model,), batch_size=batch, concurrency=WORKERS, num_cpus=1
+        rivals.OnBatches,
+        fn_constructor_args=(job.model,),
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=WORKERS),
+        num_cpus=1,
     )
     return np.concatenate([block["y"] for block in answers.iter_batches(batch_size=None)])
 

@@ -86,7 +86,6 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
 
 def _warm() -> None:
     """Import what a bundle needs, so that libraries are not counted as weights."""
-    import dask_ferro.lower.task
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

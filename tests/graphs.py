@@ -34,7 +34,9 @@ def model(
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-def mlp(features: int = 6, hidden: int = 8, classes: int = 3, rows: Any = "N", seed: int = 0) -> onnx.ModelProto:
+def mlp(
+    features: int = 6, hidden: int = 8, classes: int = 3, rows: Any = "N", seed: int = 0
+) -> onnx.ModelProto:
     """Return x[rows, features] -> scores[rows, classes]."""
     rng = np.random.default_rng(seed)
     weights = {
@@ -51,7 +53,9 @@ def mlp(features: int = 6, hidden: int = 8, classes: int = 3, rows: Any = "N", s
     return model(nodes, {"x": [rows, features]}, {"scores": [rows, classes]}, weights, name="mlp")
 
 
-def mlp_reference(x: np.ndarray, features: int = 6, hidden: int = 8, classes: int = 3, seed: int = 0) -> np.ndarray:
+def mlp_reference(
+    x: np.ndarray, features: int = 6, hidden: int = 8, classes: int = 3, seed: int = 0
+) -> np.ndarray:
     """Return what `mlp` gives, in plain numpy."""
     rng = np.random.default_rng(seed)
     w1 = rng.standard_normal((features, hidden), dtype=np.float32)

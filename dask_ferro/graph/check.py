@@ -217,7 +217,7 @@ class _Graphs:
         ]
         if not any(node.output):
             problems.append("it has no outputs, so it computes nothing; remove it")
-        unsupported = []
+        unsupported: list[str] = []
         for fault in self.operator(node):
             (unsupported if fault.unsupported else problems).append(fault.text)
         for attribute in node.attribute:

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.graph.flops import flops
 from dask_ferro.graph.lean import OWN_DOMAIN
+from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import Operands, Types, bodies, reads, sizes, type_of, value_bytes
-from dask_ferro.graph.shapes import ValueType, declared_type, values
 
 __all__ = ["CPU", "Cost", "DeviceProfile", "costs", "node_cost", "peak_bytes", "seconds", "value_bytes"]
 
@@ -90,7 +91,7 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
 
 def costs(model: ir.Model, types: Types) -> list[Cost]:
     """Return the cost of each node of the main graph, in order."""
-    known = _with_bodies(model.graph, types)
+    known = with_bodies(model, types)
     return [node_cost(node, known) for node in model.graph]
 
 
@@ -123,32 +124,6 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 # Bodies of control flow.
-
-
-def _with_bodies(graph: ir.Graph, types: Types) -> Types:
-    """`types`, and those of values inside bodies with symbolic dimensions bound as in `graph`."""
-    inner = [body for node in graph for body in bodies(node)]
-    if not inner:
-        return types
-    bound: dict[str, int] = {}
-    for value in values(graph):
-        declared, found = declared_type(value).shape, type_of(value, types).shape
-        pairs = zip(declared or (), found or (), strict=False)
-        bound.update({d: size for d, size in pairs if isinstance(d, str) and isinstance(size, int)})
-    known = dict(types)
-    while inner:
-        body = inner.pop()
-        for value in values(body):
-            if value.name and value.name not in types:
-                known[value.name] = _bind(declared_type(value), bound)
-        inner += [deeper for node in body for deeper in bodies(node)]
-    return known
-
-
-def _bind(value: ValueType, bound: Mapping[str, int]) -> ValueType:
-    if value.shape is None:
-        return value
-    return value._replace(shape=tuple(bound.get(d, d) if isinstance(d, str) else d for d in value.shape))
 
 
 def _body_cost(node: ir.Node, types: Types) -> Cost:
@@ -256,7 +231,9 @@ CPU = DeviceProfile(
 )
 
 
-def seconds(node: ir.Node | str, cost: Cost, profile: DeviceProfile = CPU) -> float:
+def seconds(
+    node: ir.Node | str, cost: Cost, profile: DeviceProfile = CPU, *, types: Types = MappingProxyType({})
+) -> float:
     """Return the projected seconds of a node of this cost, on one thread of a device.
 
     Parameters
@@ -266,52 +243,54 @@ def seconds(node: ir.Node | str, cost: Cost, profile: DeviceProfile = CPU) -> fl
         seconds that it says.
     cost : Cost
     profile : DeviceProfile
+    types : mapping of str to ValueType, optional
+        Those of values inside bodies weigh their operators; without it the declared ones do.
     """
     if isinstance(node, str):
         share, nodes, asleep = profile.efficiency.get(node, profile.other), 1.0, 0.0
     elif _sleeps(node):
-        return _asleep(node)
+        return _asleep(node, types)
     else:
-        share, nodes, asleep = _share(node, profile), _nodes(node), _asleep(node)
+        share, nodes, asleep = _share(node, profile, types), _nodes(node, types), _asleep(node, types)
     arithmetic = cost.flops / (profile.flops_per_s * share)
     memory = (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
     return max(arithmetic, memory) + nodes * profile.node_overhead_s + asleep
 
 
-def _share(node: ir.Node, profile: DeviceProfile) -> float:
+def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
     """Share of the device's FLOP/s: of one operator, or of all inside a node by their FLOPs."""
     inner = [n for body in bodies(node) for n in body]
     if not inner:
-        return profile.efficiency.get(_kind(node), profile.other)
-    each = [(node_cost(n, {}).flops, _share(n, profile)) for n in inner]
+        return profile.efficiency.get(_kind(node, types), profile.other)
+    each = [(node_cost(n, types).flops, _share(n, profile, types)) for n in inner]
     total = sum(count for count, _ in each)
     return total / sum(count / share for count, share in each) if total else profile.other
 
 
-def _kind(node: ir.Node) -> str:
+def _kind(node: ir.Node, types: Types) -> str:
     """The operator, but a depthwise convolution by its own name: it reuses nothing."""
-    o = Operands(node, {})
+    o = Operands(node, types)
     depthwise = node.op_type == "Conv" and o.attribute("group", 1) > 1 and o.shape(1)[1:2] == (1,)
     return "DepthwiseConv" if depthwise else node.op_type
 
 
-def _nodes(node: ir.Node) -> float:
+def _nodes(node: ir.Node, types: Types) -> float:
     """Nodes that are started when this one runs."""
-    return 1 + _repeated(node, [sum(map(_nodes, body)) for body in bodies(node)])
+    return 1 + _repeated(node, [sum(_nodes(n, types) for n in body) for body in bodies(node)], types)
 
 
-def _asleep(node: ir.Node) -> float:
+def _asleep(node: ir.Node, types: Types) -> float:
     if _sleeps(node):
-        return float(Operands(node, {}).attribute("seconds", 0.0))
-    return _repeated(node, [sum(map(_asleep, body)) for body in bodies(node)])
+        return float(Operands(node, types).attribute("seconds", 0.0))
+    return _repeated(node, [sum(_asleep(n, types) for n in body) for body in bodies(node)], types)
 
 
 def _sleeps(node: ir.Node) -> bool:
     return node.domain == OWN_DOMAIN and node.op_type == "Sleep"
 
 
-def _repeated(node: ir.Node, each: Sequence[float]) -> float:
+def _repeated(node: ir.Node, each: Sequence[float], types: Types) -> float:
     """A sum over bodies as often as they run, or the larger of two branches."""
     if not each:
         return 0.0
-    return max(each) if node.op_type == "If" else _trips(node, {}) * sum(each)
+    return max(each) if node.op_type == "If" else _trips(node, types) * sum(each)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from dask_ferro.graph.bundle import Dag
-from dask_ferro.graph.cost import CPU, DeviceProfile, costs, seconds
+from dask_ferro.graph.cost import CPU, DeviceProfile, node_cost, seconds
+from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import reads, type_of, uses, value_bytes
 from dask_ferro.graph.shapes import ValueType
 
@@ -43,5 +44,6 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile 
             values.append(numbers[value])
             if type_.kind in GLUED:
                 glued.append((makers[value], position))
-    each = zip(nodes, costs(model, types), strict=True)
-    return Dag([seconds(node, cost, profile) for node, cost in each], edges, glued, values)
+    known = with_bodies(model, types)
+    times = [seconds(node, node_cost(node, known), profile, types=known) for node in nodes]
+    return Dag(times, edges, glued, values)

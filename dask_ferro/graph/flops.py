@@ -204,7 +204,7 @@ def _stft(o: Operands) -> float:
 
 def _det(o: Operands) -> float:
     """LU factorization: 2/3 n^3 for each matrix."""
-    return o.size(0) * 2.0 / 3.0 * (o.shape(0)[-1:] or (1,))[0] ** 2
+    return o.size(0) * 2.0 / 3.0 * (o.shape(0)[-1:] or (1,))[0]
 
 
 def _affine_grid(o: Operands) -> float:
@@ -320,7 +320,8 @@ MOVES: frozenset[str] = frozenset(
     _each(
         0,
         "Reshape Transpose Concat Split Slice Gather GatherElements GatherND Squeeze Unsqueeze Flatten"
-        " Identity Expand Tile Pad Shape Size Constant ConstantOfShape Cast CastLike BitCast DepthToSpace SpaceToDepth"
+        " Identity Expand Tile Pad Shape Size Constant ConstantOfShape Cast CastLike BitCast DepthToSpace"
+        " SpaceToDepth"
         " TensorScatter Where Compress EyeLike OneHot ReverseSequence Trilu CenterCropPad MaxUnpool Dropout"
         " ImageDecoder SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength"
         " SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement"

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph import bounds, digest, external, growth, lean, places, shapes, wire
+from dask_ferro.graph import bounds, digest, dtypes, external, growth, lean, places, shapes, wire
 from dask_ferro.graph.check import check
 from dask_ferro.graph.limits import Limits
 from dask_ferro.graph.normal import normalize
@@ -109,6 +109,7 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
         found.raise_any(headline)
     inferred = shapes.infer_model(bare)
     found.wrong += bounds.problems(inferred, limits.value_bytes)
+    found.wrong += dtypes.problems(proto, shapes.types_of(inferred.graph))
     found.raise_any(headline)
     try:
         model = _to_ir(proto, inferred, file)

@@ -9,7 +9,8 @@ nodes; they are sorted, and a name that a body takes for itself though a graph a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -163,7 +164,7 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
         _replace(graph.initializer, kept)
 
 
-def _replace(field: Iterable[object], kept: list[object]) -> None:
+def _replace(field: Any, kept: Sequence[Any]) -> None:
     """Put `kept`, messages of the repeated `field` itself, in its place."""
     copies = [type(message)() for message in kept]
     for copy, message in zip(copies, kept, strict=True):

@@ -78,7 +78,7 @@ def schema(domain: str, op_type: str, opset: int) -> Schema | None:
         (found.min_input, found.max_input),
         tuple(parameter.option == single for parameter in found.inputs),
         (found.min_output, found.max_output),
-        {name: (int(a.type.value), a.required) for name, a in found.attributes.items()},
+        {name: (a.type.value, a.required) for name, a in found.attributes.items()},  # type: ignore[attr-defined]
         found.deprecated,
         found.since_version,
     )

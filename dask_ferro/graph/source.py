@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph import wire

@@ -53,7 +53,8 @@ def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _opset(proto: onnx.ModelProto) -> onnx.OperatorSetIdProto:
-    return next(entry for entry in proto.opset_import if entry.domain == "")
+    found: onnx.OperatorSetIdProto = next(entry for entry in proto.opset_import if entry.domain == "")
+    return found
 
 
 def _converted(proto: onnx.ModelProto) -> onnx.ModelProto | None:

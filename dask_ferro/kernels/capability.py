@@ -24,7 +24,8 @@ from dask_ferro.kernels.wrong import wrong_in_onnxruntime
 NEWEST_OPSET = 26
 _OPEN_END = 2147483647
 _NUMPY_TYPES = frozenset(
-    "float float16 double int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool string".split()
+    {"float", "float16", "double", "bool", "string"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 _TYPE_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
@@ -181,5 +182,3 @@ def _body_op_fits(inner: onnx.NodeProto, opsets: dict[str, int], element: str) -
     allowed = {t for c in schema.type_constraints if c.type_param_str == first for t in c.allowed_type_strs}
     bound = {first: element} if element in allowed else {}
     return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound)
-
-

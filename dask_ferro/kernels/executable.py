@@ -208,5 +208,7 @@ def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
     """
     if opset <= NEWEST_OPSET:
         return opset
-    schemas = [schema_of(n.op_type, n.domain, opset) for node in nodes for n in nested(node) if n.domain == ""]
+    schemas = [
+        schema_of(n.op_type, n.domain, opset) for node in nodes for n in nested(node) if n.domain == ""
+    ]
     return max((s.since_version for s in schemas if s is not None), default=NEWEST_OPSET)

@@ -129,7 +129,9 @@ def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.Te
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _INLINE_BYTES:
         proto = ir.serde.serialize_tensor(tensor)
         if isinstance(tensor, ir.ExternalTensor):
-            proto = onnx.TensorProto(data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes())
+            proto = onnx.TensorProto(
+                data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes()
+            )
         proto.name = name
         return proto
     proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=_dims(tensor))

@@ -19,7 +19,12 @@ class ReferenceRun:
     """The nodes between `inputs` and `outputs`, evaluated one by one by `onnx.reference`."""
 
     def __init__(
-        self, model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[str], outputs: Sequence[str], opset: int
+        self,
+        model: ir.Model,
+        nodes: Sequence[ir.Node],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        opset: int,
     ) -> None:
         from onnx.reference import ReferenceEvaluator
 

@@ -95,9 +95,7 @@ REFERENCE: tuple[Wrong, ...] = (
 
 
 def _hits(rows: tuple[Wrong, ...], node: ir.Node, opset: int) -> bool:
-    return any(
-        row.op == node.op_type and row.domain == node.domain and row.when(node, opset) for row in rows
-    )
+    return any(row.op == node.op_type and row.domain == node.domain and row.when(node, opset) for row in rows)
 
 
 def wrong_in_onnxruntime(node: ir.Node, opset: int) -> bool:

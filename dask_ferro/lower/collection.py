@@ -271,7 +271,9 @@ class ModelGraph(DaskMethodsMixin):
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         return self._from_persisted, ()
 
-    def _from_persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> ModelGraph:
+    def _from_persisted(
+        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
+    ) -> ModelGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         kept = ModelGraph(self._opened, self._bound._arrays, batch=self._batch, granularity=self._granularity)
@@ -322,7 +324,9 @@ class OutputGraph(DaskMethodsMixin):
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         return self._from_persisted, ()
 
-    def _from_persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> OutputGraph:
+    def _from_persisted(
+        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
+    ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
@@ -336,7 +340,9 @@ def join(parts: Any, along_rows: bool = True) -> Any:
     if len(parts) == 1:
         return parts[0]
     if not along_rows:
-        raise ConfigError("an output without the batch axis cannot be joined from several chunks; run without batch=")
+        raise ConfigError(
+            "an output without the batch axis cannot be joined from several chunks; run without batch="
+        )
     return np.concatenate(parts, axis=0)
 
 

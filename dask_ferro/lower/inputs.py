@@ -17,7 +17,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.layer import KeySeries, Literal
 from dask_ferro.lower.signature import Signature, shape_of
 
 
@@ -78,7 +78,7 @@ def whole_rest(array: Any) -> Any:
     """Return a dask array with one chunk along every axis but the first."""
     if all(len(c) == 1 for c in array.chunks[1:]):
         return array
-    return array.rechunk({axis: -1 for axis in range(1, array.ndim)})
+    return array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
 
 
 def token_of(value: Any) -> str:
@@ -129,7 +129,9 @@ def _collection(value: Any, chunks: Sequence[int] | None) -> Feed:
     top = _top_layer(value, graph)
     if chunks is None:
         if len(keys) != 1:
-            raise ConfigError(f"an input that does not carry the batch must be one chunk, got {len(keys)} chunks")
+            raise ConfigError(
+                f"an input that does not carry the batch must be one chunk, got {len(keys)} chunks"
+            )
         return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
     series = KeySeries((value.name,), (0,) * (value.ndim - 1))
     return Feed(series, graph.layers, graph.dependencies, top)

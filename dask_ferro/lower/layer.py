@@ -115,7 +115,8 @@ class BundleLayer(LazyLayer):
         for bundle in self.bundles:
             for chunk in range(self.chunks):
                 arguments = (
-                    TaskRef(a.at(chunk)) if isinstance(a, KeySeries) else a.at(chunk) for a in bundle.arguments
+                    TaskRef(a.at(chunk)) if isinstance(a, KeySeries) else a.at(chunk)
+                    for a in bundle.arguments
                 )
                 yield Task(bundle.keys.at(chunk), run_bundle, self.model, bundle.ref, *arguments, **extra)
 

@@ -121,9 +121,7 @@ class Lowered:
         picked = PickLayer(self._out_series(index), self.series[source.bundle], place, self.chunks)
         name = self._out_name(index)
         upstream = set(graph.layers) if self.layer_name not in graph.layers else {self.layer_name}
-        return HighLevelGraph(
-            {**graph.layers, name: picked}, {**graph.dependencies, name: upstream}
-        )
+        return HighLevelGraph({**graph.layers, name: picked}, {**graph.dependencies, name: upstream})
 
     def output_keys(self, index: int) -> list[Key]:
         """Return the keys of one output's chunks, in `with_output`'s graph."""
@@ -211,9 +209,7 @@ def lower(
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
     layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
-    graph = HighLevelGraph(
-        {**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)}
-    )
+    graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
     widths = tuple(len(b.outputs) for b in plan.bundles)
     return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
 

@@ -33,6 +33,8 @@ _SIZE_KNOWN_S = 5.0
 # An error of a chunk may be a shared file system's bad moment: once more.  Deaths of workers Dask counts by
 # itself.
 _RETRIES = 1
+# Rows are sent so often before a run gives up; in between, the scheduler learns which worker is gone.
+_SENDINGS, _DEATH_KNOWN_S = 4, 0.2
 
 
 class Feed(NamedTuple):
@@ -178,8 +180,19 @@ class ClientPool:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
         if isinstance(piece, np.ndarray) and piece.nbytes > config.size("inputs.embed-bytes"):
-            return self._client.scatter(piece, direct=True, hash=False)
+            return self._scattered(piece)
         return piece
+
+    def _scattered(self, rows: Any) -> Any:
+        """Send rows straight to a worker; to another one, if the first dies meanwhile."""
+        from distributed.comm.core import CommClosedError
+
+        for attempt in range(1, _SENDINGS):
+            try:
+                return self._client.scatter(rows, direct=True, hash=False)
+            except CommClosedError:
+                time.sleep(_DEATH_KNOWN_S * attempt)
+        return self._client.scatter(rows, direct=True, hash=False)
 
     def error(self, future: Any) -> BaseException | None:
         """Return what a chunk failed with, `Lost` if it was cancelled for want of its inputs."""

@@ -386,7 +386,7 @@ crews = st.sampled_from([1, 2, 3, 8, 100])
 
 
 @given(dags(), granularities, crews)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_bundles_are_a_convex_partition_and_glued_edges_stay_whole(
     dag: Dag, granularity: Granularity, workers: int
 ) -> None:
@@ -401,7 +401,7 @@ def test_the_same_graph_gives_the_same_bundles(dag: Dag, granularity: Granularit
 
 
 @given(dags(), crews)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_auto_is_never_worse_than_one_bundle_nor_than_ops(dag: Dag, workers: int) -> None:
     auto, ops, model = (
         project(dag, bundle(dag, granularity, workers=workers), workers=workers)
@@ -412,7 +412,7 @@ def test_auto_is_never_worse_than_one_bundle_nor_than_ops(dag: Dag, workers: int
 
 
 @given(dags(glue=False), crews)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
     free = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=float("inf"), dispatch_s=0.0)
     bundles = bundle(dag, "op", workers=workers)
@@ -420,7 +420,7 @@ def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
 
 
 @given(dags(), granularities, crews)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_edges_between_bundles_are_the_edges_that_are_cut(
     dag: Dag, granularity: Granularity, workers: int
 ) -> None:

@@ -465,6 +465,18 @@ ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
         ModelError,
         ["'p'", "function"],
     ),
+    (
+        "refuses dtypes that do not agree",
+        write(lambda: model(node("Add", "x w", "y"), weights=(array("w", [1, 2, 3, 4], np.int64),))),
+        ModelError,
+        ["the_add", "'w'", "tensor(float)", "tensor(int64)", "Cast"],
+    ),
+    (
+        "refuses a dtype that the operator does not take",
+        write(lambda: model(node("Not", "x", "y"))),
+        ModelError,
+        ["the_not", "'x'", "takes bool"],
+    ),
     # tensors
     (
         "refuses negative dimensions",

@@ -20,7 +20,9 @@ from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
 pytestmark = pytest.mark.cluster
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
-LARGE = np.random.default_rng(2).standard_normal((40_000, 6), dtype=np.float32)  # 960 kB: does not travel in tasks
+LARGE = np.random.default_rng(2).standard_normal(
+    (40_000, 6), dtype=np.float32
+)  # 960 kB: does not travel in tasks
 
 
 def close(got, wanted):
@@ -62,8 +64,10 @@ def test_persist_and_submit_on_its_futures(client):
     close(y.compute(), mlp_reference(X))
     future = client.compute(ff.from_onnx(mlp(), X))
     close(client.submit(lambda a: a * 2, future).result(), mlp_reference(X) * 2)
-    close(client.compute(ff.from_onnx(diamond(), client.submit(lambda: X[:, :4]))).result()["b0"],
-          diamond_reference(X[:, :4])["b0"])
+    close(
+        client.compute(ff.from_onnx(diamond(), client.submit(lambda: X[:, :4]))).result()["b0"],
+        diamond_reference(X[:, :4])["b0"],
+    )
 
 
 def test_dask_arrays_in_and_out(client):
@@ -80,7 +84,9 @@ def test_annotations_reach_the_scheduler(client):
         future = client.compute(y)
     wait(future)
     retries = client.run_on_scheduler(
-        lambda dask_scheduler: {k: (ts.annotations or {}).get("retries") for k, ts in dask_scheduler.tasks.items()}
+        lambda dask_scheduler: {
+            k: (ts.annotations or {}).get("retries") for k, ts in dask_scheduler.tasks.items()
+        }
     )
     assert retries[future.key] == 2
 

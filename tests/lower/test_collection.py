@@ -165,7 +165,9 @@ def test_same_call_same_keys_in_another_process(tmp_path):
         f"y = ff.from_onnx({str(path)!r}, x, batch=4, granularity='op');"
         "print(sorted(map(str, dict(y.__dask_graph__()))), dask.base.tokenize(y))"
     )
-    runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    runs = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)
+    }
     assert len(runs) == 1
 
 
@@ -191,7 +193,10 @@ def test_weights_do_not_travel():
 
 
 BAD = {
-    "a wrong dtype names the conversion": (lambda m: m(X.astype("f8")), r"dtype float64, wanted float32.*astype"),
+    "a wrong dtype names the conversion": (
+        lambda m: m(X.astype("f8")),
+        r"dtype float64, wanted float32.*astype",
+    ),
     "a wrong width": (lambda m: m(X[:, :5]), r"has 5 on axis 1, wanted 6"),
     "a wrong rank": (lambda m: m(X[0]), r"wanted 2 axes"),
     "an unknown name": (lambda m: m(y=X), r"unknown input 'y', missing input 'x'"),

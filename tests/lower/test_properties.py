@@ -58,10 +58,16 @@ def graphs(draw) -> onnx.ModelProto:
 def _conditional(i: int, a: str, b: str, name: str) -> list[onnx.NodeProto]:
     """Both branches capture values from outside."""
     then = helper.make_graph(
-        [helper.make_node("Add", [a, b], [f"t{i}"])], "then", [], [helper.make_tensor_value_info(f"t{i}", 1, None)]
+        [helper.make_node("Add", [a, b], [f"t{i}"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info(f"t{i}", 1, None)],
     )
     other = helper.make_graph(
-        [helper.make_node("Sub", [b, a], [f"e{i}"])], "else", [], [helper.make_tensor_value_info(f"e{i}", 1, None)]
+        [helper.make_node("Sub", [b, a], [f"e{i}"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info(f"e{i}", 1, None)],
     )
     return [
         helper.make_node("ReduceSum", [a], [f"s{i}"], keepdims=0),
@@ -73,7 +79,9 @@ def _conditional(i: int, a: str, b: str, name: str) -> list[onnx.NodeProto]:
 GRANULARITY = st.one_of(st.sampled_from(["auto", "op", "model"]), st.floats(1e-7, 1e-4))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(graphs(), GRANULARITY, st.integers(0, 2**32 - 1))
 def test_bundled_equals_reference_and_bundles_are_convex(proto, granularity, seed):
     rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """Run the backend suite through each engine alone and write `engines.json` (some three minutes).
 
-    python -m tests.suite.record
+python -m tests.suite.record
 """
 
 from __future__ import annotations
