@@ -1,8 +1,11 @@
 """The house: floors, what an import costs, what the package ships, and what its files may not say."""
 
+import doctest
+import importlib
 import importlib.metadata
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -105,6 +108,14 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
 
 def test_the_version_is_one():
     assert ff.__version__ == PROJECT["project"]["version"] == importlib.metadata.version("dask-ferro")
+
+
+MODULES = [m.name for m in pkgutil.walk_packages(ff.__path__, "dask_ferro.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_hold(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_types_and_defaults_are_shipped():

@@ -122,8 +122,19 @@ def plan(
     each = costs(model, types)
     times = [seconds(node, cost, profile) for node, cost in zip(nodes, each, strict=True)]
     bundles = tuple(_bundles(model, nodes, pieces, constant, each, times))
+    bundles += tuple(_passed_on(model, bundles))
     made = {name: Source(b, k) for b, one in enumerate(bundles) for k, name in enumerate(one.outputs)}
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
+
+
+def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
+    """Yield a bundle without nodes for each output that no node makes: an input, or a weight."""
+    made = {name for one in bundles for name in one.outputs}
+    inputs = {v.name: i for i, v in enumerate(model.graph.inputs)}
+    for name in dict.fromkeys(v.name for v in model.graph.outputs if v.name and v.name not in made):
+        taken = (name,) if name in inputs else ()
+        sources = tuple(Source(MODEL_INPUT, inputs[n]) for n in taken)
+        yield Bundle((), taken, sources, (name,), Counter(), Cost(0.0, 0.0, 0.0, 0.0), 0.0)
 
 
 def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int, ...]]:

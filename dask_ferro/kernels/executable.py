@@ -67,7 +67,14 @@ class ArrayRun:
 class Executable:
     """A bundle's compiled runs in order; call it with the bundle's input values, in the order of its inputs."""
 
-    def __init__(self, steps: Sequence[Step], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        weights: Mapping[str, Any],
+    ) -> None:
+        self._weights = dict(weights)  # those that are outputs themselves
         self._steps = tuple(steps)
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
@@ -76,7 +83,7 @@ class Executable:
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         if len(self._steps) == 1:  # the usual case: one engine, in and out in the bundle's own order
             return self._steps[0].run(*arrays)
-        values = dict(zip(self._inputs, arrays, strict=True))
+        values = self._weights | dict(zip(self._inputs, arrays, strict=True))
         for step in self._steps:
             results = step.run(*(values[name] for name in step.reads))
             values.update(zip(step.writes, results, strict=True))
@@ -148,7 +155,9 @@ def compile_bundle(
         else:
             reads, writes = _boundary(model, mine, later, outputs)
         steps.append(Step(_build(engine, model, mine, reads, writes, threads, prepack), reads, writes))
-    return Executable(steps, inputs, outputs)
+    initializers = model.graph.initializers
+    given = {n: initializers[n].const_value for n in outputs if n in initializers}
+    return Executable(steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None})
 
 
 def _boundary(

@@ -100,7 +100,7 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     nodes : sequence of int
         The bundle's nodes, by position in the main graph, ascending.
     """
-    if _is_tiny([rows[i] for i in nodes]):
+    if nodes and _is_tiny([rows[i] for i in nodes]):
         return (("array", len(nodes)),)
     picked = [rows[i].engines[0] for i in nodes]
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))

@@ -254,7 +254,7 @@ def _series(
     opened: Opened, plan: Plan, types: Mapping[str, ValueType], token: str, number: int, chunks: int
 ) -> KeySeries:
     bundle = plan.bundles[number]
-    op = bundle.ops.most_common(1)[0][0].lower()
+    op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
     name = f"{_label(opened.name)}-{op}-{token}"
     is_output = any(s.bundle == number for s in plan.outputs)
     if is_output and len(bundle.outputs) == 1:

@@ -190,7 +190,7 @@ def trial(
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
         if place.dashboard:
             tell(f"dashboard at {place.dashboard}")
-        batch = request.batch or (_batch(model, arrays, place.slots) if request.model else None)
+        batch = request.batch or (chunk_rows(model, arrays, place.slots) if request.model else None)
         bound_model = model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
@@ -256,8 +256,8 @@ def _check_sink(sink: Path | None, model: ModelGraph) -> None:
         raise ConfigError(f"output {str(sink)!r} holds arrays, but {', '.join(other)}; run it from Python")
 
 
-def _batch(model: ModelGraph, arrays: Mapping[str, Any], slots: int) -> int | None:
-    """Rows per task, so that each thread has one, if that is worth it; None to leave the inputs whole."""
+def chunk_rows(model: ModelGraph, arrays: Mapping[str, Any], slots: int) -> int | None:
+    """Return rows per task so that each thread has one, where that is worth it; None to leave inputs whole."""
     sig = model._opened.signature
     rows = row_count(sig, arrays)
     if rows is None or not all(sig.gives):

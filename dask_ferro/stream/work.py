@@ -12,7 +12,8 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.cost import value_bytes
-from dask_ferro.graph.plan import MODEL_INPUT
+from dask_ferro.graph.plan import Plan
+from dask_ferro.graph.plan import Source as PlanSource
 from dask_ferro.graph.shapes import ValueType
 from dask_ferro.kernels.route import route
 from dask_ferro.lower.opened import Opened
@@ -132,13 +133,11 @@ class Work:
         shapes = standins(sig, self.sources, chunks.batch)
         plan = self.opened.plan(shapes, chunks.batch, max(1, chunks.count), "model")
         found = dict(zip((s.name for s in sig.outputs), plan.outputs, strict=True))
-        outputs = tuple(
-            (INPUT if found[n].bundle == MODEL_INPUT else found[n].bundle, found[n].place)
-            for n in self.outputs
-        )
-        if not plan.bundles:
+        outputs = tuple(_where(plan, n, found[n]) for n in self.outputs)
+        computed = [bundle for bundle in plan.bundles if bundle.nodes]
+        if not computed:
             return Call(self.opened.ref, None, outputs)
-        (whole,) = plan.bundles
+        (whole,) = computed
         taken = [source.place for source in whole.sources]
         splits = bool(sig.fixed_rows) and (chunks.batch != sig.fixed_rows or chunks.rows % chunks.batch != 0)
         bundle = BundleRef(
@@ -188,6 +187,16 @@ class Work:
             Layout(name, self.chunks, numeric(np.dtype(dtype), f"output {name!r}"), tuple(row_shape))
             for name, (dtype, row_shape) in zip(self.outputs, found, strict=True)
         ]
+
+
+def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
+    """Return where a chunk's task finds an output: among its results, or among its inputs."""
+    bundle = plan.bundles[source.bundle]
+    if bundle.nodes:
+        return source.bundle, source.place
+    if not bundle.sources:
+        raise ConfigError(f"output {name!r} is a weight of the model: there is nothing to compute, leave it out")
+    return INPUT, bundle.sources[0].place
 
 
 def _zeros(array: Array) -> Feed:

@@ -10,9 +10,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from onnx import helper
 
 import dask_ferro as ff
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 SCHEDULERS = ["sync", "threads"]
@@ -217,3 +218,19 @@ def test_refuses(claim):
 def test_refuses_a_granularity(granularity):
     with pytest.raises(ff.ConfigError, match="granularity"):
         ff.from_onnx(mlp(), granularity=granularity)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("batch", [None, 4])
+def test_outputs_that_are_inputs_or_weights(granularity, batch):
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    outputs = {"y": ["N", 6], "x": ["N", 6], "w": [2]}
+    proto = model(nodes, {"x": ["N", 6]}, outputs, {"w": np.float32([1, 2])})
+    if batch is not None:
+        with pytest.raises(ff.ConfigError, match="without the batch axis"):
+            ff.from_onnx(proto, X, batch=batch).compute(scheduler="sync")
+        return
+    got = ff.from_onnx(proto, X, granularity=granularity).compute(scheduler="sync")
+    close(got["y"], np.maximum(X, 0))
+    close(got["x"], X)
+    close(got["w"], [1, 2])

@@ -1,0 +1,101 @@
+"""What surrounds a trial: files in and out, and rows per task."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from dask_ferro import ConfigError, from_onnx
+from dask_ferro.runtime.trial import Request, chunk_rows, read, save, trial
+
+
+def relu(shape, *, big=1):
+    """A chain of `big` matrix products, so that a row is worth so much."""
+    value = helper.make_tensor_value_info
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (512, 512), np.zeros(512 * 512, np.float32))
+    names = ["x", *(f"v{i}" for i in range(1, big)), "y"]
+    nodes = [
+        helper.make_node("MatMul", [a, "w"], [b], name=b) for a, b in zip(names, names[1:], strict=False)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [value("x", TensorProto.FLOAT, [*shape, 512])],
+        [value("y", TensorProto.FLOAT, [*shape, 512])],
+        [weight],
+    )
+    return from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+
+
+def rows(n):
+    return {"x": np.zeros((n, 512), np.float32)}
+
+
+# ---- files ------------------------------------------------------------------------------------------------
+
+
+def test_outputs_of_any_name_come_back(tmp_path):
+    results = {"file": np.arange(3), "a/b": np.eye(2), "words": np.array(["x", "yes"], dtype=object)}
+    save(tmp_path / "y.npz", results)
+    found = read(tmp_path / "y.npz")
+    assert list(found) == ["file", "a/b", "words"]
+    for name, value in results.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_one_output_comes_back_memory_mapped(tmp_path):
+    save(tmp_path / "y.npy", {"y": np.arange(6).reshape(2, 3)})
+    found = read(tmp_path / "y.npy")
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, [[0, 1, 2], [3, 4, 5]])
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "y.npz"
+    save(path, {"y": np.arange(3)})
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        save(path, {"y": np.arange(4), "ragged": [[1], [2, 3]]})
+    assert [p.name for p in tmp_path.iterdir()] == ["y.npz"]
+    np.testing.assert_array_equal(read(path)["y"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("x.npy", b"", id="empty"),
+        pytest.param("x.npy", b"\x93NUMPY\x01\x00", id="cut off"),
+        pytest.param("x.npz", b"\x93NUMPY\x01\x00", id="the other kind"),
+        pytest.param("x.npz", b"PK\x05\x06", id="half an archive"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name):
+        read(tmp_path / name)
+
+
+# ---- rows per task ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "n", "slots", "batch"),
+    [
+        pytest.param(relu(["batch"]), 4, 4, None, id="little work stays whole"),
+        pytest.param(relu(["batch"], big=20), 40_000, 4, 10_000, id="much work is spread over all threads"),
+        pytest.param(relu(["batch"], big=20), 40_001, 4, 10_001, id="the last chunk is the smaller one"),
+        pytest.param(relu(["batch"], big=20), 40_000, 1, None, id="one thread takes it whole"),
+        pytest.param(relu([1], big=20), 40_000, 2, 20_000, id="a fixed batch of 1 is spread by its slices"),
+    ],
+)
+def test_rows_per_task(model, n, slots, batch):
+    assert chunk_rows(model, rows(n), slots) == batch
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["carrier-pigeon://home", "tcp://no.such.host.invalid:1"])
+def test_an_address_that_leads_nowhere_is_named(address, monkeypatch):
+    monkeypatch.setattr("dask_ferro.runtime.trial._CONNECT_S", 0.2)
+    with pytest.raises(ConfigError, match="cannot connect") as caught:
+        trial(Request(dag="wide", scheduler=address))
+    assert address in str(caught.value)
