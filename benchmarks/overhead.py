@@ -76,7 +76,7 @@ def processes(workers: int) -> Iterator[Client]:
 
 
 def _compute(client: Client, collection: Any) -> Any:
-    return client.compute(collection).result()
+    return collection.compute(scheduler=client)
 
 
 def _inputs(model: Any) -> dict[str, np.ndarray]:

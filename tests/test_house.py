@@ -261,7 +261,27 @@ def test_make_refuses_an_old_python_in_one_line(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
-def test_continuous_integration_script_is_valid_and_executable():
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    subprocess.run(["bash", "-n", script], check=True)
+@pytest.mark.parametrize(
+    ("check", "test", "status"),
+    [
+        pytest.param(0, 0, 0, id="all well"),
+        pytest.param(3, 0, 3, id="a failed check fails"),
+        pytest.param(0, 2, 2, id="failed tests fail"),
+        pytest.param(3, 2, 3, id="the first failure's status is kept"),
+    ],
+)
+def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, check, test, status):
+    closing = "===== 3 passed in 1.20s ====="
+    make = f'#!/bin/sh\ncase $1 in check) exit {check};; test) echo "{closing}"; echo "make: ***"; exit {test};; esac\n'
+    for name, script in {"make": make, "dot": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == status
+    assert done.stdout.splitlines()[-1] == closing

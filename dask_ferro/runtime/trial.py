@@ -6,19 +6,15 @@ A model is checked, and so are its inputs, before a cluster is started.  The fir
 
 from __future__ import annotations
 
-import logging
-import os
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
@@ -29,15 +25,12 @@ from dask_ferro.graph.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
+from dask_ferro.runtime.array_files import read, save
 from dask_ferro.runtime.execute import Watch, WorkerShare, execute
-from dask_ferro.runtime.interrupts import held
-from dask_ferro.runtime.local import LocalCluster
+from dask_ferro.runtime.opened_cluster import Place, connected, started
 
 # A chunk of its own is given to a thread when it is worth this much: five times what a task costs in all.
 _WORTH_A_CHUNK_S = 0.012
-# A cluster that is named exists; its workers may still be on their way.
-_CONNECT_S = 10
-_WORKERS_S = 30
 
 
 @dataclass(frozen=True)
@@ -58,20 +51,6 @@ class Request:
     dashboard: bool = False
     repeat: int = 1
     quiet: bool = True
-
-
-@dataclass(frozen=True)
-class Place:
-    """A cluster: its scheduler, dashboard, and threads by worker address."""
-
-    scheduler: str
-    dashboard: str | None
-    threads: Mapping[str, int]
-
-    @property
-    def slots(self) -> int:
-        """Tasks that run at a time."""
-        return sum(self.threads.values())
 
 
 @dataclass(frozen=True)
@@ -201,9 +180,14 @@ def trial(
         results = _named(bound_model, measured.result)
         if request.sink:
             save(request.sink, results)
-        return _compared(
-            request, bound_model, arrays, batch, place, seconds, measured.workers, results, origin
-        )
+        ran = _Ran(place, batch, tuple(seconds), measured.workers, results)
+        return _compared(request, bound_model, arrays, origin, ran)
+
+
+def _cluster(request: Request) -> AbstractContextManager[tuple[Client, Place]]:
+    if request.scheduler:
+        return connected(request.scheduler)
+    return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
 
 
 # ---- before it runs ----------------------------------------------------------------------------------------
@@ -218,28 +202,10 @@ def _inputs(request: Request, model: ModelGraph) -> tuple[dict[str, Any], str]:
     """The arrays by name, and where they come from."""
     sig = model._opened.signature
     if request.source is None:
-        free = (
-            replace(sig, batch=None) if request.rows else sig
-        )  # rows of a fixed batch size are run in slices
+        # With rows of its own, a model of fixed batch size is run slice by slice.
+        free = replace(sig, batch=None) if request.rows else sig
         return synthetic(free, request.rows), "synthetic, seeded"
     return by_name(sig, read(request.source), str(request.source)), str(request.source)
-
-
-def read(path: Path) -> Any:
-    """Return the array of an .npy file, memory-mapped, or the arrays of an .npz file by name.
-
-    Raises
-    ------
-    ConfigError
-        For a file that is neither, or that holds Python objects.
-    """
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"input {str(path)!r} is not a readable {path.suffix} file: {error}") from error
 
 
 def _check_sink(sink: Path | None, model: ModelGraph) -> None:
@@ -273,52 +239,6 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
     return len(carried[0]) if carried else None
 
 
-# ---- where it runs -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _cluster(request: Request) -> Iterator[tuple[Client, Place]]:
-    if request.scheduler:
-        with _connected(request.scheduler) as client:
-            yield client, _place(client, dashboard=True)
-        return
-    with ExitStack() as stack:
-        with held():
-            cluster = stack.enter_context(_local(request))
-        client = stack.enter_context(Client(cluster))
-        yield client, _place(client, dashboard=request.dashboard)
-
-
-def _local(request: Request) -> LocalCluster:
-    threads = request.threads or 1
-    return LocalCluster(
-        n_workers=request.workers or max(1, CPU_COUNT // threads),
-        threads_per_worker=threads,
-        dashboard_address=":8787" if request.dashboard else ":0",
-        scheduler_kwargs={"dashboard": request.dashboard},  # Dask serves metrics in any case: at any port
-        silence_logs=logging.CRITICAL if request.quiet else logging.WARNING,
-    )
-
-
-def _connected(address: str) -> Client:
-    try:
-        client = Client(address, timeout=f"{_CONNECT_S}s")
-    except (OSError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
-    try:
-        client.wait_for_workers(1, timeout=_WORKERS_S)
-    except TimeoutError:
-        client.close()
-        raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; start one") from None
-    return client
-
-
-def _place(client: Client, *, dashboard: bool) -> Place:
-    scheduler: Any = client.scheduler
-    link = client.dashboard_link if dashboard else None
-    return Place(scheduler.address, link or None, dict(client.nthreads()))
-
-
 # ---- after it ran ------------------------------------------------------------------------------------------
 
 
@@ -327,47 +247,20 @@ def _named(model: ModelGraph, result: Any) -> dict[str, Any]:
     return {specs[0].name: result} if len(specs) == 1 else dict(result)
 
 
-def save(path: Path, results: Mapping[str, Any]) -> None:
-    """Write arrays to an .npy or .npz file, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            if path.suffix == ".npy":
-                np.save(file, _storable(next(iter(results.values()))), allow_pickle=False)
-            else:
-                _write_npz(file, results)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _write_npz(file: Any, results: Mapping[str, Any]) -> None:
-    # numpy.savez takes names as keywords, so an output called "file" would be lost.
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, value in results.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, _storable(value), allow_pickle=False)
-
-
-def _storable(value: Any) -> Any:
-    array = np.asarray(value)
-    return array.astype(np.str_) if array.dtype.kind == "O" else array
+class _Ran(NamedTuple):
+    place: Place
+    batch: int | None
+    seconds: tuple[float, ...]
+    shares: tuple[WorkerShare, ...]
+    results: Mapping[str, Any]
 
 
 def _compared(
-    request: Request,
-    model: ModelGraph,
-    arrays: Mapping[str, Any],
-    batch: int | None,
-    place: Place,
-    seconds: Sequence[float],
-    shares: tuple[WorkerShare, ...],
-    results: Mapping[str, Any],
-    origin: str,
+    request: Request, model: ModelGraph, arrays: Mapping[str, Any], origin: str, ran: _Ran
 ) -> Trial:
     sig, chunks = model._opened.signature, model.chunks
     rows = row_count(sig, arrays) if request.model else None
-    of_chunk = rows if rows is None else min(rows, batch or rows)
+    of_chunk = rows if rows is None else min(rows, ran.batch or rows)
     types = model._opened.sized(arrays, of_chunk).types
     ir_model = model._opened.loaded.model
     repeats = slices(sig, of_chunk) if of_chunk else 1
@@ -377,17 +270,19 @@ def _compared(
         digest=model.digest,
         source=origin,
         inputs=sig.inputs,
-        outputs={n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in results.items()},
-        place=place,
+        outputs={
+            n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in ran.results.items()
+        },
+        place=ran.place,
         ops=tuple(per_op(ir_model, types)),
         bundles=len(model.bundles),
         chunks=chunks,
         rows=rows,
-        batch=batch,
+        batch=ran.batch,
         runs=chunks * repeats,
-        seconds=tuple(seconds),
-        projected=over_chunks(model.plan, chunks, workers=place.slots, slices=repeats),
-        bound=whole.over(place.slots, chunks * repeats),
-        shares=shares,
+        seconds=ran.seconds,
+        projected=over_chunks(model.plan, chunks, workers=ran.place.slots, slices=repeats),
+        bound=whole.over(ran.place.slots, chunks * repeats),
+        shares=ran.shares,
         sink=str(request.sink) if request.sink else None,
     )

@@ -195,7 +195,9 @@ def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
     if bundle.nodes:
         return source.bundle, source.place
     if not bundle.sources:
-        raise ConfigError(f"output {name!r} is a weight of the model: there is nothing to compute, leave it out")
+        raise ConfigError(
+            f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"
+        )
     return INPUT, bundle.sources[0].place
 
 

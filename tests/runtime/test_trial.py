@@ -1,11 +1,15 @@
 """What surrounds a trial: files in and out, and rows per task."""
 
+import sys
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from dask_ferro import ConfigError, from_onnx
-from dask_ferro.runtime.trial import Request, chunk_rows, read, save, trial
+from dask_ferro.runtime.array_files import read, save
+from dask_ferro.runtime.trial import Request, chunk_rows, trial
 
 
 def relu(shape, *, big=1):
@@ -13,9 +17,7 @@ def relu(shape, *, big=1):
     value = helper.make_tensor_value_info
     weight = helper.make_tensor("w", TensorProto.FLOAT, (512, 512), np.zeros(512 * 512, np.float32))
     names = ["x", *(f"v{i}" for i in range(1, big)), "y"]
-    nodes = [
-        helper.make_node("MatMul", [a, "w"], [b], name=b) for a, b in zip(names, names[1:], strict=False)
-    ]
+    nodes = [helper.make_node("MatMul", [a, "w"], [b], name=b) for a, b in pairwise(names)]
     graph = helper.make_graph(
         nodes,
         "chain",
@@ -95,7 +97,13 @@ def test_rows_per_task(model, n, slots, batch):
 
 @pytest.mark.parametrize("address", ["carrier-pigeon://home", "tcp://no.such.host.invalid:1"])
 def test_an_address_that_leads_nowhere_is_named(address, monkeypatch):
-    monkeypatch.setattr("dask_ferro.runtime.trial._CONNECT_S", 0.2)
+    monkeypatch.setattr("dask_ferro.runtime.opened_cluster._CONNECT_S", 0.2)
     with pytest.raises(ConfigError, match="cannot connect") as caught:
         trial(Request(dag="wide", scheduler=address))
     assert address in str(caught.value)
+
+
+def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(ConfigError, match=r"dask_ferro\[dashboard\]"):
+        trial(Request(dag="wide", dashboard=True))

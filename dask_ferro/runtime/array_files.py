@@ -1,0 +1,57 @@
+"""Arrays in .npy and .npz files: read without running anything that lies in them, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+
+
+def read(path: Path) -> Any:
+    """Return the array of an .npy file, memory-mapped, or the arrays of an .npz file by name.
+
+    Raises
+    ------
+    ConfigError
+        For a file that is neither, or that holds Python objects.
+    """
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"input {str(path)!r} is not a readable {path.suffix} file: {error}") from error
+
+
+def save(path: Path, results: Mapping[str, Any]) -> None:
+    """Write arrays to an .npy or .npz file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            if path.suffix == ".npy":
+                np.save(file, _storable(next(iter(results.values()))), allow_pickle=False)
+            else:
+                _write_npz(file, results)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_npz(file: Any, results: Mapping[str, Any]) -> None:
+    # numpy.savez takes names as keywords, so an output called "file" would be lost.
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in results.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, _storable(value), allow_pickle=False)
+
+
+def _storable(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(np.str_) if array.dtype.kind == "O" else array
