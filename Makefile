@@ -38,6 +38,7 @@ format: $(VENV)/.installed-dev ## mend what lint and format can mend by themselv
 bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON beside them
 	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
 	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/overhead.json
+	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak

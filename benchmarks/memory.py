@@ -7,12 +7,13 @@ it, each holds its own rearranged copy, and runs faster on small batches.  Sizes
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import measure
@@ -86,25 +87,27 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
 
 def _warm() -> None:
     """Import what a bundle needs, so that libraries are not counted as weights."""
+    importlib.import_module("dask_ferro.lower.task")
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
-    parser = argparse.ArgumentParser(description="What a large model costs in memory.")
+    parser = measure.options("What a large model costs in memory.", rounds=1)
     parser.add_argument("--megabytes", type=int, default=500, help="size of the model (500)")
-    parser.add_argument("--toy", action="store_true", help="a small model: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
     options = parser.parse_args(arguments)
     megabytes, width = (32, 1024) if options.toy else (options.megabytes, 4096)
-    record = measure.provenance(seed=SEED, workers=WORKERS, megabytes=megabytes)
+    note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    record = measure.provenance(seed=SEED, workers=WORKERS, megabytes=megabytes, rounds=options.rounds)
     record["results"] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chain.onnx"
         path.write_bytes(chain(megabytes, width).SerializeToString())
         size = path.stat().st_size / MIB
         for prepack in (False, True):
-            print(f"prepack={prepack} ...", file=sys.stderr)
-            record["results"][f"prepack={prepack}"] = {"file": size, **trial(path, width, prepack)}
+            note(f"prepack={prepack} ...")
+            trials = [trial(path, width, prepack) for _ in range(options.rounds)]
+            medians = {what: median(t[what] for t in trials) for what in trials[0]}
+            record["results"][f"prepack={prepack}"] = {"file": size, **medians}
     measure.show(
         f"memory: a model of {size:.0f} MiB on {WORKERS} workers of one host, MiB of PSS",
         ("mode", "weights resident", "/ file", "a worker before", "after", "scheduler"),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# What a worker's heap may grow by while it runs a model, weights aside.
+ALLOWANCE_MIB = 15
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
@@ -104,7 +107,17 @@ def test_overhead_at_toy_size(tmp_path):
         assert name in printed
 
 
-@pytest.mark.parametrize("script", ["inference.py", "overhead.py"])
+@pytest.mark.cluster
+def test_memory_at_toy_size(tmp_path):
+    """Also the claim itself: without prepacking two workers share the pages of one file."""
+    printed, record = toy("memory.py", tmp_path / "record.json")
+    assert "weights resident" in printed
+    shared = record["results"]["prepack=False"]
+    assert shared["weights_resident"] / shared["file"] < 1.3 + 2 * ALLOWANCE_MIB / shared["file"]
+    assert shared["scheduler"] < 150
+
+
+@pytest.mark.parametrize("script", ["inference.py", "overhead.py", "memory.py", "device_profile.py"])
 def test_benchmarks_explain_themselves(script):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--help"], capture_output=True, text=True, check=False

@@ -7,6 +7,8 @@ arrays, delayed values and futures keep their own keys.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +21,14 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.layer import KeySeries, Literal
 from dask_ferro.lower.signature import Signature, shape_of
+
+# What a task's own description weighs: an input may add as much to each without changing what a graph is.
+_TASK_BYTES = 1024
+# A release travels with the client's next batch of messages, 10 ms later at the most; data sent under the same key
+# in between would be released with it.
+_RELEASE_S = 0.05
+_LABELS_KEPT = 1000
+_sent: weakref.WeakKeyDictionary[Any, dict[str, list[weakref.ref[Any]]]] = weakref.WeakKeyDictionary()
 
 
 class Feed(NamedTuple):
@@ -105,7 +115,7 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
     if is_dask_collection(value):
         return _collection(value, chunks)
     parts = [value] if chunks is None else _cut(value, chunks)
-    if client is None or _size(value) <= config.size("inputs.embed-bytes"):
+    if client is None or _size(value) <= config.size("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
     return sent(f"ferro-input-{name}-{token}{cut}", parts, client)
@@ -154,7 +164,26 @@ def _size(value: Any) -> int:
 
 
 def sent(label: str, parts: Sequence[Any], client: Any) -> Feed:
-    """Send the parts straight to the workers; their futures stand in the graph under their own keys."""
+    """Send the parts straight to the workers; their futures stand in the graph under their own keys.
+
+    The keys name the content, so the same parts are sent once while somebody holds them.
+    """
     names = [f"{label}-{i}" for i in range(len(parts))]
-    futures = client.scatter(dict(zip(names, parts, strict=True)), direct=True)
+    known = _sent.setdefault(client, {})
+    futures = _alive(known.get(label, ()))
+    if futures is None:
+        if label in known:  # released, perhaps just now: that message must not overtake the new data
+            time.sleep(_RELEASE_S)
+        elif len(known) >= _LABELS_KEPT:
+            del known[next(iter(known))]
+        futures = client.scatter(dict(zip(names, parts, strict=True)), direct=True)
+        known[label] = [weakref.ref(futures[name]) for name in names]
     return Feed(KeySeries(text=label), {label: futures}, {label: set()}, label)
+
+
+def _alive(references: Sequence[weakref.ref[Any]]) -> dict[str, Any] | None:
+    """Return the futures by key if all of them are there and good."""
+    held = [future for reference in references if (future := reference()) is not None]
+    if not held or len(held) < len(references) or any(future.status != "finished" for future in held):
+        return None
+    return {future.key: future for future in held}

@@ -56,6 +56,15 @@ def test_the_same_large_input_cut_differently(client):
         close(y.compute(), mlp_reference(LARGE))
 
 
+def test_a_large_input_that_was_just_released_can_be_sent_again(client):
+    model = ff.from_onnx(mlp())
+    for _ in range(20):  # each round releases the parts that the next one sends under the same keys
+        close(model(LARGE, batch=20_000).compute(), mlp_reference(LARGE))
+    first, second = model(LARGE, batch=20_000), model(LARGE, batch=20_000)
+    close(first.compute(), second.compute())
+    assert first.__dask_keys__() == second.__dask_keys__()
+
+
 def test_persist_and_submit_on_its_futures(client):
     y = client.persist(ff.from_onnx(mlp(), X, batch=5))
     wait(y)
