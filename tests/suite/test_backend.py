@@ -69,3 +69,15 @@ def test_the_totals_are_those_of_the_cases(table):
         assert Counter(row[engine] for row in table["cases"].values())["pass"] == total
     assert table["passed"]["onnxruntime"] >= 1500
     assert table["passed"]["reference"] >= 2000
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("engine", ["onnxruntime", "array", "reference"])
+def test_the_table_is_what_each_engine_makes_of_a_case_today(engine, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(backend.OneEngine, "engine", engine)
+    with backend.quiet(str(tmp_path)):
+        outcomes = {
+            name: backend.outcome(item).split(":")[0] for _, name, item in backend.cases(backend.OneEngine)
+        }
+    changed = {n: (table["cases"][n][engine], o) for n, o in outcomes.items() if table["cases"][n][engine] != o}
+    assert {n: c for n, c in changed.items() if n not in backend.RANDOM} == {}
