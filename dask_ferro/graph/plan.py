@@ -145,11 +145,20 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
     found: dict[int, tuple[int, ...]] = {}
     for position, node in enumerate(nodes):
         names = list(uses(node))
-        free = node.op_type not in _RANDOM and not any(v.name in outputs for v in node.outputs)
+        free = _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs)
         if free and all(name in weights or name in maker for name in names):
             found[position] = tuple(dict.fromkeys(maker[name] for name in names if name in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
+
+
+def _op_types(node: ir.Node) -> Iterator[str]:
+    """Yield the operators of a node and of its bodies."""
+    yield node.op_type
+    for attribute in node.attributes.values():
+        if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.as_graph():
+                yield from _op_types(inner)
 
 
 def _without(work: Dag, constant: Mapping[int, object]) -> Dag:

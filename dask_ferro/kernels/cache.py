@@ -72,6 +72,9 @@ class Cache(Generic[T]):
             self.nbytes = 0
 
     def _keep(self, key: Hashable, built: T) -> None:
+        before = self._kept.pop(key, None)
+        if before is not None:
+            self.nbytes -= before.nbytes
         if built.nbytes > self.limit:
             return
         self._kept[key] = built

@@ -31,12 +31,12 @@ _TINY_BYTES = 64 * 1024
 
 
 class Support(NamedTuple):
-    """The engines that declare a node of the main graph, best first, and the bytes that it writes (if known)."""
+    """The engines that declare a node of the main graph, best first, and the bytes that it touches (if known)."""
 
     node: str
     op: str
     engines: tuple[Engine, ...]
-    out_bytes: float
+    touched_bytes: float
     problem: str
 
 
@@ -71,7 +71,7 @@ def support(model: ir.Model) -> list[Support]:
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
     engines = engines_for(node, opsets)
     problem = "" if engines else _problem(node, opsets)
-    return Support(node.name or "", node.op_type, engines, sum(map(_known_bytes, node.outputs)), problem)
+    return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem)
 
 
 def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
@@ -108,8 +108,12 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:
     return len(rows) <= _TINY_NODES and all(
-        "array" in row.engines and row.out_bytes <= _TINY_BYTES for row in rows
+        "array" in row.engines and row.touched_bytes <= _TINY_BYTES for row in rows
     )
+
+
+def _touched_bytes(node: ir.Node) -> float:
+    return sum(_known_bytes(v) for v in (*node.inputs, *node.outputs) if v is not None)
 
 
 def _known_bytes(value: ir.Value) -> float:

@@ -7,6 +7,7 @@ the model's content, the inputs' content and the bundles, so the same call has t
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -67,9 +68,11 @@ class ModelGraph(DaskMethodsMixin):
     ) -> None:
         self._opened = opened
         self._arrays = arrays
-        self._batch = batch
+        self._batch = _checked_batch(batch, f"model {opened.name!r}")
         self._granularity: Granularity = granularity
         self._warned = False
+        self._annotations = dict(dask.get_annotations())  # type: ignore[attr-defined]
+        self._lowerings: dict[str, Lowered] = {}
         self._persisted: HighLevelGraph | None = None
 
     # -- what it is ----------------------------------------------------------------------------------------
@@ -166,9 +169,9 @@ class ModelGraph(DaskMethodsMixin):
             spec.name: as_array(spec, value)
             for spec, value in zip(sig.inputs, by_name(sig, given, title).values(), strict=True)
         }
-        check_arrays(sig, arrays, title, splitting=True)
+        check_arrays(sig, arrays, title)
         bound = ModelGraph(self._opened, arrays, batch=batch, granularity=self._granularity)
-        if any(is_dask_array(a) for a in arrays.values()):
+        if any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True)):
             return bound._as_dask_arrays()
         return bound
 
@@ -224,32 +227,50 @@ class ModelGraph(DaskMethodsMixin):
         """A model that is run slice by slice inside a task is one bundle: its values do not leave the slice."""
         return "model" if self._splits else self._granularity
 
-    @cached_property
+    @property
     def _lowered(self) -> Lowered:
+        return self._lowered_for(current_client())
+
+    def _lowered_for(self, client: Any) -> Lowered:
+        """Return the graph for a client, whose workers hold the large inputs, or for this process (None)."""
         assert self._arrays is not None
-        return lower(
-            self._opened,
-            self._arrays,
-            self._rows,
-            self._lowered_plan,
-            self._sized.types,
-            splits=self._splits,
-            client=current_client(),
-        )
+        key = "" if client is None else client.id
+        if key not in self._lowerings:
+            self._lowerings.clear()  # of a client that is gone: what it had sent is gone with it
+            self._lowerings[key] = lower(
+                self._opened,
+                self._arrays,
+                self._rows,
+                self._lowered_plan,
+                self._sized.types,
+                splits=self._splits,
+                client=client,
+                annotations=self._annotations,
+            )
+        return self._lowerings[key]
+
+    @property
+    def has_one_array(self) -> bool:
+        """Whether one key holds the whole value, an array."""
+        lowered = self._bound._lowered
+        return lowered.is_single and not lowered.by_name
 
     # -- the collection protocol ---------------------------------------------------------------------------
 
     def __dask_graph__(self) -> HighLevelGraph:
         if self._persisted is not None:
             return self._persisted
-        if self._arrays is None and not self._warned:
+        self._warn_of_synthetic_inputs()
+        return self._bound._lowered.graph
+
+    def _warn_of_synthetic_inputs(self) -> None:
+        if self._arrays is None and self._opened.signature.inputs and not self._warned:
             self._warned = True
             warnings.warn(
                 f"model {self.name!r} has no inputs: it runs on seeded synthetic ones; pass inputs= or call it",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self._bound._lowered.graph
 
     def __dask_keys__(self) -> list[Any]:
         return self._bound._lowered.keys
@@ -282,7 +303,12 @@ class ModelGraph(DaskMethodsMixin):
         scheduler = kwargs.pop("scheduler", None)
         kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
         schedule = get_scheduler(scheduler=scheduler, collections=[self])
-        results = schedule(self.__dask_graph__(), self.__dask_keys__(), **kwargs)
+        owner = getattr(schedule, "__self__", None)  # a client's `get`, or one of Dask's own functions
+        self._warn_of_synthetic_inputs()
+        graph = (
+            self._persisted or self._bound._lowered_for(owner if hasattr(owner, "scatter") else None).graph
+        )
+        results = schedule(graph, self.__dask_keys__(), **kwargs)
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(results, *arguments)
 
@@ -295,7 +321,6 @@ class ModelGraph(DaskMethodsMixin):
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         kept = ModelGraph(self._opened, self._bound._arrays, batch=self._batch, granularity=self._granularity)
-        kept.__dict__["_lowered"] = self._bound._lowered
         name = f"ferro-persisted-{self._bound._lowered.token}"
         kept._persisted = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         return kept
@@ -387,7 +412,9 @@ def assemble(
     return joined[0] if len(names) == 1 else dict(zip(names, joined, strict=True))
 
 
-def _checked_batch(batch: int | None, title: str) -> int | None:
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+def _checked_batch(batch: Any, title: str) -> int | None:
+    if batch is None:
+        return None
+    if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
         raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
-    return batch
+    return operator.index(batch)

@@ -68,11 +68,24 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
     if len(set(chunked.values())) > 1:
         raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
+    lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
+    lengths |= {name: sum(sizes) for name, sizes in chunked.items()}
+    if sig.fixed_rows:  # an input of one row serves every row
+        lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
+    cutting = bool(chunked) or batch is not None
+    if (cutting or sig.fixed_rows) and len(set(lengths.values())) > 1:
+        raise ConfigError(f"inputs differ in length along the batch axis: {lengths}")
+    if cutting and not all(shape_of(a) for a in carried.values()):
+        raise ConfigError(
+            "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
+        )
+    if cutting and not all(sig.gives):
+        given = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
+        raise ConfigError(
+            f"outputs without the batch axis cannot be joined from chunks: {given}; run without batch="
+        )
     if chunked:
         return next(iter(chunked.values()))
-    lengths = {name: len(a) for name, a in carried.items() if shape_of(a)}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"inputs differ in length along the batch axis: {lengths}")
     rows = next(iter(lengths.values()), 0)
     if batch is None or not rows:
         return None
@@ -113,8 +126,8 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
         series = KeySeries(one=value.key)
         return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
-        return _collection(value, chunks)
-    parts = [value] if chunks is None else _cut(value, chunks)
+        return _collection(name, value, chunks)
+    parts = [value] if chunks is None or len(value) == 1 else _cut(value, chunks)
     if client is None or _size(value) <= config.size("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
@@ -131,7 +144,9 @@ def _is_future(value: Any) -> bool:
     return isinstance(value, Future)
 
 
-def _collection(value: Any, chunks: Sequence[int] | None) -> Feed:
+def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
+    if getattr(value, "has_one_array", True) is False:
+        raise ConfigError(f"input {name!r} is a model with several parts: pass one of its .outputs")
     graph = value.__dask_graph__()
     keys = list(dask.core.flatten(value.__dask_keys__()))
     if not isinstance(graph, HighLevelGraph):

@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.system import CPU_COUNT
 
 from dask_ferro import config
@@ -161,6 +161,11 @@ class Lowered:
         graph = self.graph
         if self.widths[self.sources[index].bundle] > 1:
             name, graph = self._out_name(index), self.with_output(self.graph, index)
+        elif (
+            name not in graph.layers
+        ):  # a dask array is named after a layer: an empty one, over the one that has it
+            layers = {**graph.layers, name: MaterializedLayer({})}
+            graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
         rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
         return da.Array(graph, name, (self.rows, *rest), dtype=spec.dtype)
 
@@ -174,6 +179,7 @@ def lower(
     *,
     splits: bool,
     client: Any,
+    annotations: Mapping[str, Any],
 ) -> Lowered:
     """Return the Dask graph of a plan on its inputs.
 
@@ -187,6 +193,8 @@ def lower(
         Whether a task runs the model's fixed batch size slice by slice.
     client : distributed.Client or None
         To send large inputs with.
+    annotations : mapping
+        Dask annotations of the tasks.
     """
     sig = opened.signature
     tokens = {name: token_of(value) for name, value in arrays.items()}
@@ -209,6 +217,7 @@ def lower(
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
     layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
+    layer.annotations = dict(annotations) or None
     graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
     widths = tuple(len(b.outputs) for b in plan.bundles)
     return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
@@ -226,7 +235,7 @@ def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool, by_nam
         bundle.outputs,
         route(opened.support, bundle.nodes),
         tuple(picks),
-        rows=sig.fixed_rows if splits else 0,
+        rows=1 if splits and any(sig.carries[s.place] for s in bundle.sources) else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
         parallel=bundle.seconds > _WORTH_THREADS_S,
         by_name=by_name,

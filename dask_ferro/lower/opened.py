@@ -55,7 +55,7 @@ class Opened:
         self.ref = reference(path, loaded.digest)
         self._sized: dict[Hashable, Sized] = {}
         self._plans: dict[Hashable, Plan] = {}
-        remember(loaded)
+        remember(self.ref, loaded)
 
     def sized(self, arrays: Mapping[str, Any], rows: int | None) -> Sized:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""

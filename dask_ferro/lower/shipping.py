@@ -49,7 +49,10 @@ def copy_for(opened: Opened, client: Any) -> Feed | None:
 def _all_see(client: Any, path: str) -> bool:
     known = _asked.setdefault(client, {})
     if path not in known:
-        known[path] = all(client.run(sees, path).values())
+        answers = client.run(sees, path).values()
+        if not answers:  # no worker yet, so nothing to remember
+            return True
+        known[path] = all(answers)
     return known[path]
 
 

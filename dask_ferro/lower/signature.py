@@ -59,8 +59,8 @@ class Signature:
 
     @property
     def fixed_rows(self) -> int:
-        """The fixed batch size, or 0."""
-        return self.batch if isinstance(self.batch, int) else 0
+        """1 for a model whose batch is fixed at 1, which other batches are split for; else 0."""
+        return 1 if self.batch == 1 else 0
 
 
 def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
@@ -75,8 +75,18 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
         inputs,
         outputs,
         batch,
-        tuple(s.shape is not None and s.shape[:1] == (batch,) for s in inputs),
-        tuple(s.shape is None or s.shape[:1] in ((batch,), (None,)) for s in outputs),
+        # Dimensions without a name may differ, so an unnamed batch is that of one input.
+        tuple(s is first or (batch is not None and (s.shape or ())[:1] == (batch,)) for s in inputs),
+        tuple(_gives(s, batch) for s in outputs),
+    )
+
+
+def _gives(spec: ValueSpec, batch: Dim) -> bool:
+    """Whether an output has the batch on axis 0 and nowhere else; one whose axis 0 is not known may have."""
+    if spec.shape is None:
+        return True
+    return spec.shape[:1] in ((batch,), (None,)) and (
+        not isinstance(batch, str) or batch not in spec.shape[1:]
     )
 
 
@@ -133,24 +143,25 @@ def shape_of(value: Any) -> tuple[Any, ...] | None:
     return shape if isinstance(shape, tuple) else None
 
 
-def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str, *, splitting: bool) -> None:
+def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
     """Raise `ConfigError` with every disagreement of dtype, rank or size.
 
     Parameters
     ----------
     arrays : mapping of str to array-like with dtype and shape
         By input name; things without a shape (futures, delayed values) are not looked at.
-    splitting : bool
-        Whether the batch axis may be any multiple, because the call splits it.
     """
     problems: list[str] = []
     symbols: dict[str, tuple[int, str]] = {}
     for spec, carries in zip(sig.inputs, sig.carries, strict=True):
         given = arrays[spec.name]
+        if given is None or (shape_of(given) is not None and not hasattr(given, "dtype")):
+            problems.append(f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}")
+            continue
         if spec.kind != "tensor" or shape_of(given) is None:
             continue
         problems += _dtype_problem(spec, given)
-        problems += _shape_problems(spec, given, symbols, free_rows=carries and splitting)
+        problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
         raise ConfigError(f"{title}: " + "; ".join(problems))
 
@@ -176,7 +187,7 @@ def _shape_problems(
         return [f"input {spec.name!r} has shape {got}, wanted {len(spec.shape)} axes: {spec}"]
     problems = []
     for axis, (size, wanted) in enumerate(zip(got, spec.shape, strict=True)):
-        if axis == 0 and free_rows and isinstance(wanted, int):
+        if axis == 0 and free_rows:
             continue
         if isinstance(wanted, int) and size != wanted:
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")

@@ -17,13 +17,13 @@ import numpy as np
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.load import Loaded, load
+from dask_ferro.graph.load import Limits, Loaded, load
 from dask_ferro.kernels.cache import Cache
 from dask_ferro.kernels.executable import Executable, compile_bundle
 from dask_ferro.kernels.route import Engine
 from dask_ferro.lower.threads import intra_op_threads
 
-# Opened models hold no weights (those are memory-mapped), so a few cost little.
+# Opened models map their weights, so a few cost little; one that travelled as a copy holds it.
 _MODELS_KEPT = 8
 
 
@@ -48,7 +48,7 @@ class BundleRef(NamedTuple):
     picks : tuple of (position, index)
         For each input, which argument of the task it is (or, where index >= 0, which item of that argument).
     rows : int
-        Rows that the model's fixed batch dimension takes at a time; 0: whatever comes.
+        1 for a model of batch 1 that is to run over a longer batch; 0: takes whatever comes.
     split : tuple of bool
         With `rows`: which inputs carry the batch.
     parallel : bool
@@ -101,25 +101,19 @@ def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str
 
 
 def _by_rows(executable: Executable, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
-    """Run a model of fixed batch size over a longer batch, slice by slice; the last slice is padded."""
-    total = next(len(a) for a, carries in zip(arrays, bundle.split, strict=True) if carries)
-    step = bundle.rows
-    parts: list[tuple[Any, ...]] = []
-    for start in range(0, total, step):
-        taken = min(step, total - start)
-        slices = [
-            _rows(a, start, taken, step) if carries else a
-            for a, carries in zip(arrays, bundle.split, strict=True)
+    """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
+    carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
+    total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
+    if total == 0:  # an empty chunk still has the shapes of its outputs
+        one = [
+            np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
         ]
-        parts.append(tuple(out[:taken] for out in executable(*slices)))
+        return tuple(out[:0] for out in executable(*one))
+    parts = [
+        executable(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
+        for row in range(total)
+    ]
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-
-
-def _rows(array: Any, start: int, taken: int, step: int) -> Any:
-    rows = array[start : start + taken]
-    if taken == step:
-        return rows
-    return np.concatenate([rows, np.repeat(rows[-1:], step - taken, axis=0)])
 
 
 def pick(value: Any, index: int | str) -> Any:
@@ -150,28 +144,38 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     return _executables().get(key, build)
 
 
+class _Open(NamedTuple):
+    """An opened model, and size and time of change of its file when it was opened (None: of a copy)."""
+
+    loaded: Loaded
+    status: tuple[int, int] | None
+
+
 class _OpenModels:
     """The models that this process has opened, newest last; a second thread waits for the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, Loaded] = {}
+        self._kept: dict[ModelRef, _Open] = {}
 
-    def get(self, digest: str, build: Callable[[], Loaded]) -> Loaded:
+    def get(self, ref: ModelRef, build: Callable[[], _Open]) -> Loaded:
+        """Return what `build` opened under `ref`, opening again when the file is another one now."""
         with self._lock:
-            if digest not in self._kept:
-                self._kept[digest] = build()
+            kept = self._kept.get(ref)
+            if kept is None or kept.status not in (None, _status(ref.path)):
+                self._kept.pop(ref, None)
+                kept = self._kept[ref] = build()
                 while len(self._kept) > _MODELS_KEPT:
                     del self._kept[next(iter(self._kept))]
-            return self._kept[digest]
+            return kept.loaded
 
 
 _models = _OpenModels()
 
 
-def remember(loaded: Loaded) -> None:
+def remember(ref: ModelRef, loaded: Loaded) -> None:
     """Let tasks that run in this very process use a model that is already open."""
-    _models.get(loaded.digest, lambda: loaded)
+    _models.get(ref, lambda: _Open(loaded, (ref.size, ref.mtime_ns)))
 
 
 def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
@@ -182,23 +186,31 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     ConfigError
         When the file is not there, or is no longer the file that the graph was built from.
     """
-    return _models.get(ref.digest, lambda: _open(ref, copy))
+    return _models.get(ref, lambda: _open(ref, copy))
 
 
-def _open(ref: ModelRef, copy: Any) -> Loaded:
+def _status(path: str) -> tuple[int, int] | None:
     try:
-        status = os.stat(ref.path)
-    except OSError as error:
-        if copy is not None:
-            return load(np.ascontiguousarray(copy).tobytes())
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _open(ref: ModelRef, copy: Any) -> _Open:
+    limits = Limits(value_bytes=config.size("limits.value-bytes"))
+    status = _status(ref.path)
+    if status is None and copy is not None:
+        return _Open(load(np.ascontiguousarray(copy).tobytes(), limits=limits), None)
+    if status is None:
         raise ConfigError(
-            f"model file {ref.path!r}: this worker cannot see it ({error.strerror}); put it on a file system"
-            " that all workers share, or build the graph while the client is connected, so that a copy travels"
-        ) from error
-    loaded = load(ref.path)
-    if (status.st_size, status.st_mtime_ns) != (ref.size, ref.mtime_ns) and loaded.digest != ref.digest:
+            f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
+            " share, or build the graph while the client is connected, so that a copy travels"
+        )
+    loaded = load(ref.path, limits=limits)
+    if loaded.digest != ref.digest:
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built (digest {loaded.digest[:12]}, wanted"
             f" {ref.digest[:12]}); build the graph again with ff.from_onnx"
         )
-    return loaded
+    return _Open(loaded, status)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -169,7 +168,7 @@ def trial(
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
         if place.dashboard:
             tell(f"dashboard at {place.dashboard}")
-        batch = request.batch or (chunk_rows(model, arrays, place.slots) if request.model else None)
+        batch = request.batch
         bound_model = model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
@@ -220,17 +219,6 @@ def _check_sink(sink: Path | None, model: ModelGraph) -> None:
     other = [f"{s.name} is a {s.kind}" for s in specs if s.kind != "tensor"]
     if other:
         raise ConfigError(f"output {str(sink)!r} holds arrays, but {', '.join(other)}; run it from Python")
-
-
-def chunk_rows(model: ModelGraph, arrays: Mapping[str, Any], slots: int) -> int | None:
-    """Return rows per task so that each thread has one, where that is worth it; None to leave inputs whole."""
-    sig = model._opened.signature
-    rows = row_count(sig, arrays)
-    if rows is None or not all(sig.gives):
-        return None
-    whole = model._opened.sized(arrays, rows).seconds * slices(sig, rows)
-    pieces = min(slots, rows, int(whole / _WORTH_A_CHUNK_S))
-    return ceil(rows / pieces) if pieces > 1 else None
 
 
 def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:

@@ -56,7 +56,7 @@ def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> 
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"{title}: sources differ in rows: {lengths}")
     rows = next(iter(lengths.values()))
-    check_arrays(sig, standins(sig, sources, rows), title, splitting=True)
+    check_arrays(sig, standins(sig, sources, rows), title)
     return rows
 
 

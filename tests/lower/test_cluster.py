@@ -65,6 +65,12 @@ def test_a_large_input_that_was_just_released_can_be_sent_again(client):
     assert first.__dask_keys__() == second.__dask_keys__()
 
 
+def test_any_scheduler_while_a_client_is_there(client):
+    y = ff.from_onnx(mlp(), LARGE)
+    for scheduler in ("sync", "threads", client, None, "sync"):
+        close(y.compute(scheduler=scheduler), mlp_reference(LARGE))
+
+
 def test_persist_and_submit_on_its_futures(client):
     y = client.persist(ff.from_onnx(mlp(), X, batch=5))
     wait(y)

@@ -98,10 +98,10 @@ def test_dask_array_with_unknown_chunk_sizes():
     close(ff.from_onnx(mlp(), kept).compute(scheduler="sync"), mlp_reference(X))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("granularity", ["auto", "op"])
-def test_a_fixed_batch_is_split_over_more_rows(rows, granularity):
-    model = ff.from_onnx(mlp(rows=rows), granularity=granularity)
+def test_a_batch_of_one_is_split_over_more_rows(granularity):
+    model = ff.from_onnx(mlp(rows=1), granularity=granularity)
+    assert model(X[:0]).compute(scheduler="sync").shape == (0, 3)
     close(model(X).compute(scheduler="sync"), mlp_reference(X))
     close(model(X, batch=4).compute(scheduler="sync"), mlp_reference(X))
     close(model(da.from_array(X, chunks=(5, -1))).compute(scheduler="sync"), mlp_reference(X))
@@ -234,3 +234,93 @@ def test_outputs_that_are_inputs_or_weights(granularity, batch):
     close(got["y"], np.maximum(X, 0))
     close(got["x"], X)
     close(got["w"], [1, 2])
+
+
+def test_another_fixed_batch_is_a_size_like_any_other():
+    """Nothing says that the rows of a model of batch 4 do not depend on each other."""
+    with pytest.raises(ff.ConfigError, match="has 10 on axis 0, wanted 4"):
+        ff.from_onnx(mlp(rows=4), X)
+    close(ff.from_onnx(mlp(rows=4), X[:4]).compute(scheduler="sync"), mlp_reference(X[:4]))
+
+
+def test_rows_that_depend_on_each_other_are_not_cut():
+    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
+    square = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"y": ["N", "N"]}))
+    close(square(X).compute(scheduler="sync"), X @ X.T)
+    with pytest.raises(ff.ConfigError, match="without the batch axis"):
+        square(X, batch=5).compute(scheduler="sync")
+    with pytest.raises(ff.ConfigError, match="without the batch axis"):
+        square(da.from_array(X, chunks=(5, -1)))
+
+
+def add(rows):
+    """Return a[rows, 3] + b[rows, 3]."""
+    return ff.from_onnx(
+        model(
+            [helper.make_node("Add", ["a", "b"], ["y"])], {"a": [rows, 3], "b": [rows, 3]}, {"y": [rows, 3]}
+        )
+    )
+
+
+@pytest.mark.parametrize("rows", ["N", 1])
+def test_inputs_of_different_length_are_refused(rows):
+    a, b = X[:4, :3], X[:6, :3]
+    with pytest.raises(ff.ConfigError, match=r"differ in length|axis 0"):
+        add(rows)(da.from_array(a, chunks=(2, -1)), b)
+    with pytest.raises(ff.ConfigError, match=r"differ in length|axis 0"):
+        add(rows)(a, b, batch=2).compute(scheduler="sync")
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ff.ConfigError, match="future or a delayed"):
+        add("N")(X[:4, :3], dask.delayed(lambda: X[:4, :3])(), batch=2).compute(scheduler="sync")
+    with pytest.raises(ff.ConfigError, match="NoneType"):
+        add("N")(X[:4, :3], None)
+
+
+def test_unnamed_dimensions_may_differ():
+    nodes = [helper.make_node("Concat", ["a", "b"], ["y"], axis=0)]
+    joined = ff.from_onnx(model(nodes, {"a": [None, 6], "b": [None, 6]}, {"y": [None, 6]}))
+    close(joined(X[:2], X[2:5]).compute(scheduler="sync"), X[:5])
+
+
+def test_a_model_whose_outputs_are_bundles_of_their_own_composes_as_dask_arrays():
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["x"], ["b"])]
+    both = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"a": ["N", 6], "b": ["N", 6]}), granularity="op")
+    got = both(da.from_array(X, chunks=(4, -1)))
+    close((got["b"] + 1).sum().compute(scheduler="sync"), (np.exp(X) + 1).sum())
+    close((got["a"] + got["b"]).compute(scheduler="sync"), np.maximum(X, 0) + np.exp(X))
+
+
+def test_annotations_are_those_of_the_call():
+    with dask.annotate(priority=7):
+        inside = ff.from_onnx(mlp(), X)
+    with dask.annotate(priority=8):
+        (layer,) = inside.__dask_graph__().layers.values()
+    assert layer.annotations == {"priority": 7}
+
+
+def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(mlp(hidden=2000, seed=1).SerializeToString())
+    y = ff.from_onnx(path, X)
+    path.write_bytes(mlp(hidden=2000, seed=2).SerializeToString())
+    with pytest.raises(ff.ConfigError, match="changed after the graph was built"):
+        y.compute(scheduler="sync")
+
+
+def test_random_numbers_in_a_body_are_drawn_once():
+    body = helper.make_graph(
+        [helper.make_node("RandomUniform", [], ["r"], shape=[3])],
+        "body",
+        [],
+        [helper.make_tensor_value_info("r", 1, [3])],
+    )
+    nodes = [
+        helper.make_node("If", ["yes"], ["noise"], then_branch=body, else_branch=body),
+        helper.make_node("Add", ["x", "noise"], ["p"]),
+        helper.make_node("Sub", ["x", "noise"], ["q"]),
+        helper.make_node("Add", ["p", "q"], ["y"]),
+    ]
+    twice = ff.from_onnx(model(nodes, {"x": [3]}, {"y": [3]}, {"yes": np.bool_(True)}), granularity="op")
+    close(twice(X[0, :3]).compute(scheduler="sync"), 2 * X[0, :3])

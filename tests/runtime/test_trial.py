@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from dask_ferro import ConfigError, from_onnx
 from dask_ferro.runtime.array_files import read, save
-from dask_ferro.runtime.trial import Request, chunk_rows, trial
+from dask_ferro.runtime.trial import Request, trial
 
 
 def relu(shape, *, big=1):
@@ -76,20 +76,6 @@ def test_a_broken_file_is_named(tmp_path, name, content):
 
 
 # ---- rows per task ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "n", "slots", "batch"),
-    [
-        pytest.param(relu(["batch"]), 4, 4, None, id="little work stays whole"),
-        pytest.param(relu(["batch"], big=20), 40_000, 4, 10_000, id="much work is spread over all threads"),
-        pytest.param(relu(["batch"], big=20), 40_001, 4, 10_001, id="the last chunk is the smaller one"),
-        pytest.param(relu(["batch"], big=20), 40_000, 1, None, id="one thread takes it whole"),
-        pytest.param(relu([1], big=20), 40_000, 2, 20_000, id="a fixed batch of 1 is spread by its slices"),
-    ],
-)
-def test_rows_per_task(model, n, slots, batch):
-    assert chunk_rows(model, rows(n), slots) == batch
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------

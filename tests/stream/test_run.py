@@ -121,10 +121,14 @@ def test_a_batch_that_nobody_named_follows_the_chunks_of_the_source():
 
 
 @pytest.mark.parametrize("batch", [4, 5, 8, 50])
-@pytest.mark.parametrize("fixed", [1, 4])
-def test_a_model_of_fixed_batch_size(batch, fixed):
-    ff.run(mlp(rows=fixed), "x.npy", "y.npy", batch=batch)
+def test_a_model_of_batch_one(batch):
+    ff.run(mlp(rows=1), "x.npy", "y.npy", batch=batch)
     close(np.load("y.npy"), mlp_reference(X))
+
+
+def test_a_model_of_another_fixed_batch_is_refused():
+    with pytest.raises(ff.ConfigError, match="on axis 0, wanted 4"):
+        ff.run(mlp(rows=4), "x.npy", "y.npy", batch=5)
 
 
 def test_several_outputs_to_a_folder():

@@ -79,5 +79,7 @@ def test_the_table_is_what_each_engine_makes_of_a_case_today(engine, table, tmp_
         outcomes = {
             name: backend.outcome(item).split(":")[0] for _, name, item in backend.cases(backend.OneEngine)
         }
-    changed = {n: (table["cases"][n][engine], o) for n, o in outcomes.items() if table["cases"][n][engine] != o}
+    changed = {
+        n: (table["cases"][n][engine], o) for n, o in outcomes.items() if table["cases"][n][engine] != o
+    }
     assert {n: c for n, c in changed.items() if n not in backend.RANDOM} == {}
