@@ -19,6 +19,7 @@ import onnx_ir as ir
 from dask_ferro.graph.bundle import Dag, Granularity, Overheads, bundle, project
 from dask_ferro.graph.cost import CPU, Cost, DeviceProfile, costs, seconds
 from dask_ferro.graph.dag import dag, uses
+from dask_ferro.graph.operands import bodies
 from dask_ferro.graph.shapes import ValueType
 
 MODEL_INPUT = -1
@@ -155,10 +156,9 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
 def _op_types(node: ir.Node) -> Iterator[str]:
     """Yield the operators of a node and of its bodies."""
     yield node.op_type
-    for attribute in node.attributes.values():
-        if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph():
-                yield from _op_types(inner)
+    for body in bodies(node):
+        for inner in body:
+            yield from _op_types(inner)
 
 
 def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
