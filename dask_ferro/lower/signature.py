@@ -155,10 +155,12 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
     symbols: dict[str, tuple[int, str]] = {}
     for spec, carries in zip(sig.inputs, sig.carries, strict=True):
         given = arrays[spec.name]
+        if spec.kind != "tensor":
+            continue
         if given is None or (shape_of(given) is not None and not hasattr(given, "dtype")):
             problems.append(f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}")
             continue
-        if spec.kind != "tensor" or shape_of(given) is None:
+        if shape_of(given) is None:
             continue
         problems += _dtype_problem(spec, given)
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
