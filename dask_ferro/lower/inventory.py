@@ -171,9 +171,10 @@ def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[i
     """The rows that one run takes, and the value types at that many."""
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
-    if batch is not None and sig.fixed_rows and batch != sig.fixed_rows:
-        raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {sig.fixed_rows}")
-    return sig.fixed_rows or 1, infer(loaded.model)
+    own = sig.batch or 1
+    if batch is not None and sig.batch is not None and batch != own:
+        raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {own}")
+    return own, infer(loaded.model)
 
 
 def slices(sig: Signature, rows: int) -> int:
