@@ -2,7 +2,7 @@
 
 ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so support is
 looked up and never tried out.  An operator without a kernel but with a function body in the standard counts
-when every operator of the body has a kernel.  `WRONG` lists the cases in which a kernel exists and its result
+when every operator of the body has a kernel.  `kernels.wrong` lists the cases in which a kernel exists and its result
 was seen to differ from the standard's own example, or its declaration promises more than it keeps; the test of
 the backend suite keeps that list honest.
 """

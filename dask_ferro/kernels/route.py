@@ -22,7 +22,6 @@ from dask_ferro.kernels.extract import bodies
 from dask_ferro.kernels.wrong import wrong_in_reference
 
 Engine = Literal["onnxruntime", "array", "reference"]
-ENGINES: tuple[Engine, ...] = ("onnxruntime", "array", "reference")
 
 OWN_DOMAIN = "ai.dask_ferro"
 # Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).

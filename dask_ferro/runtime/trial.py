@@ -28,9 +28,6 @@ from dask_ferro.runtime.array_files import read, save
 from dask_ferro.runtime.execute import Watch, WorkerShare, execute
 from dask_ferro.runtime.opened_cluster import Place, connected, started
 
-# A chunk of its own is given to a thread when it is worth this much: five times what a task costs in all.
-_WORTH_A_CHUNK_S = 0.012
-
 
 @dataclass(frozen=True)
 class Request:
