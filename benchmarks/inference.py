@@ -127,7 +127,7 @@ def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], An
     model = ff.from_onnx(job.model)
     contenders: dict[str, Callable[[], Any]] = {
         LIMIT: partial(_limit, job, job.shards),
-        "dask_ferro": lambda: _in(on.tuned, model(_lazy(job))),
+        "dask_ferro": lambda: _at(on.tuned, model(_lazy(job))),
         "dask_ferro, ff.run to a file": lambda: _streamed(job, on.tuned),
         "map_blocks, session in each task": lambda: _in(
             on.plain, _blocks(job, _lazy(job), rivals.on_array_afresh)
@@ -137,7 +137,7 @@ def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], An
         "joblib (loky), kept session": lambda: _joblib(rivals.from_file, job.shards, job),
     }
     if extra:
-        contenders["dask_ferro, plain cluster"] = lambda: _in(on.plain, model(_lazy(job)))
+        contenders["dask_ferro, plain cluster"] = lambda: _at(on.plain, model(_lazy(job)))
         contenders["map_blocks, kept session, tuned"] = lambda: _in(
             on.tuned, _blocks(job, _lazy(job), rivals.on_array)
         )
@@ -157,7 +157,7 @@ def from_memory(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], A
 
     def ferro(client: Client) -> Any:
         with client.as_current():
-            return _in(client, model(whole, batch=job.chunk))
+            return model(whole, batch=job.chunk).compute()
 
     def blocks(client: Client) -> Any:
         with client.as_current():
@@ -217,6 +217,12 @@ def _streamed(job: Job, client: Client) -> np.ndarray:
     sink = Path(job.model).with_suffix(".out.npy")
     ff.run(job.model, job.whole, sink, batch=job.chunk, client=client, progress=False, overwrite=True)
     return np.load(sink)
+
+
+def _at(client: Client, collection: Any) -> Any:
+    """`.compute()`: of dask_ferro's collections, put together here; of Dask's own arrays it is `_in`."""
+    with client.as_current():
+        return collection.compute()
 
 
 def _in(client: Client, collection: Any) -> Any:

@@ -142,7 +142,7 @@ class Lowered:
         return {spec.name: self._dask_array(i) for i, spec in enumerate(self.signature.outputs)}
 
     def _dask_array(self, index: int) -> Any:
-        import dask.array as da
+        from dask_ferro.lower.array import ModelArray
 
         spec = self.signature.outputs[index]
         found = self.types[spec.name]
@@ -167,7 +167,7 @@ class Lowered:
             layers = {**graph.layers, name: MaterializedLayer({})}
             graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
         rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
-        return da.Array(graph, name, (self.rows, *rest), dtype=spec.dtype)
+        return ModelArray(graph, name, (self.rows, *rest), dtype=spec.dtype)
 
 
 def lower(

@@ -12,7 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import wait
+from distributed import get_task_stream, wait
 
 import dask_ferro as ff
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
@@ -177,3 +177,34 @@ def test_a_copy_travels_when_workers_cannot_see_the_path(client, tmp_path):
     )
     assert run.stdout.strip() == "travelled", run.stderr
     assert not list(hidden.iterdir())
+
+
+def _tasks_of(client, run):
+    with get_task_stream(client) as stream:
+        run()
+    return len(stream.data)
+
+
+def test_a_dask_array_is_read_and_run_in_one_task_a_chunk(client):
+    x = da.concatenate(
+        [da.from_delayed(dask.delayed(_noise)(seed), (20, 6), np.float32) for seed in range(4)]
+    )
+    y = ff.from_onnx(mlp())(x)
+    wanted = mlp_reference(np.concatenate([_noise(seed) for seed in range(4)]))
+    close(y.compute(), wanted)
+    assert _tasks_of(client, y.compute) == 4  # Dask's own way has 9: an alias a chunk, and one that joins
+    close(y.compute(scheduler="sync"), wanted)
+    close(y.compute(optimize_graph=False), wanted)
+    close((y + 1).compute(), wanted + 1)
+
+
+def test_the_same_array_in_memory_and_persisted(client, caplog):
+    x = da.from_array(X, chunks=(5, -1))
+    model = ff.from_onnx(mlp())
+    for chunks in (x, client.persist(x), x):
+        close(model(chunks).compute(), mlp_reference(X))
+    assert "run_spec" not in caplog.text
+
+
+def _noise(seed):
+    return np.random.default_rng(seed).standard_normal((20, 6), dtype=np.float32)
