@@ -39,6 +39,7 @@ bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON 
 	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
 	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
+	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak

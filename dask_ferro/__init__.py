@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
     from dask_ferro.graph import workloads
     from dask_ferro.lower import ModelGraph, from_onnx
+    from dask_ferro.runtime.install import install, uninstall
     from dask_ferro.runtime.local import LocalCluster
     from dask_ferro.stream import run
 
@@ -31,13 +32,17 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ModelGraph": ("dask_ferro.lower", "ModelGraph"),
     "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
     "from_onnx": ("dask_ferro.lower", "from_onnx"),
+    "install": ("dask_ferro.runtime.install", "install"),
     "run": ("dask_ferro.stream", "run"),
+    "uninstall": ("dask_ferro.runtime.install", "uninstall"),
     "workloads": ("dask_ferro.graph.workloads", None),
 }
 
 __all__ = [  # noqa: RUF022 - by kind
     "from_onnx",
     "run",
+    "install",
+    "uninstall",
     "ModelGraph",
     "LocalCluster",
     "workloads",

@@ -1,4 +1,4 @@
-"""`dask ferro run | import`: the command line, and nothing that could not be called from Python.
+"""`dask ferro run | import | simulate`: the command line, and nothing that could not be called from Python.
 
 This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
 Exit status: 0; 1 for what failed (a model, an op, a task), with the message; 2 for bad arguments, input files
@@ -99,6 +99,22 @@ class _Parameter(click.ParamType[Any]):
             return name.strip(), float(number) if set(number) & set(".e") else int(number)
         except ValueError:
             self.fail(f"{value!r} is not of the form NAME=NUMBER", param, ctx)
+
+
+class _Policies(click.ParamType[Any]):
+    """Names of policies with commas between them."""
+
+    name = "policies"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from dask_ferro.simulate.engine import POLICIES
+
+        names = [name.strip() for name in value.split(",")]
+        if wrong := [name for name in names if name not in POLICIES]:
+            self.fail(
+                f"no policy {', '.join(map(repr, wrong))}; wanted some of {', '.join(POLICIES)}", param, ctx
+            )
+        return tuple(dict.fromkeys(names))
 
 
 class _ArrayFile(click.Path):
@@ -220,3 +236,67 @@ def import_(
         show_inventory(console(), found)
     if found.problems:
         raise click.exceptions.Exit(1)
+
+
+@main.command()
+@click.option("--workload", metavar="NAME", help="A built-in task graph, for instance cholesky.")
+@click.option(
+    "--graph", "recorded", type=_MODEL, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
+)
+@click.option(
+    "--param",
+    "params",
+    type=_Parameter(),
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A parameter of the workload.",
+)
+@click.option("--workers", type=_AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
+@click.option("--threads", type=_AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
+@click.option(
+    "--policy",
+    "policies",
+    type=_Policies(),
+    default="informed,last-victim,none,stock",
+    show_default=True,
+    metavar="NAME,...",
+    help="Policies to compare; stock-none is stock Dask without stealing.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of ties and random victims."
+)
+@_as_json
+@_debug
+def simulate(
+    workload: str | None,
+    recorded: str | None,
+    params: tuple[tuple[str, Any], ...],
+    workers: int,
+    threads: int,
+    policies: tuple[str, ...],
+    seed: int,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Run a task graph on a virtual cluster under several policies, and compare.
+
+    \b
+    dask ferro simulate --workload cholesky --workers 1000 --policy informed,stock
+    dask ferro simulate --graph run.ferrotrace --workers 64
+    """
+    if bool(workload) == bool(recorded):
+        raise click.UsageError("give either --workload NAME or --graph FILE")
+    if recorded and params:
+        raise click.UsageError("--param goes with --workload")
+    from dask_ferro.simulate import compare
+    from dask_ferro.simulate.cluster import VirtualCluster
+    from dask_ferro.views.simulation import show_comparison
+    from dask_ferro.views.terminal import console
+
+    graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
+    cluster = VirtualCluster.local(workers, threads)
+    found = compare.compare(graph, cluster, policies, seed=seed)
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+    else:
+        show_comparison(console(), found)

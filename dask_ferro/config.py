@@ -8,13 +8,14 @@ its key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import dask.config
 import yaml
-from dask.utils import parse_bytes
+from dask.utils import parse_bytes, parse_timedelta
 
 from dask_ferro.errors import ConfigError
 
@@ -75,6 +76,38 @@ def flag(key: str) -> bool:
     if not isinstance(value, bool):
         raise _wrong(key, value, "true or false")
     return value
+
+
+def seconds(key: str) -> float:
+    """Return `ferro.<key>` in seconds."""
+    value = get(key)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        parsed = float(parse_timedelta(value, default="s"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _wrong(key, value, "a duration such as 5ms, or a number of seconds") from None
+    if not parsed >= 0:
+        raise _wrong(key, value, "a duration of at least 0")
+    return parsed
+
+
+def number(key: str, least: float = 0.0, most: float = float("inf")) -> float:
+    """Return `ferro.<key>`, a number between two bounds."""
+    value = get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise _wrong(
+            key, value, f"a number of at least {least:g}" + (f", at most {most:g}" if most < 1e300 else "")
+        )
+    return float(value)
+
+
+def choice(key: str, names: Sequence[str]) -> str:
+    """Return `ferro.<key>`, one of some words."""
+    value = get(key)
+    if value not in names:
+        raise _wrong(key, value, "one of " + ", ".join(names))
+    return str(value)
 
 
 def _wrong(key: str, value: object, wanted: str) -> ConfigError:

@@ -1,0 +1,400 @@
+"""Makespans of the workloads under stock Dask, stock Dask without stealing, and dask_ferro's scheduler plugin.
+
+    python benchmarks/scheduling.py                               # all workloads, eight worker processes each
+    python benchmarks/scheduling.py --only cholesky --rounds 3 --in-process
+
+Tasks sleep, so that eight workers need no eight cores; what is measured is the schedule and its overhead.  Each
+contender has a cluster of its own that stays for all rounds, and contenders take turns.  The first run of each
+workload, when nothing is known of its durations, stands apart: it is no part of the median.
+
+makespan   seconds from submission to the last output, over max(critical path, work / threads).
+steals     from the scheduler's own log of them; moved: bytes that workers sent each other.
+CPU        of the scheduler's thread, per task; with --in-process the workers' messages are in it.
+tick       one step of the stealing policy, snapshot included, on 20,000 tasks; no cluster.
+no-op      10,000 tasks that do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import dask  # noqa: E402
+import measure  # noqa: E402
+from distributed import Client  # noqa: E402
+
+import dask_ferro as ff  # noqa: E402
+from dask_ferro.policy.ledger import Ledger  # noqa: E402
+from dask_ferro.policy.snapshot import Replica, Task  # noqa: E402
+from dask_ferro.policy.steal import Informed  # noqa: E402
+from dask_ferro.runtime import synthetic  # noqa: E402
+from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
+from dask_ferro.simulate.workloads import NAMES, build  # noqa: E402
+
+WORKERS = 8
+STOCK = "stock"
+CONTENDERS = (STOCK, "no-stealing", "ferro")
+OTHERS = ("tick", "no-op")
+TOY: Mapping[str, Mapping[str, Any]] = {
+    "cholesky": {"nt": 3, "seconds": 0.01},
+    "pinned": {"tasks": 8, "seconds": 0.01},
+    "scale-up": {"tasks": 16, "seconds": 0.02},
+    "straggler": {"tasks": 20, "seconds": 0.01},
+}
+# What the stealing log calls a move that came to nothing: its victim had started it; its answer came too late.
+REFUSED = ("already-computing",)
+STALE = ("reschedule", "stale-response", "already-aborted")
+Note = Callable[[str], None]
+
+
+class Site(NamedTuple):
+    """A cluster for one contender: how many workers it starts with, and where they live."""
+
+    workers: int
+    processes: bool
+
+
+class Sample(NamedTuple):
+    """One run."""
+
+    seconds: float
+    confirmed: int
+    refused: int
+    stale: int
+    moved: int
+    cpu: float
+
+
+class Running(NamedTuple):
+    """A contender's cluster with its client."""
+
+    cluster: Any
+    client: Client
+
+
+# ---- clusters ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def contender(name: str, site: Site) -> Iterator[Running]:
+    settings = {
+        "distributed.scheduler.work-stealing": name != "no-stealing",
+        "distributed.admin.low-level-log-length": 20_000,  # the stealing log keeps so many entries
+    }
+    with ExitStack() as stack:
+        with dask.config.set(settings):
+            cluster = stack.enter_context(
+                ff.LocalCluster(
+                    n_workers=site.workers,
+                    threads_per_worker=1,
+                    processes=site.processes,
+                    dashboard_address=":0",
+                )
+            )
+        # By address: a client of the cluster object would share the scheduler's thread, whose CPU is measured.
+        client = stack.enter_context(Client(cluster.scheduler_address))
+        if name == "ferro":
+            ff.install(client)
+        yield Running(cluster, client)
+
+
+@contextmanager
+def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]:
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(contender(name, site)) for name in names}
+
+
+# ---- one run -----------------------------------------------------------------------------------------------
+
+
+def once(on: Running, graph: TaskGraph, **options: Any) -> Sample:
+    """Run a graph and read the scheduler's and the workers' meters around it."""
+    began, cpu = on.client.run_on_scheduler(_meter)
+    sent = on.client.run(_sent)
+    seconds = synthetic.run(on.client, graph, **options)
+    log, cpu_after = on.client.run_on_scheduler(_tally, since=began)
+    sent_after = on.client.run(_sent)
+    moved = sum(total - sent.get(address, 0) for address, total in sent_after.items())
+    return Sample(
+        seconds,
+        log["confirm"],
+        sum(log[kind] for kind in REFUSED),
+        sum(log[kind] for kind in STALE),
+        moved,
+        (cpu_after - cpu) / len(graph.tasks),
+    )
+
+
+def _meter() -> tuple[float, float]:
+    return time.time(), time.thread_time()
+
+
+def _tally(since: float, dask_scheduler: Any) -> tuple[Counter[str], float]:
+    """The kinds of the stealing log's entries, and the thread's CPU seconds before it was read."""
+    cpu = time.thread_time()
+    events = dask_scheduler.get_events("stealing")
+    return Counter(str(entry[0]) for stamp, entry in events if stamp >= since), cpu
+
+
+def _sent(dask_worker: Any) -> int:
+    return dask_worker.transfer_outgoing_bytes_total
+
+
+def straggling(on: Running, graph: TaskGraph) -> Sample:
+    return once(on, graph, slow_worker=max(on.client.scheduler_info(n_workers=-1)["workers"]))
+
+
+def scaled_up(on: Running, graph: TaskGraph, first: int, last: int) -> Sample:
+    """Run with the workers that there are, and let the others come once the graph is submitted."""
+    sample = once(on, graph, submitted=partial(on.cluster.scale, last))
+    on.cluster.scale(first)
+    while len(on.client.scheduler_info(n_workers=-1)["workers"]) > first:
+        time.sleep(0.05)
+    return sample
+
+
+# ---- one workload ------------------------------------------------------------------------------------------
+
+
+def compare(
+    graph: TaskGraph,
+    threads: float,
+    running: Mapping[str, Running],
+    rounds: int,
+    note: Note,
+    run: Callable[[Running, TaskGraph], Sample] = once,
+) -> dict[str, Any]:
+    """Return what the contenders did with one graph."""
+    samples: dict[str, list[Sample]] = {name: [] for name in running}
+    runs = {name: partial(run, on, graph) for name, on in running.items()}
+    measure.in_turn(runs, rounds, check=lambda name, sample: samples[name].append(sample), note=note)
+    bound = max(graph.critical_path, graph.work / threads)
+    kept = {name: taken[1:] for name, taken in samples.items()}
+    reference = kept.get(STOCK, next(iter(kept.values())))
+    return {
+        "workload": graph.name,
+        "tasks": len(graph.tasks),
+        "bound": bound,
+        "load": os.getloadavg()[0],  # of the machine: a crowded one makes everything late
+        "contenders": {name: _summary(samples[name][0], kept[name], reference, bound) for name in running},
+    }
+
+
+def _summary(
+    first: Sample, kept: Sequence[Sample], reference: Sequence[Sample], bound: float
+) -> dict[str, Any]:
+    of = measure.Summary.of
+    pairs = zip(kept, reference, strict=True)
+    return {
+        "seconds": of([s.seconds for s in kept]),
+        "over_bound": of([s.seconds / bound for s in kept]) if bound else None,
+        "first_over_bound": first.seconds / bound if bound else None,
+        "over_stock": of([own.seconds / base.seconds for own, base in pairs]),
+        **{field: of([getattr(s, field) for s in kept]) for field in Sample._fields[1:]},
+    }
+
+
+def show(record: Mapping[str, Any], where: str) -> None:
+    rows = [
+        (
+            name,
+            f"{c['over_bound'].median:.3f}",
+            f"{c['over_bound'].low:.2f} to {c['over_bound'].high:.2f}",
+            f"{c['first_over_bound']:.2f}",
+            f"{c['over_stock'].median:.3f}",
+            *(f"{c[field].median:.0f}" for field in ("confirmed", "refused", "stale")),
+            f"{c['moved'].median / 1e6:.1f}",
+            f"{1e6 * c['cpu'].median:.0f}",
+        )
+        for name, c in record["contenders"].items()
+    ]
+    columns = (
+        "makespan / bound", "spread", "first", "/ stock", "steals", "refused", "stale", "MB moved", "CPU us/task",
+    )  # fmt: skip
+    title = f"{record['workload']}: {record['tasks']:,} tasks, bound {record['bound']:.2f} s, {where}"
+    measure.show(title, ("", *columns), rows)
+
+
+def show_summary(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Print makespan / bound of all workloads side by side."""
+    rows = [
+        (
+            r["workload"],
+            f"{r['bound']:.2f}",
+            *(f"{r['contenders'][n]['over_bound'].median:.2f}" for n in names),
+        )
+        for r in records
+    ]
+    measure.show("makespan / bound, medians", ("", "bound, s", *names), rows)
+
+
+# ---- what it costs -----------------------------------------------------------------------------------------
+
+
+def no_ops(count: int) -> TaskGraph:
+    return TaskGraph("no-op", tuple(TaskSpec(("no-op-0", i), "no-op", "no-op-0", 0.0) for i in range(count)))
+
+
+def show_no_ops(record: Mapping[str, Any], where: str) -> None:
+    rows = [
+        (
+            name,
+            f"{1e6 * c['cpu'].median:.0f}",
+            f"{1e6 * c['cpu'].low:.0f} to {1e6 * c['cpu'].high:.0f}",
+            f"{record['tasks'] / c['seconds'].median:,.0f}",
+        )
+        for name, c in record["contenders"].items()
+    ]
+    title = f"no-op: {record['tasks']:,} tasks, {where}"
+    measure.show(title, ("", "scheduler CPU us/task", "spread", "tasks/s"), rows)
+
+
+def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int = 50) -> dict[str, Any]:
+    """Time one step of the policy where a few workers of many have nothing and the others all tasks."""
+    book = _full_ledger(tasks, workers, hungry)
+    policy = Informed(hosts=book.hosts)
+    everyone = tuple(book.rows)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        moves, _ = policy.step(book.snapshot(1.0, everyone), policy.init())
+        seconds.append(time.perf_counter() - start)
+    return {
+        "tasks": tasks,
+        "workers": workers,
+        "hungry": hungry,
+        "moves": len(moves),
+        "ms": measure.Summary.of([1e3 * s for s in seconds]),
+    }
+
+
+def _full_ledger(tasks: int, workers: int, hungry: int) -> Ledger:
+    """A book whose tasks each read a block of a megabyte that two workers hold."""
+    addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
+    book = Ledger(lambda payload, entry, row: Task(entry.key, entry.seconds, entry.known, (payload,)))
+    book.durations.add("task", "cpu", 0.05)
+    for address in addresses:
+        book.add_worker(address, 1, host=address.split(":")[1])
+    full = addresses[hungry:]
+    for n in range(tasks):
+        at = full[n % len(full)]
+        block = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
+        book.assign(0.0, ("task", n), at, "task", n, block)
+    return book
+
+
+def show_tick(record: Mapping[str, Any]) -> None:
+    measure.show(
+        f"tick: {record['tasks']:,} tasks on {record['workers']} workers, {record['hungry']} of them hungry",
+        ("", "ms", "spread", "moves"),
+        [
+            (
+                "informed",
+                f"{record['ms'].median:.2f}",
+                f"{record['ms'].low:.2f} to {record['ms'].high:.2f}",
+                str(record["moves"]),
+            )
+        ],
+    )
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark; return its record."""
+    parser = measure.options("Makespans of task graphs, beside stock Dask's.", rounds=5)
+    parser.add_argument("--only", choices=(*NAMES, *OTHERS), action="append", help="this workload alone")
+    parser.add_argument("--in-process", action="store_true", help="workers in this process, not in their own")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="these alone")
+    options = parser.parse_args(arguments)
+    note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    rounds = 1 if options.toy else options.rounds
+    names = options.only or [*(TOY if options.toy else NAMES), *OTHERS]
+    record = measure.provenance(rounds=rounds, toy=options.toy, in_process=options.in_process)
+    bench = Bench(options.contender or CONTENDERS, not options.in_process, rounds, options.toy, note)
+    record["results"] = bench.results(names)
+    bounded = [r for r in record["results"].values() if r.get("bound")]
+    if len(bounded) > 1:
+        show_summary(bounded, bench.contenders)
+    if options.json:
+        measure.write(options.json, record)
+    return record
+
+
+class Bench(NamedTuple):
+    """What is measured, and how."""
+
+    contenders: Sequence[str]
+    processes: bool
+    rounds: int
+    toy: bool
+    note: Note
+
+    def results(self, names: Sequence[str]) -> dict[str, Any]:
+        """Measure what is asked for, print it as it comes, and return it."""
+        own = {"straggler": self._straggler, "scale-up": self._scale_up, "tick": self._tick}
+        found = {name: own[name]() for name in names if name in own}
+        shared = [name for name in names if name not in own]
+        workers = 2 if self.toy else WORKERS
+        if shared:
+            site = Site(workers, self.processes)
+            with contenders(self.contenders, site) as running:
+                for name in shared:
+                    found[name] = (
+                        self._no_op(running, site) if name == "no-op" else self._one(name, running, site)
+                    )
+        return found
+
+    def _graph(self, name: str) -> TaskGraph:
+        return build(name, **(TOY.get(name, {}) if self.toy else {}))
+
+    def _one(self, name: str, running: Mapping[str, Running], site: Site) -> dict[str, Any]:
+        record = compare(self._graph(name), site.workers, running, self.rounds, self._about(name))
+        show(record, f"{site.workers} workers in {'processes' if site.processes else 'one process'}")
+        return record
+
+    def _no_op(self, running: Mapping[str, Running], site: Site) -> dict[str, Any]:
+        graph = no_ops(100 if self.toy else 10_000)
+        record = compare(graph, site.workers, running, self.rounds, self._about("no-op"))
+        show_no_ops(record, f"{site.workers} workers in {'processes' if site.processes else 'one process'}")
+        return record
+
+    def _straggler(self) -> dict[str, Any]:
+        workers = 3 if self.toy else 10
+        threads = workers - 1 + 1 / synthetic.SLOWER
+        with contenders(self.contenders, Site(workers, False)) as running:
+            graph, note = self._graph("straggler"), self._about("straggler")
+            record = compare(graph, threads, running, self.rounds, note, straggling)
+        show(record, f"{workers} workers in one process, one of them {synthetic.SLOWER:g} times slower")
+        return record
+
+    def _scale_up(self) -> dict[str, Any]:
+        first, last = (1, 3) if self.toy else (2, 20)
+        run = partial(scaled_up, first=first, last=last)
+        with contenders(self.contenders, Site(first, False)) as running:
+            graph, note = self._graph("scale-up"), self._about("scale-up")
+            record = compare(graph, last, running, self.rounds, note, run)
+        show(record, f"{first} workers in one process, {last} once it is submitted")
+        return record
+
+    def _tick(self) -> dict[str, Any]:
+        record = tick(tasks=2_000, repeats=5) if self.toy else tick()
+        show_tick(record)
+        return record
+
+    def _about(self, name: str) -> Note:
+        return lambda line: self.note(f"{name}: {line}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,478 @@
+"""What every worker is believed to be doing, kept up to date event by event; snapshots are read off it.
+
+A scheduler hears of assignments and results, not of starts.  The ledger infers those: a worker starts its tasks by
+priority, as many as it has threads, the next one when one is done; one that is paused starts none.  Where the
+inference is wrong (a task waits for its data), a steal is refused, and nothing else happens.
+
+A moved task is three entries in this book: `request` takes it out of the victim's queue and announces it at the
+thief, `confirm` puts it there, `refuse` puts it back.  Whatever else ends it (`finish`) settles the rest.
+Each event costs a few microseconds, whatever the number of tasks; a worker's queue is a sorted list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import Any, TypeVar
+
+from dask_ferro.policy.cost import Durations, Mean
+from dask_ferro.policy.snapshot import Address, Key, Outcome, Snapshot, Task, Worker
+
+# A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
+VICTIMS = 10
+DEPTH = 64
+# Ratios of measured to projected seconds say little until there are some, and a worker is rarely further off.
+_PRIOR_TASKS = 4
+_SLOWEST = 32.0
+# Within this factor it is the spread of the durations and not the worker: of ten lognormal ones, sigma 1, the mean is
+# off by a third.
+_SPREAD = 2.0
+# Tasks of a few microseconds measure the clock and not the worker.
+_PRIOR_SECONDS = 0.001
+
+_R = TypeVar("_R")
+
+
+class Entry:
+    """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own."""
+
+    __slots__ = (
+        "annotated", "device", "key", "known", "origins", "payload", "prefix", "priority", "requested", "seconds",
+        "sequence", "started", "thief", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: Key, prefix: str, priority: Any, payload: Any, annotated: float | None, sequence: int
+    ) -> None:
+        self.key = key
+        self.prefix = prefix
+        self.priority = priority
+        self.payload = payload
+        self.annotated = annotated
+        self.sequence = sequence
+        self.device = ""  # the class that `seconds` is projected for
+        self.seconds = 0.0
+        self.known = False
+        self.origins: tuple[Address, ...] = ()
+        self.started: float | None = None
+        self.requested = 0.0
+        self.worker: Row
+        self.thief: Row | None = None
+
+
+class Row:
+    """A worker's page in the book."""
+
+    __slots__ = (
+        "accepts", "address", "device", "host", "incoming", "incoming_seconds", "load", "measured", "nthreads",
+        "projected", "queue", "running", "slowness", "unknown", "version", "waiting_seconds",
+    )  # fmt: skip
+
+    def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
+        self.address = address
+        self.nthreads = nthreads
+        self.host = host
+        self.device = device
+        self.accepts = accepts
+        self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
+        self.running: dict[Key, Entry] = {}
+        self.waiting_seconds = 0.0
+        self.unknown = 0
+        self.incoming = 0
+        self.incoming_seconds = 0.0
+        self.measured = Mean()
+        self.projected = Mean()
+        self.slowness = 1.0
+        self.load: tuple[float, Address] | None = None
+        self.version = 0
+
+    def starts_in(self, now: float) -> float:
+        """Return the seconds until a task that joins the queue now would start."""
+        free = self.nthreads - len(self.running) - len(self.queue) - self.incoming
+        if free > 0:
+            return 0.0
+        work = (self.waiting_seconds + self.incoming_seconds) * self.slowness
+        remaining = sorted(self._remaining(entry, now) for entry in self.running.values())
+        if self.nthreads == 1:
+            return (remaining[0] if remaining else 0.0) + work
+        levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
+        for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
+            room = (level - levels[index - 1]) * index
+            if work <= room:
+                return levels[index - 1] + work / index
+            work -= room
+        return levels[-1] + work / self.nthreads
+
+    def _remaining(self, entry: Entry, now: float) -> float:
+        """A task that has run for longer than projected is projected to run for as long again.
+
+        Of processes' lifetimes: Harchol-Balter and Downey, ACM TOCS 15(3), 1997.
+        """
+        assert entry.started is not None
+        elapsed = max(now - entry.started, 0.0)
+        projected = entry.seconds * self.slowness
+        return projected - elapsed if elapsed < projected else elapsed
+
+    def learn(self, projected: float, measured: float) -> None:
+        """Take the measured seconds of a task in whose projected seconds are known."""
+        self.projected.add(projected)
+        self.measured.add(measured)
+        weight = min(self.measured.count, 10)
+        prior = max(_PRIOR_TASKS * self.projected.value, _PRIOR_SECONDS)
+        ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
+        is_noise = 1 / _SPREAD < ratio < _SPREAD
+        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / _SLOWEST), _SLOWEST)
+
+
+class Ledger:
+    """The book.
+
+    Parameters
+    ----------
+    describe : callable (payload, Entry, Row) -> Task or None
+        What a policy is shown of a task in a row's queue; None: it may not be moved.
+    durations : Durations
+        Learned from `finish`.
+    unlocks : callable (payload) -> bool
+        Whether a task is the last that some other task waits for.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Any, Entry, Row], Task | None],
+        durations: Durations | None = None,
+        unlocks: Callable[[Any], bool] = lambda payload: False,
+    ) -> None:
+        self.durations = durations if durations is not None else Durations()
+        self.rows: dict[Address, Row] = {}
+        self.entries: dict[Key, Entry] = {}
+        self.hosts: dict[Address, str] = {}
+        self.waiting = 0  # tasks in queues, of all workers
+        self._describe = describe
+        self._unlocks = unlocks
+        self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
+        self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
+        self._soonest: list[tuple[float, Address, int]] = []  # a heap; entries of old versions are skipped
+        self._sequence = 0
+        self._now = 0.0  # of the latest event
+        self._version = 0  # one count for all rows: a worker that comes back must not match what it left
+        self._everyone: list[Address] = []
+
+    # -- workers -------------------------------------------------------------------------------------------
+
+    def add_worker(
+        self, address: Address, nthreads: int, host: str = "", device: str = "cpu", accepts: bool = True
+    ) -> Row:
+        """Open a worker's page; of one that is known, change its facts."""
+        row = self.rows.get(address)
+        if row is None:
+            row = self.rows[address] = Row(address, nthreads, host, device, accepts)
+            insort(self._everyone, address)
+        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
+        row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
+        self.hosts[address] = host
+        self._fill(self._now, row)
+        self._touch(row, self._now)
+        return row
+
+    def remove_worker(self, address: Address) -> list[Key]:
+        """Close a worker's page; return the keys that stood on it."""
+        row = self.rows.pop(address, None)
+        self.hosts.pop(address, None)
+        if row is None:
+            return []
+        self._everyone.remove(address)
+        gone = [entry.key for entry in (*row.running.values(), *(e for _, _, e in row.queue))]
+        gone += [e.key for e in self.entries.values() if e.worker is row and e.thief is not None]
+        for key in gone:
+            self.finish(self._now, key)
+        self._unload(row)
+        return gone
+
+    def set_accepts(self, address: Address, accepts: bool) -> None:
+        """Note that a worker may be given tasks and starts what it has, or no longer."""
+        row = self.rows[address]
+        row.accepts = accepts
+        self._fill(self._now, row)
+        self._touch(row, self._now)
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    def assign(
+        self,
+        now: float,
+        key: Key,
+        address: Address,
+        prefix: str,
+        priority: Any,
+        payload: Any = None,
+        annotated: float | None = None,
+    ) -> Entry:
+        """Note that a task was given to a worker."""
+        row = self.rows[address]
+        if key in self.entries:
+            self.finish(now, key)
+        self._sequence += 1
+        entry = Entry(key, prefix, priority, payload, annotated, self._sequence)
+        self.entries[key] = entry
+        self._join(now, entry, row)
+        return entry
+
+    def finish(self, now: float, key: Key, seconds: float | None = None) -> Entry | None:
+        """Note that a task left its worker: done, in error, or taken back.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            Its measured duration, where it ran to its end.
+        """
+        entry = self.entries.pop(key, None)
+        if entry is None:
+            return None
+        row = entry.worker
+        if entry.thief is not None:
+            thief = self._settle(entry)
+            self._touch(thief, now)
+        elif entry.started is not None:
+            del row.running[key]
+        else:
+            self._take(row, entry)
+        self._forget_guess(entry)
+        if seconds is not None:
+            self._learn(now, entry, row, max(seconds, 0.0))  # a clock that was set back
+        self._fill(now, row)
+        self._touch(row, now)
+        return entry
+
+    def request(self, now: float, key: Key, thief: Address) -> None:
+        """Note that a task was asked back from its worker, for `thief`."""
+        entry, row = self.entries[key], self.rows[thief]
+        assert entry.thief is None, f"{key!r} was asked back already"
+        if entry.started is None:
+            self._take(entry.worker, entry)
+        else:
+            del entry.worker.running[key]
+            entry.started = None
+            self._fill(now, entry.worker)
+        entry.thief, entry.requested = row, now
+        self._announce(entry, row, +1)
+        self._touch(entry.worker, now)
+        self._touch(row, now)
+
+    def confirm(self, now: float, key: Key) -> None:
+        """Note that the victim gave the task up and that the thief was sent it.
+
+        If the thief left meanwhile, the task stands nowhere until it is assigned again.
+        """
+        entry = self.entries[key]
+        thief, victim = self._settle(entry), entry.worker
+        self._forget_guess(entry)
+        entry.origins = (*entry.origins, victim.address)
+        if self._is_here(thief):
+            self._join(now, entry, thief)
+        else:
+            del self.entries[key]
+        self._touch(victim, now)
+
+    def refuse(self, now: float, key: Key) -> None:
+        """Note that the victim kept the task, because it had started it."""
+        entry = self.entries[key]
+        thief = self._settle(entry)
+        entry.started = now
+        entry.worker.running[key] = entry
+        self._touch(thief, now)
+        self._touch(entry.worker, now)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def worker(self, address: Address, now: float) -> Worker:
+        """Return a worker's row."""
+        row = self.rows[address]
+        queue = len(row.queue)
+        return Worker(
+            address, row.host, row.device, row.nthreads, row.starts_in(now),
+            min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
+        )  # fmt: skip
+
+    def _seen(self, address: Address, now: float) -> Worker:
+        """Return a worker's row with what takes a look at the tasks that it runs."""
+        row = self.rows[address]
+        running = list(row.running.values())
+        young = 0.0
+        if len(running) >= row.nthreads:
+            young = max(now - max(entry.started or now for entry in running), 0.0)
+        unlocks = any(self._unlocks(entry.payload) for entry in running)
+        return self.worker(address, now)._replace(unlocks=unlocks, running_for=young)
+
+    def longest(self) -> float:
+        """Return the seconds of the longest queue, running tasks apart."""
+        return self._loads[-1][0] if self._loads else 0.0
+
+    def queue(self, address: Address, depth: int = DEPTH) -> tuple[Task, ...]:
+        """Return what waits at a worker and may be moved, the last to start first."""
+        row = self.rows[address]
+        rows = (self._describe(entry.payload, entry, row) for _, _, entry in reversed(row.queue[-depth:]))
+        return tuple(row for row in rows if row is not None)
+
+    def snapshot(
+        self, now: float, hungry: Iterable[Address], outcomes: Iterable[Outcome] = (), victims: int = VICTIMS
+    ) -> Snapshot:
+        """Return the facts for a stealing policy; rows are built when they are looked at."""
+        busiest = tuple(address for _, address in reversed(self._loads[-victims:]))
+        return Snapshot(
+            now,
+            tuple(address for address in hungry if address in self.rows),
+            busiest,
+            self._everyone,
+            _Rows(self.rows, lambda address: self._seen(address, now)),
+            _Rows(self.rows, self.queue),
+            tuple(outcomes),
+        )
+
+    def soonest(self, now: float, count: int) -> list[Worker]:
+        """Return the accepting workers on which a task would start first."""
+        if len(self.rows) <= 2 * count:
+            open_ = (self.worker(row.address, now) for row in self.rows.values() if row.accepts)
+            return nsmallest(count, open_, key=lambda w: (w.starts_in, w.address))
+        found: list[Worker] = []
+        popped: list[tuple[float, Address, int]] = []
+        while self._soonest and len(found) < count:
+            item = heappop(self._soonest)
+            row = self.rows.get(item[1])
+            if row is None or row.version != item[2]:
+                continue  # of an old version
+            starts_in = row.starts_in(now)
+            if starts_in > 0.0 and now + starts_in > item[0]:  # it has run for longer than was projected
+                heappush(self._soonest, (now + starts_in, *item[1:]))
+                continue
+            popped.append(item)
+            if row.accepts:
+                found.append(self.worker(row.address, now))
+        for item in popped:
+            heappush(self._soonest, item)
+        return found
+
+    # -- the entries' way through the book -----------------------------------------------------------------
+
+    def _join(self, now: float, entry: Entry, row: Row) -> None:
+        entry.worker, entry.started, entry.device = row, None, row.device
+        entry.seconds, entry.known = self.durations.of(entry.prefix, row.device, entry.annotated)
+        if not entry.known:
+            self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
+        if row.accepts and len(row.running) < row.nthreads and not row.queue:
+            entry.started = now
+            row.running[entry.key] = entry
+        else:
+            insort(row.queue, (entry.priority, entry.sequence, entry))
+            self._count(row, entry, +1)
+        self._touch(row, now)
+
+    def _fill(self, now: float, row: Row) -> None:
+        """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
+        while row.accepts and row.queue and len(row.running) < row.nthreads:
+            entry = row.queue[0][2]
+            self._take(row, entry)
+            entry.started = now
+            row.running[entry.key] = entry
+
+    def _take(self, row: Row, entry: Entry) -> None:
+        index = bisect_left(row.queue, (entry.priority, entry.sequence))  # type: ignore[arg-type, type-var]
+        assert row.queue[index][2] is entry
+        del row.queue[index]
+        self._count(row, entry, -1)
+
+    def _count(self, row: Row, entry: Entry, sign: int) -> None:
+        self.waiting += sign
+        row.unknown += 0 if entry.known else sign
+        row.waiting_seconds = row.waiting_seconds + sign * entry.seconds if row.queue else 0.0
+
+    def _announce(self, entry: Entry, thief: Row, sign: int) -> None:
+        thief.incoming += sign
+        thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
+
+    def _settle(self, entry: Entry) -> Row:
+        """Take an entry off the way to its thief; return the thief's row."""
+        thief = entry.thief
+        assert thief is not None, f"{entry.key!r} was not asked back"
+        self._announce(entry, thief, -1)
+        entry.thief = None
+        return thief
+
+    def _forget_guess(self, entry: Entry) -> None:
+        if not entry.known:
+            del self._guessed[entry.prefix, entry.device][entry]
+
+    def _learn(self, now: float, entry: Entry, row: Row, seconds: float) -> None:
+        if entry.known and entry.device == row.device:
+            row.learn(entry.seconds, seconds)
+        self.durations.add(entry.prefix, row.device, seconds, entry.annotated)
+        touched: dict[Row, None] = {}
+        for other in self._guessed.pop((entry.prefix, row.device), ()):
+            self._correct(other)
+            touched[other.thief or other.worker] = None
+        for changed in touched:
+            self._touch(changed, now)
+
+    def _correct(self, entry: Entry) -> None:
+        """Project an entry's seconds anew, wherever it stands."""
+        waits = entry.started is None and entry.thief is None
+        if entry.thief is not None:
+            self._announce(entry, entry.thief, -1)
+        elif waits:
+            self._count(entry.worker, entry, -1)
+        entry.seconds, entry.known = self.durations.of(entry.prefix, entry.device, entry.annotated)
+        if entry.thief is not None:
+            self._announce(entry, entry.thief, +1)
+        elif waits:
+            self._count(entry.worker, entry, +1)
+
+    def _touch(self, row: Row, now: float) -> None:
+        """Note a row's load and when a task would start there, which later turns out to be no earlier."""
+        self._now = max(self._now, now)
+        self._version += 1
+        row.version = self._version
+        if self._is_here(row):
+            heappush(self._soonest, (now + row.starts_in(now), row.address, row.version))
+            if len(self._soonest) > 4 * len(self.rows) + 64:
+                self._soonest = [item for item in self._soonest if self._is_current(item)]
+                heapify(self._soonest)
+        self._load(row)
+
+    def _is_here(self, row: Row) -> bool:
+        return self.rows.get(row.address) is row
+
+    def _is_current(self, item: tuple[float, Address, int]) -> bool:
+        row = self.rows.get(item[1])
+        return row is not None and row.version == item[2]
+
+    def _load(self, row: Row) -> None:
+        self._unload(row)
+        if row.queue and self._is_here(row):
+            row.load = (row.waiting_seconds * row.slowness / row.nthreads, row.address)
+            insort(self._loads, row.load)
+
+    def _unload(self, row: Row) -> None:
+        if row.load is not None:
+            del self._loads[bisect_left(self._loads, row.load)]
+            row.load = None
+
+
+class _Rows(Mapping[Address, _R]):
+    """Rows that are built when they are first looked at, and then stay as they were."""
+
+    def __init__(self, source: Mapping[Address, Row], build: Callable[[Address], _R]) -> None:
+        self._source = source
+        self._build = build
+        self._seen: dict[Address, _R] = {}
+
+    def __getitem__(self, address: Address) -> _R:
+        if address not in self._seen:
+            self._seen[address] = self._build(address)
+        return self._seen[address]
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)

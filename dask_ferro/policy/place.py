@@ -1,0 +1,68 @@
+"""Where a ready task goes: to the worker on which it is projected to finish first.
+
+A worker that holds its inputs is the incumbent; another one has to finish the task earlier by a margin, since
+projections are noisy and every transfer costs two workers time that no projection shows.  A large input is not left
+at all: of the tasks that pile up there, those are stolen for which a worker has in truth nothing to do.  That worker
+looks idle now, and may be about to have as many of its own (delay scheduling: Zaharia et al., EuroSys 2010).  Must:
+restrictions, resources, and that the worker accepts tasks.  Soft: affinity.  Ties break by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dask_ferro.policy.cost import Links
+from dask_ferro.policy.snapshot import Address, Task, Worker
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Parameters of placement.
+
+    Attributes
+    ----------
+    margin : float
+        Seconds by which a task has to finish earlier elsewhere to leave the worker that holds its inputs.
+    transfer_margin : float
+        The same as a share of what the transfer is projected to take.
+    candidates : int
+        Workers that are weighed beside the holders: those on which a task would start first.
+    light : int
+        Bytes up to which an input is light: moving it takes little more than a message.
+    """
+
+    margin: float = 0.002
+    transfer_margin: float = 0.5
+    candidates: int = 4
+    light: int = 64 * 1024
+
+    def choose(
+        self, task: Task, workers: Iterable[Worker], links: Links, hosts: Mapping[Address, str]
+    ) -> Address | None:
+        """Return the address of the worker to give the task to; None where no worker may have it.
+
+        Parameters
+        ----------
+        task : Task
+            `seconds` on a worker of slowness 1.
+        workers : iterable of Worker
+            Those to weigh.
+        """
+        legal = [w for w in workers if w.accepts and (task.allowed is None or w.address in task.allowed)]
+        liked = [w for w in legal if task.preferred is None or w.address in task.preferred]
+        best: tuple[float, int, Address] | None = None
+        for worker in self._near(task, liked or legal):
+            transfer = links.seconds(task.inputs, worker, hosts)
+            finish = max(worker.starts_in, transfer) + task.seconds * worker.slowness
+            if transfer:
+                finish += self.margin + self.transfer_margin * transfer
+            rank = (finish, worker.busy, worker.address)
+            if best is None or rank < best:
+                best = rank
+        return best[2] if best is not None else None
+
+    def _near(self, task: Task, workers: list[Worker]) -> list[Worker]:
+        """Return the holders of the task's large inputs, if it has any and they may have it."""
+        heavy = [held for held in task.inputs if held.nbytes > self.light]
+        return [w for w in workers if any(w.address in held.holders for held in heavy)] or workers

@@ -1,0 +1,151 @@
+"""The facts that a policy is shown.  Durations are seconds, sizes bytes, `now` is the caller's clock.
+
+A row says what is; what follows from it (is this worker starving, is that move worth it) is the policy's to say.
+Rows are built by a `Ledger` on demand and only for what a policy looks at, so that a snapshot costs the same
+with twenty tasks and with twenty thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+Key = Hashable
+Address = str
+
+
+class Replica(NamedTuple):
+    """An input of a task: its size, who holds it, and in which kind of memory."""
+
+    nbytes: int
+    holders: frozenset[Address]
+    device: str = "cpu"
+
+
+class Task(NamedTuple):
+    """A ready task: one to place, or one that waits in a worker's queue.
+
+    Attributes
+    ----------
+    seconds : float
+        Projected duration on the worker's own device class.
+    known : bool
+        Whether `seconds` rests on a measurement or an annotation; otherwise it is a guess.
+    inputs : tuple of Replica
+    allowed : frozenset of addresses, or None
+        The workers that restrictions and resources admit: a must.  None: all of them.
+    preferred : frozenset of addresses, or None
+        The workers that it would rather run on: loose restrictions.
+    origins : tuple of addresses
+        The workers that it was moved away from, oldest first.
+    """
+
+    key: Key
+    seconds: float
+    known: bool = True
+    inputs: tuple[Replica, ...] = ()
+    allowed: frozenset[Address] | None = None
+    preferred: frozenset[Address] | None = None
+    origins: tuple[Address, ...] = ()
+
+
+class Worker(NamedTuple):
+    """A worker as the scheduler sees it.
+
+    Attributes
+    ----------
+    starts_in : float
+        Seconds until a task that joined its queue now would start, moves on their way included.
+    busy : int
+        Threads that run a task or have one waiting for them.
+    waiting : int
+        Tasks in its queue: assigned, not started, not being moved away.
+    unknown : int
+        Those of them whose duration is a guess.
+    slowness : float
+        Measured over projected seconds of what it ran; 2 is half as fast as projected.
+    accepts : bool
+        Whether it may be given tasks (not paused, not leaving).
+    unlocks : bool
+        Whether a task that it runs is the last that some other task waits for.
+    running_for : float
+        Seconds since it started the youngest of its running tasks; 0 with a free thread.
+    """
+
+    address: Address
+    host: str
+    device: str
+    nthreads: int
+    starts_in: float
+    busy: int
+    waiting: int
+    unknown: int = 0
+    slowness: float = 1.0
+    accepts: bool = True
+    unlocks: bool = False
+    running_for: float = 0.0
+
+
+class Outcome(NamedTuple):
+    """What became of an earlier move.
+
+    Attributes
+    ----------
+    kind : str
+        "started" (it ran on the thief), "refused" (the victim had started it), "stale" (it was gone).
+    seconds : float
+        From the request to the task's start on the thief; 0 where it did not start.
+    dry : bool
+        Whether the thief had a thread with nothing to do in between.
+    """
+
+    kind: str
+    victim: Address
+    thief: Address
+    seconds: float = 0.0
+    dry: bool = False
+
+
+class Move(NamedTuple):
+    """A decision: the task leaves the victim's queue for the thief.
+
+    Attributes
+    ----------
+    gain : float
+        Projected seconds by which the task finishes earlier.
+    cost : float
+        Projected seconds of moving its inputs.
+    """
+
+    key: Key
+    victim: Address
+    thief: Address
+    gain: float
+    cost: float
+
+
+class Snapshot(NamedTuple):
+    """The facts of one moment, as far as a stealing policy may look.
+
+    Attributes
+    ----------
+    hungry : tuple of addresses
+        Workers that something happened to that may make them thieves; the policy judges.
+    busiest : tuple of addresses
+        The workers with the longest queues, longest first.
+    everyone : sequence of addresses
+        All workers, in order.
+    workers : mapping of address to Worker
+    queues : mapping of address to tuple of Task
+        The end of each worker's queue, the task that would start last first.
+    outcomes : tuple of Outcome
+        Since the last snapshot.
+    """
+
+    now: float
+    hungry: tuple[Address, ...]
+    busiest: tuple[Address, ...]
+    everyone: Sequence[Address]
+    workers: Mapping[Address, Worker]
+    queues: Mapping[Address, tuple[Task, ...]]
+    outcomes: tuple[Outcome, ...] = ()

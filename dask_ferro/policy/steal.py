@@ -1,0 +1,377 @@
+"""Which waiting tasks move to which workers: `step(snapshot, state) -> (moves, state)`.
+
+Rules, of every policy here:
+- a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from;
+- what is in a queue may move, what runs does not; the last to start moves first, the cheapest among those.
+And of `Informed`, which knows enough for it:
+- a victim is not left under its own threshold, unless it is paused and starts nothing;
+- a task moves when it is projected to finish earlier by a margin; a short one does not move at all.
+
+A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
+measured seconds from a request to the stolen task's start, so that the task comes just when the thief runs dry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from dask_ferro.policy.cost import Links
+from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
+
+# Seconds that a paused worker is projected to stay so.  Dask looks at a worker's memory ten times a second, and what
+# filled it takes longer than that to spill or to be used up.
+_PAUSE = 1.0
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of stealing; seconds, but for counts and shares.
+
+    Attributes
+    ----------
+    threshold : float
+        A worker's threshold at first.
+    threshold_least, threshold_most : float
+        Its bounds.
+    reserve : float
+        The threshold as a multiple of the measured seconds from request to start.
+    chunk : float
+        The share of a victim's surplus that goes in one step, at most.
+    reach : float
+        Seconds of work that one step gives a thief, at most (but always one task).
+    margin : float
+        Seconds by which a task has to finish earlier on the thief.
+    transfer_margin : float
+        The same as a share of the transfer; moving twice then never pays.
+    shortest : float
+        Tasks projected to be shorter stay: moving one costs the scheduler and two workers about as much.
+    guesses : int
+        Queue, in tasks a thread, from which tasks of unknown duration may be taken.
+    patience : float
+        Seconds after which they may be taken from a shorter one, when what runs before them is not done.
+    tries : int
+        Tasks of a queue that are weighed for one move.
+    """
+
+    threshold: float = 0.005
+    threshold_least: float = 0.001
+    threshold_most: float = 0.25
+    reserve: float = 1.5
+    chunk: float = 0.5
+    reach: float = 0.1
+    margin: float = 0.002
+    transfer_margin: float = 0.5
+    shortest: float = 0.002
+    guesses: int = 2
+    patience: float = 0.5
+    tries: int = 8
+
+
+class State(NamedTuple):
+    """What a policy remembers.
+
+    Attributes
+    ----------
+    thresholds : mapping of address to seconds
+    victims : mapping of address to address
+        The last worker from which each stole with success.
+    delays : mapping of address to seconds
+        Mean of the measured seconds from request to start.
+    turns : int
+        Steps so far: what chance is drawn from.
+    """
+
+    thresholds: Mapping[Address, float] = {}
+    victims: Mapping[Address, Address] = {}
+    delays: Mapping[Address, float] = {}
+    turns: int = 0
+
+
+class Policy(Protocol):
+    """A stealing policy."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Its parameters."""
+        ...
+
+    def init(self) -> State:
+        """Return the state to begin with."""
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
+        """Return the moves to make now, and the state for the next step."""
+
+
+def threshold_of(state: State, worker: Address, parameters: Parameters) -> float:
+    """Return a worker's threshold in seconds of backlog."""
+    return state.thresholds.get(worker, parameters.threshold)
+
+
+def adapted(state: State, outcomes: tuple[Outcome, ...], parameters: Parameters) -> State:
+    """Return the state after what became of earlier moves."""
+    if not outcomes:
+        return state
+    p = parameters
+    thresholds, delays, victims = dict(state.thresholds), dict(state.delays), dict(state.victims)
+    for outcome in outcomes:
+        thief = outcome.thief
+        value = thresholds.get(thief, p.threshold)
+        if outcome.kind == "started":
+            victims[thief] = outcome.victim
+            mean = delays.get(thief, outcome.seconds)
+            mean = delays[thief] = mean + 0.25 * (outcome.seconds - mean)
+            value += 0.25 * (p.reserve * mean - value)
+            if outcome.dry:
+                value *= 1.25
+        else:
+            victims.pop(thief, None)
+            value *= 0.8
+        thresholds[thief] = min(max(value, p.threshold_least), p.threshold_most)
+    return state._replace(thresholds=thresholds, delays=delays, victims=victims)
+
+
+def is_starving(worker: Worker, threshold: float) -> bool:
+    """Whether a worker should look for work elsewhere.
+
+    One that is about to finish what others wait for is about to have work: it looks when it has none.
+    """
+    if not worker.accepts or worker.waiting:
+        return False
+    return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
+
+
+class _Desk:
+    """The workers of one step, as the moves that are already decided leave them."""
+
+    def __init__(self, snapshot: Snapshot, links: Links, hosts: Mapping[Address, str]) -> None:
+        self._snapshot = snapshot
+        self._changed: dict[Address, Worker] = {}
+        self._left: dict[Address, list[Task]] = {}
+        self.links = links
+        self.hosts = hosts
+
+    def worker(self, address: Address) -> Worker:
+        return self._changed.get(address) or self._snapshot.workers[address]
+
+    def queue(self, address: Address) -> list[Task]:
+        if address not in self._left:
+            self._left[address] = list(self._snapshot.queues[address])
+        return self._left[address]
+
+    def move(self, task: Task, victim: Worker, thief: Worker, transfer: float) -> None:
+        self.queue(victim.address).remove(task)
+        there = task.seconds * thief.slowness
+        free = thief.nthreads - thief.busy
+        self._changed[thief.address] = thief._replace(
+            busy=min(thief.busy + 1, thief.nthreads),
+            starts_in=0.0 if free > 1 else max(thief.starts_in, transfer) + there / thief.nthreads,
+        )
+        self._changed[victim.address] = victim._replace(
+            starts_in=victim.starts_in - task.seconds * victim.slowness / victim.nthreads,
+            waiting=victim.waiting - 1,
+            unknown=victim.unknown - (not task.known),
+        )
+
+
+def _may(task: Task, thief: Worker) -> bool:
+    return (task.allowed is None or thief.address in task.allowed) and thief.address not in task.origins
+
+
+def _keeps(task: Task, thief: Worker) -> bool:
+    """Whether the task's affinity is for other workers than the thief."""
+    return task.preferred is not None and thief.address not in task.preferred
+
+
+@dataclass(frozen=True)
+class Informed:
+    """Looks at the longest queues of the cluster, and moves what gains.
+
+    Attributes
+    ----------
+    parameters : Parameters
+    links : Links
+        What moving bytes costs.
+    hosts : mapping
+        Host of each address.
+    """
+
+    parameters: Parameters = Parameters()
+    links: Links = field(default_factory=Links)
+    hosts: Mapping[Address, str] = field(default_factory=dict)
+
+    def init(self) -> State:
+        """Return the state to begin with."""
+        return State()
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
+        """Return moves from the longest queues to the workers that run dry first."""
+        p = self.parameters
+        state = adapted(state, snapshot.outcomes, p)
+        desk = _Desk(snapshot, self.links, self.hosts)
+        starving = [desk.worker(a) for a in snapshot.hungry]
+        starving = [w for w in starving if is_starving(w, threshold_of(state, w.address, p))]
+        starving.sort(key=lambda w: (w.starts_in, w.address))
+        moves: list[Move] = []
+        for thief in starving:
+            moves += self._feed(thief.address, snapshot, state, desk)
+        return tuple(moves), state._replace(turns=state.turns + 1)
+
+    def _feed(self, address: Address, snapshot: Snapshot, state: State, desk: _Desk) -> list[Move]:
+        """Return the moves to one thief: from the fullest victim, then the next one."""
+        p = self.parameters
+        moves: list[Move] = []
+        victims = sorted(
+            (desk.worker(v) for v in snapshot.busiest if v != address),
+            key=lambda w: (-w.starts_in, w.address),
+        )
+        for first in victims:
+            surplus = first.starts_in - threshold_of(state, first.address, p)
+            share = p.chunk * surplus * first.nthreads
+            while True:
+                thief, victim = desk.worker(address), desk.worker(first.address)
+                if thief.busy >= thief.nthreads and thief.starts_in >= p.reach:
+                    return moves
+                found = self._best(thief, victim, desk, threshold_of(state, victim.address, p))
+                if found is None:
+                    break
+                task, gain, transfer = found
+                share -= task.seconds * victim.slowness
+                if moves and moves[-1].victim == victim.address and share < 0:
+                    break
+                desk.move(task, victim, thief, transfer)
+                moves.append(Move(task.key, victim.address, address, gain, transfer))
+        return moves
+
+    def _best(
+        self, thief: Worker, victim: Worker, desk: _Desk, reserve: float
+    ) -> tuple[Task, float, float] | None:
+        """Return the task to move next with its gain and its transfer, of the last ones of the victim's queue."""
+        p = self.parameters
+        best: tuple[tuple[float, int], Task, float, float] | None = None
+        tried = 0
+        for place, task in enumerate(desk.queue(victim.address)):
+            if tried >= p.tries:
+                break
+            if not _may(task, thief) or (victim.accepts and task.seconds < p.shortest):
+                continue
+            few = victim.unknown < p.guesses * victim.nthreads and victim.running_for < p.patience
+            few = few and victim.accepts
+            if not task.known and (few or task.origins):
+                continue
+            tried += 1
+            here = task.seconds * victim.slowness / victim.nthreads
+            if victim.accepts and victim.starts_in - here < reserve:
+                continue
+            transfer = desk.links.seconds(task.inputs, thief, desk.hosts)
+            there = max(thief.starts_in, transfer) + task.seconds * thief.slowness
+            # As the last of its queue it finishes when the queue does; one before it could gain no more.
+            stays = victim.starts_in - here + task.seconds * victim.slowness
+            if not victim.accepts:
+                stays += _PAUSE
+            gain = stays - there - p.margin - p.transfer_margin * transfer
+            if _keeps(task, thief):
+                gain -= task.seconds
+            if gain > 0 and (best is None or (transfer, place) < best[0]):
+                best = ((transfer, place), task, gain, transfer)
+        return best[1:] if best is not None else None
+
+
+@dataclass(frozen=True)
+class LastVictim:
+    """Knows nothing of the cluster's load: asks the last successful victim, then that one's own, then anyone.
+
+    The policy of John and Milthorpe, "Elasticity in a Task-based Dataflow Runtime Through Inter-node GPU Work
+    Stealing": a request is forwarded over at most `hops` workers and takes half of what the victim can spare.
+
+    Attributes
+    ----------
+    hops : int
+    """
+
+    parameters: Parameters = Parameters()
+    hops: int = 3
+    seed: int = 0
+
+    def init(self) -> State:
+        """Return the state to begin with."""
+        return State()
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
+        """Return one chunk for each starving worker whose request found a victim."""
+        p = self.parameters
+        state = adapted(state, snapshot.outcomes, p)
+        desk = _Desk(snapshot, Links(), {})
+        everyone = snapshot.everyone
+        moves: list[Move] = []
+        for number, address in enumerate(snapshot.hungry):
+            thief = desk.worker(address)
+            if not is_starving(thief, threshold_of(state, address, p)):
+                continue
+            asked = state.victims.get(address)
+            for hop in range(self.hops + 1):
+                if asked is None or asked == address or asked not in snapshot.workers:
+                    asked = everyone[_drawn(self.seed, state.turns, number, hop) % len(everyone)]
+                taken = self._chunk(thief, asked, desk) if asked != address else []
+                if taken:
+                    moves += taken
+                    break
+                asked = state.victims.get(asked)
+        return tuple(moves), state._replace(turns=state.turns + 1)
+
+    def _chunk(self, thief: Worker, asked: Address, desk: _Desk) -> list[Move]:
+        victim = desk.worker(asked)
+        tasks = [task for task in desk.queue(asked) if _may(task, thief)]
+        spare = min(victim.waiting // 2, len(tasks))
+        for task in tasks[:spare]:
+            desk.move(task, desk.worker(asked), desk.worker(thief.address), 0.0)
+        return [Move(task.key, asked, thief.address, 0.0, 0.0) for task in tasks[:spare]]
+
+
+@dataclass(frozen=True)
+class NoStealing:
+    """Moves nothing."""
+
+    parameters: Parameters = Parameters()
+
+    def init(self) -> State:
+        """Return the state to begin with."""
+        return State()
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
+        """Return no moves."""
+        return (), state
+
+
+def _drawn(*numbers: int) -> int:
+    """Return a number that looks random and is the same for the same numbers (splitmix64 steps)."""
+    value = 0
+    for number in numbers:
+        value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value
+
+
+def named(name: str, links: Links, hosts: Mapping[Address, str], parameters: Parameters) -> Policy:
+    """Return the policy called "informed", "last-victim" or "none".
+
+    Raises
+    ------
+    ValueError
+        For another name.
+    """
+    if name == "informed":
+        return Informed(parameters, links, hosts)
+    if name == "last-victim":
+        return LastVictim(parameters)
+    if name == "none":
+        return NoStealing(parameters)
+    raise ValueError(f'stealing policy: got {name!r}, wanted "informed", "last-victim" or "none"')
+
+
+def with_threshold(parameters: Parameters, seconds: float) -> Parameters:
+    """Return the parameters with a threshold that stays where it is."""
+    return replace(parameters, threshold=seconds, threshold_least=seconds, threshold_most=seconds)

@@ -1,0 +1,105 @@
+"""`install` and `uninstall`: the plugins on a cluster that runs, and off it again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Client
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.scheduler import FIGURES, NAME, REMOVE, FerroScheduler
+from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.worker import NAME as WORKER_NAME
+from dask_ferro.runtime.worker import FerroWorker
+
+
+def install(client: Client, **options: Any) -> Any:
+    """Put dask_ferro's stealing and placement on a client's cluster, for all its graphs.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous or asynchronous; with the latter, await what this returns.
+    **options
+        Settings by name, over those of the configuration (`ferro.scheduler`): ``stealing="none"``,
+        ``placement=False``, ``threshold=0.01``.  Installing again with other options replaces the first.
+
+    Raises
+    ------
+    ConfigError
+        An option that does not exist; or dask_ferro cannot be imported on the scheduler.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> import dask_ferro as ff
+    >>> client = Client()              # doctest: +SKIP
+    >>> ff.install(client)             # doctest: +SKIP
+    """
+    _checked(client)
+    return client.sync(_install, client, Settings.configured(**options))
+
+
+def uninstall(client: Client) -> Any:
+    """Give the client's cluster stock Dask back.  Nothing that runs or waits is lost.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous or asynchronous; with the latter, await what this returns.
+    """
+    _checked(client)
+    return client.sync(_uninstall, client)
+
+
+def figures(client: Client) -> Any:
+    """Return what the plugin did: a dict with "counts" (requests, confirmed, ...), "thresholds" in seconds.
+
+    Raises
+    ------
+    ConfigError
+        When the plugin is not installed.
+    """
+    _checked(client)
+    return client.sync(_figures, client)
+
+
+def _checked(client: Any) -> None:
+    if not isinstance(client, Client):
+        raise ConfigError(
+            f"got {type(client).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
+        )
+
+
+async def _install(client: Client, settings: Settings) -> None:
+    await _uninstall(client)
+    try:
+        await client.register_plugin(FerroScheduler(settings))
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
+        ) from error
+    await client.register_plugin(FerroWorker(sends=settings.worker_sends))
+    seams.put_client_sends(client, settings.client_sends)
+
+
+async def _uninstall(client: Client) -> None:
+    on_scheduler, on_workers = await client.run_on_scheduler(_present)
+    if on_scheduler:
+        await getattr(client.scheduler, REMOVE)()
+    if on_workers:
+        await client.unregister_worker_plugin(WORKER_NAME)
+    seams.put_client_sends(client, seams.CLIENT_SENDS)
+
+
+async def _figures(client: Client) -> dict[str, Any]:
+    if not (await client.run_on_scheduler(_present))[0]:
+        raise ConfigError("dask_ferro is not installed on this cluster; ff.install(client) does it")
+    found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
+    return found
+
+
+def _present(dask_scheduler: Any = None) -> tuple[bool, bool]:
+    """Whether the plugins are on the scheduler and, put there by a client, on the workers."""
+    return NAME in dask_scheduler.plugins, WORKER_NAME in dask_scheduler.worker_plugins

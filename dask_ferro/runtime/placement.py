@@ -1,0 +1,118 @@
+"""Where the scheduler puts a ready task: the policy's choice, from the few workers that can be the best one.
+
+Those are the holders of its inputs and the workers on which a task would start first; all that a restriction admits,
+where there is one.  Tasks that Dask queues at the scheduler (many, alike, without large inputs) go to a worker with
+a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Scheduler, Status
+from distributed.metrics import time
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
+from dask_ferro.policy.snapshot import Task, Worker
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.stealing import Stealing, annotated_seconds
+
+logger = logging.getLogger(__name__)
+
+# Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
+_HOLDERS = 8
+# Workers that are weighed where restrictions admit many.
+_ADMITTED = 64
+# Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
+_RANKED = 20_000
+
+
+class Placing:
+    """Placement of a scheduler's tasks by a `policy.place.Placement`."""
+
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
+        self.scheduler = scheduler
+        self.stealing = stealing
+        self.settings = settings
+
+    def ready(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker for a ready task, or None where no worker may have it."""
+        chosen = None
+        if not ts.actor and self.scheduler.running:
+            try:
+                chosen = self._choose(ts)
+            except Exception:
+                logger.exception("dask_ferro could not place %r; Dask does", ts.key)
+        return chosen if chosen in self.scheduler.running else seams.stock_placement(self.scheduler, ts)
+
+    def _choose(self, ts: TaskState) -> WorkerState | None:
+        now = time()
+        allowed, preferred = self.stealing.restrictions(ts)
+        workers = self._candidates(ts, allowed if allowed is not None else preferred, now)
+        seconds, known = self._seconds(ts)
+        inputs = tuple(self.stealing.inputs(ts, [w.address for w in workers]))
+        task = Task(ts.key, seconds, known, inputs, allowed, preferred)
+        address = self.settings.placing.choose(task, workers, self.stealing.links, self.stealing.ledger.hosts)
+        return self.scheduler.workers.get(address) if address is not None else None
+
+    def queued(self) -> WorkerState | None:
+        """Return the worker for a task from the scheduler's queue, or None while all are busy."""
+        rows = self.stealing.ledger.rows
+
+        def busy(ws: WorkerState) -> tuple[float, float, str]:
+            row = rows.get(ws.address)
+            return len(ws.processing) / ws.nthreads, row.slowness if row is not None else 1.0, ws.address
+
+        return min(self.scheduler.idle_task_count, key=busy, default=None)
+
+    def _candidates(self, ts: TaskState, admitted: frozenset[str] | None, now: float) -> list[Worker]:
+        ledger = self.stealing.ledger
+        if admitted:
+            some = sorted(admitted)[:_ADMITTED]
+            found = [ledger.worker(a, now) for a in some if a in ledger.rows]
+            if found and (len(some) == len(admitted)):
+                return [self._current(w) for w in found]
+        found = ledger.soonest(now, self.settings.placing.candidates)
+        seen = {w.address for w in found}
+        for address in self._holders(ts):
+            if address not in seen and address in ledger.rows:
+                found.append(ledger.worker(address, now))
+        return [self._current(w) for w in found]
+
+    def _current(self, worker: Worker) -> Worker:
+        """Return the row with the worker's status of this moment."""
+        ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
+        accepts = ws is not None and ws.status == Status.running
+        return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
+
+    def _holders(self, ts: TaskState) -> list[str]:
+        held: dict[str, int] = {}
+        for dts in ts.dependencies:
+            for ws in dts.who_has or ():
+                held[ws.address] = held.get(ws.address, 0) + dts.get_nbytes()
+        if len(held) <= _HOLDERS:
+            return list(held)
+        return sorted(held, key=lambda address: (-held[address], address))[:_HOLDERS]
+
+    def _seconds(self, ts: TaskState) -> tuple[float, bool]:
+        return self.stealing.ledger.durations.of(ts.prefix.name, "cpu", annotated_seconds(ts))
+
+    def rank(self, keys: list[Any]) -> None:
+        """Give the new tasks of a narrow graph the order of their upward ranks."""
+        tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
+        new: Mapping[Any, TaskState] = {ts.key: ts for ts in tasks if ts.state == "released" and ts.priority}
+        if len(new) < 2:
+            return
+        dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}
+        seconds = {key: self._seconds(ts)[0] for key, ts in new.items()}
+        ranks = upward_ranks(dependents, seconds)
+        if not is_narrow(ranks, seconds, self.scheduler.total_nthreads):
+            return
+        orders = {key: ts.priority or (0,) for key, ts in new.items()}
+        places = order_by_rank(ranks, {key: order[-1] for key, order in orders.items()})
+        for key, ts in new.items():
+            ts.priority = (*orders[key][:-1], places[key])

@@ -1,0 +1,87 @@
+"""The scheduler plugin's settings: `ferro.scheduler` of Dask's configuration, and what `ff.install` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.place import Placement
+from dask_ferro.policy.steal import Parameters
+
+POLICIES = ("informed", "last-victim", "none")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the plugin does, and when; durations are seconds.  The keys stand in `ferro.yaml` with their reasons.
+
+    Attributes
+    ----------
+    stealing : str
+        "informed", "last-victim" or "none".
+    placement, rank : bool
+    parameters : Parameters
+        Of the stealing policy.
+    placing : Placement
+    coalesce, tick, scheduler_sends, worker_sends, client_sends : float
+    recorded_tasks : int
+    """
+
+    stealing: str = "informed"
+    placement: bool = True
+    rank: bool = True
+    parameters: Parameters = field(default_factory=Parameters)
+    placing: Placement = field(default_factory=Placement)
+    coalesce: float = 0.001
+    tick: float = 0.5
+    scheduler_sends: float = 0.001
+    worker_sends: float = 0.001
+    client_sends: float = 0.002
+    recorded_tasks: int = 0
+
+    @classmethod
+    def configured(cls, **options: Any) -> Settings:
+        """Return the configuration's settings, with some of them given by name.
+
+        Raises
+        ------
+        ConfigError
+            A name that is none, or a value of the wrong kind.
+        """
+        own = {f.name for f in fields(cls)} - {"parameters", "placing"}
+        steal = {f.name for f in fields(Parameters)}
+        unknown = sorted(set(options) - own - steal)
+        if unknown:
+            raise ConfigError(
+                f"ff.install: unknown {', '.join(unknown)}; wanted some of {', '.join(sorted(own | steal))}"
+            )
+        if options.get("stealing", POLICIES[0]) not in POLICIES:
+            raise ConfigError(
+                f"ff.install: stealing={options['stealing']!r}, wanted one of {', '.join(POLICIES)}"
+            )
+        seconds = config.seconds
+        parameters = Parameters(
+            threshold=seconds("scheduler.threshold"),
+            threshold_least=seconds("scheduler.threshold-least"),
+            threshold_most=seconds("scheduler.threshold-most"),
+            chunk=config.number("scheduler.chunk", 0.0, 1.0),
+            reach=seconds("scheduler.reach"),
+            margin=seconds("scheduler.margin"),
+            transfer_margin=config.number("scheduler.transfer-margin"),
+            shortest=seconds("scheduler.shortest"),
+        )
+        settings = cls(
+            stealing=config.choice("scheduler.stealing", POLICIES),
+            placement=config.flag("scheduler.placement"),
+            rank=config.flag("scheduler.rank"),
+            parameters=replace(parameters, **{k: v for k, v in options.items() if k in steal}),
+            coalesce=seconds("scheduler.coalesce"),
+            tick=seconds("scheduler.tick"),
+            scheduler_sends=seconds("scheduler.scheduler-sends"),
+            worker_sends=seconds("scheduler.worker-sends"),
+            client_sends=seconds("scheduler.client-sends"),
+            recorded_tasks=int(config.number("scheduler.recorded-tasks")),
+        )
+        return replace(settings, **{k: v for k, v in options.items() if k in own})

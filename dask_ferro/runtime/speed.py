@@ -1,0 +1,195 @@
+"""How fast this host's device is: measured once for a host and a day, and kept in the user's temporary folder.
+
+FLOP/s and bytes/s are those of one process with its threads for linear algebra as they are set.  Workers of one
+host start together: the first one measures, the others wait for its figures.  A folder that cannot be written or
+trusted, a damaged file or a holder that hangs cost a measurement of one's own, and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask.config
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+DEVICES = ("cpu", "gpu")
+# Seconds of repetitions of one kernel.
+_BUDGET = 0.05
+# A machine may have been busy when it was measured: tomorrow is another day.
+_FRESH = 86_400.0
+# Seconds of waiting for another process that measures: 20 times what it should take.
+_QUEUE = 5.0
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Speed(NamedTuple):
+    """What a device does in a second.
+
+    Attributes
+    ----------
+    flops : float
+        Of a product of float32 matrices.
+    bandwidth : float
+        Bytes that a copy reads and writes.
+    """
+
+    flops: float
+    bandwidth: float
+
+
+def declared(device: str | None) -> str | None:
+    """Return the name of a device class, or None, as it is.
+
+    Raises
+    ------
+    ConfigError
+        For another name.
+    """
+    if device is not None and device not in DEVICES:
+        raise ConfigError(f"device: got {device!r}, wanted one of {', '.join(DEVICES)}")
+    return device
+
+
+def detected() -> str:
+    """Return the device class of this process: as configured, or else "gpu" where CuPy sees one."""
+    device = dask.config.get("ferro.worker.device", default=None)
+    if device not in (None, "auto"):
+        return str(declared(device))
+    if find_spec("cupy") is None:
+        return "cpu"
+    cupy = _cupy()
+    try:
+        return "gpu" if cupy.cuda.runtime.getDeviceCount() else "cpu"
+    except cupy.cuda.runtime.CUDARuntimeError:  # no driver
+        return "cpu"
+
+
+def _cupy() -> Any:
+    import cupy  # a second of import, where there is a device
+
+    return cupy
+
+
+def speed(device: str) -> Speed:
+    """Return the speed of this host's device: measured, or remembered from another worker of the host."""
+    try:
+        file = _folder() / f"{_machine(device)}.json"
+        with _alone(file.with_suffix(".lock")):
+            found = _remembered(file)
+            if found is None:
+                found = measured(device)
+                _remember(file, found)
+            return found
+    except OSError as error:
+        logger.info("dask_ferro: speeds are not kept on this host: %s", error)
+        return measured(device)
+
+
+def measured(device: str) -> Speed:
+    """Return the best of some products and copies; 0.15 s, 64 MiB."""
+    if device == "gpu":
+        xp = _cupy()
+        side, length, wait = 4096, 64 * 2**20, xp.cuda.Device().synchronize
+    else:
+        xp, side, length, wait = np, 512, 8 * 2**20, _nothing
+    left = xp.ones((side, side), dtype=xp.float32)
+    out = xp.empty_like(left)
+    product = _best(lambda: xp.matmul(left, left, out=out), wait)
+    source = xp.ones(length, dtype=xp.float32)
+    target = xp.empty_like(source)
+    copy = _best(lambda: xp.copyto(target, source), wait)
+    return Speed(2 * side**3 / product, 2 * source.nbytes / copy)
+
+
+def _nothing() -> None:
+    """On a CPU, there is nothing to wait for."""
+
+
+def _best(step: Callable[[], object], wait: Callable[[], object]) -> float:
+    """The fewest seconds of a step that is run again and again; the first run warms up."""
+    best, runs, end = math.inf, 0, time.perf_counter() + _BUDGET
+    while runs < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        step()
+        wait()
+        best, runs = min(best, time.perf_counter() - start), runs + 1
+    return best
+
+
+# ---- once for a host ---------------------------------------------------------------------------------------
+
+
+def _machine(device: str) -> str:
+    """Name of all that a speed depends on."""
+    name = ""
+    if device == "gpu":
+        name = _cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = [os.environ.get(variable) for variable in _THREADS]
+    facts = [platform.node(), platform.machine(), cores, threads, device, name, np.__version__]
+    return hashlib.sha256(json.dumps([version("dask-ferro"), *facts]).encode()).hexdigest()[:16]
+
+
+def _folder() -> Path:
+    """The user's own folder; OSError when somebody else made it, for its figures cannot be trusted."""
+    folder = Path(tempfile.gettempdir()) / f"dask-ferro-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not this user's folder")
+    return folder
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a file's lock; go on without it when its holder takes too long."""
+    with open(lock, "a") as file:
+        end = time.monotonic() + _QUEUE
+        while not _locked(file.fileno()) and time.monotonic() < end:
+            time.sleep(0.01)
+        yield  # closing the file, or dying, gives the lock back
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remembered(file: Path) -> Speed | None:
+    """What the file says; None when there is none, or it is old, or damaged."""
+    try:
+        if time.time() - file.stat().st_mtime > _FRESH:
+            return None
+        found = json.loads(file.read_text())
+        figures = Speed(float(found["flops"]), float(found["bandwidth"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return figures if all(math.isfinite(f) and f > 0 for f in figures) else None
+
+
+def _remember(file: Path, figures: Speed) -> None:
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(figures._asdict()))
+    os.replace(partial, file)

@@ -1,0 +1,456 @@
+"""The scheduler's stealing extension: observes transitions, asks the policy, sends what it decided.
+
+It takes the place of Dask's own and inherits its protocol: a request goes to the victim, the victim answers in
+which state the task was, and only then is the task the thief's.  What it decides is in `policy`; what it knows is a
+`Ledger`; how it holds on to Dask is in `seams`.
+
+A step is taken when something happened that may call for one: a worker has less than its threshold to do, or there
+is new work while one starves.  Events within a millisecond or so share a step; a slow tick looks at everybody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from math import log2
+from typing import Any, cast
+
+from distributed import Scheduler, Status
+from distributed.metrics import time
+from distributed.scheduler import TaskState, WorkerState
+from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT, WorkStealing
+from tornado.ioloop import PeriodicCallback
+
+from dask_ferro.policy.cost import Links
+from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.snapshot import Move, Outcome, Replica, Task
+from dask_ferro.policy.steal import State, named, threshold_of
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.worker import METRIC, samples
+
+logger = logging.getLogger(__name__)
+
+# Workers that one step looks at as thieves.
+_THIEVES = 32
+# Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
+_LEVELS = 15
+# Inputs of a task that are shown one by one; more are summed up by who holds them.
+_FEW_INPUTS = 8
+# Of a task that many wait for, so many are looked at.
+_FEW_DEPENDENTS = 16
+
+
+class Stealing(WorkStealing):
+    """Work stealing by a policy of `dask_ferro.policy.steal`.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    settings : Settings
+
+    Attributes
+    ----------
+    ledger : Ledger
+        What every worker is believed to be doing.
+    links : Links
+        What moving bytes costs.
+    state : State
+        The policy's.
+    counts : mapping of str to float
+        "requests", "confirmed", "refused", "stale", "seconds gained" (projected), "seconds moving" (projected).
+    """
+
+    name = "ferro-stealing"
+
+    def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
+        self.settings = settings
+        self.ledger = Ledger(self._shown, unlocks=_unlocks)
+        for prefix in scheduler.task_prefixes.values():
+            if prefix.duration_average > 0:  # what Dask has seen before us
+                self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
+        self.links = Links()
+        self.policy = named(settings.stealing, self.links, self.ledger.hosts, settings.parameters)
+        self.state: State = self.policy.init()
+        self.counts: dict[str, float] = defaultdict(float)
+        self.telemetry = Telemetry(settings.recorded_tasks)
+        self._outcomes: list[Outcome] = []
+        self._arriving: dict[
+            Any, tuple[str, float, bool]
+        ] = {}  # key: victim, requested, whether the thief is dry
+        self._hungry: dict[str, None] = {}
+        self._thieves: list[str] = []  # of the step that is being taken
+        self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
+        self._kick: Any = None
+        self._kick_at = 0.0
+        self._beats: dict[str, int] = {}
+        self._refused = False
+        super().__init__(scheduler)
+        for worker in scheduler.workers.values():
+            for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
+                if task not in worker.long_running:
+                    self._assigned(task)
+
+    # -- from start to stop --------------------------------------------------------------------------------
+
+    async def start(self, scheduler: Any = None) -> None:
+        """Start the slow tick.  Idempotent."""
+        if "stealing" not in self.scheduler.periodic_callbacks:
+            ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
+            self.scheduler.periodic_callbacks["stealing"] = ticks
+            ticks.start()
+            self._in_flight_event.set()
+
+    async def stop(self) -> None:
+        """Take no more steps; return when no request is on its way.  Idempotent."""
+        self._refused = True
+        self._unkick()
+        await seams.quiet(self, self.scheduler)
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
+        """Open the worker's page; it is a thief until it has something to do."""
+        super().add_worker(scheduler, worker)
+        ws = self.scheduler.workers[worker]
+        self.ledger.add_worker(worker, ws.nthreads, ws.host, accepts=ws.status == Status.running)
+        self.telemetry.joined(worker, ws.nthreads)
+        self._heard(ws)
+        self._hungry[worker] = None
+        self._ask()
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Close the worker's page.  Its tasks have been taken back by now."""
+        super().remove_worker(scheduler, worker, **kwargs)
+        self.ledger.remove_worker(worker)
+        self.telemetry.left(worker)
+        self._hungry.pop(worker, None)
+        self._beats.pop(worker, None)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
+        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+            row, ws = self.ledger.rows.get(topic), self.scheduler.workers.get(topic)
+            if row is not None and ws is not None:
+                self.ledger.set_accepts(topic, ws.status == Status.running)
+                if row.accepts:
+                    self._hungry[topic] = None
+                self._ask()
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Keep the book."""
+        try:
+            if start == "processing":
+                self._left(key, finish, kwargs)
+            if finish == "processing":
+                self._assigned(self.scheduler.tasks[key])
+        except Exception:  # Dask would swallow it
+            logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
+            raise
+
+    def remove_key_from_stealable(self, ts: TaskState) -> None:
+        """Take a task that left its thread (it seceded) out of the book."""
+        entry = self.ledger.entries.get(ts.key)
+        if entry is not None and entry.thief is None:
+            self.ledger.finish(time(), ts.key)
+            self._look_at(entry.worker)
+
+    def put_key_in_stealable(self, ts: TaskState) -> None:
+        """Do nothing: the ledger holds all tasks."""
+
+    def restart(self, scheduler: Any) -> None:
+        """Forget tasks; what things cost stays known."""
+        for key in list(self.ledger.entries):
+            self.ledger.finish(time(), key)
+        self._arriving.clear()
+        super().restart(scheduler)
+
+    def _assigned(self, ts: TaskState) -> None:
+        ws = ts.processing_on
+        if ws is None or ws.address not in self.ledger.rows:
+            return
+        seconds = annotated_seconds(ts)
+        entry = self.ledger.assign(time(), ts.key, ws.address, ts.prefix.name, ts.priority, ts, seconds)
+        if entry.started is None and self._hungry:
+            self._ask()
+
+    def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
+        ts = self.scheduler.tasks[key]
+        self._arriving.pop(key, None) if finish != "memory" else None
+        if self._remove_from_in_flight(ts) is not None:
+            self.counts["stale"] += 1
+        seconds = None
+        if finish == "memory":
+            spans = message.get("startstops") or ()
+            # The last one counts: a worker that ran the task before sends that run too.
+            seconds = next(
+                (s["stop"] - s["start"] for s in reversed(spans) if s["action"] == "compute"), None
+            )
+            self._arrived(ts, seconds or 0.0)
+            if self.telemetry.is_on:
+                thread = message.get("thread")
+                self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
+        entry = self.ledger.finish(time(), key, seconds)
+        if entry is not None:
+            self._look_at(entry.worker)
+
+    def _arrived(self, ts: TaskState, seconds: float) -> None:
+        """Note when a stolen task had started: its end, seen here, less its duration; no clock but this one."""
+        arrived = self._arriving.pop(ts.key, None)
+        entry = self.ledger.entries.get(ts.key)
+        if arrived is not None and entry is not None:
+            victim, requested, dry = arrived
+            thief = entry.worker.address
+            delay = max(time() - seconds - requested, 0.0)
+            self._outcomes.append(Outcome("started", victim, thief, delay, dry))
+            self.telemetry.stolen(ts.key, victim, thief, requested, requested + delay, ts.prefix.name)
+
+    # -- when to take a step -------------------------------------------------------------------------------
+
+    def _look_at(self, row: Row) -> None:
+        """Ask for a step when a worker has, or soon will have, less than its threshold to do."""
+        if row.queue or row.address not in self.ledger.rows:
+            return
+        self._hungry[row.address] = None
+        if self.ledger.waiting:
+            self._ask(max(self._left_over(row.address, time()), 0.0))
+
+    def _ask(self, wait: float = 0.0) -> None:
+        if self._refused:
+            return
+        due = time() + max(wait, self.settings.coalesce)
+        if self._kick is not None:
+            if self._kick_at <= due:
+                return
+            self._unkick()
+        self._kick_at = due
+        self._kick = self.scheduler.loop.call_at(self.scheduler.loop.time() + due - time(), self.balance)
+
+    def _unkick(self) -> None:
+        if self._kick is not None:
+            self.scheduler.loop.remove_timeout(self._kick)
+            self._kick = None
+
+    def _tick(self) -> None:
+        """Look at everybody, whatever the events said."""
+        for address, row in self.ledger.rows.items():
+            ws = self.scheduler.workers.get(address)  # None: it is being removed
+            accepts = ws is not None and ws.status == Status.running
+            if row.accepts != accepts:
+                self.ledger.set_accepts(address, accepts)
+            if row.accepts and not row.queue:
+                self._hungry[address] = None
+            if ws is not None:
+                self._heard(ws)
+        self.balance()
+
+    def _heard(self, ws: WorkerState) -> None:
+        """Learn from a worker's heartbeat: its device class, and what its transfers took."""
+        told = ws.metrics.get(METRIC) if ws.metrics else None
+        if not told or self._beats.get(ws.address) == told["beat"]:
+            return
+        self._beats[ws.address] = told["beat"]
+        self.ledger.rows[ws.address].device = told["device"]
+        for kind, nbytes, seconds in samples(told, self.ledger.hosts):
+            self.links.add(kind, nbytes, seconds)
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    def balance(self) -> None:
+        """Show the policy the facts, and request the moves that it decides."""
+        self._unkick()
+        idle = [a for a in self._hungry if (row := self.ledger.rows.get(a)) is not None and not row.queue]
+        self._hungry = dict.fromkeys(idle)
+        if not self._outcomes and (not idle or not self._is_worth_it()):
+            return
+        now = time()
+        hungry = [a for a in idle if self._left_over(a, now) <= 0]
+        self._thieves = hungry[:_THIEVES]
+        self._coming = self._resources_coming()
+        snapshot = self.ledger.snapshot(now, self._thieves, self._outcomes)
+        self._outcomes = []
+        moves, self.state = self.policy.step(snapshot, self.state)
+        requests = [record for move in moves if (record := self._request(move, now)) is not None]
+        if requests:
+            self.log(("request", requests))
+            self.count += 1
+        if len(hungry) > _THIEVES and moves:
+            self._ask()
+        else:
+            self._look_again(idle, now)
+
+    def _is_worth_it(self) -> bool:
+        """Whether any queue is long enough for one of its tasks to be moved."""
+        return self.ledger.waiting > 0 and self.ledger.longest() >= self.settings.parameters.shortest
+
+    def _left_over(self, address: str, now: float) -> float:
+        """Return the seconds until a worker falls under its threshold; what is asked of it already counts."""
+        threshold = threshold_of(self.state, address, self.settings.parameters)
+        return self.ledger.rows[address].starts_in(now) - threshold
+
+    def _look_again(self, idle: list[str], now: float) -> None:
+        """Come back when the next of these workers falls under its threshold."""
+        if self._is_worth_it():
+            rows = ((a, self.ledger.rows.get(a)) for a in idle)
+            waits = [
+                self._left_over(a, now)
+                for a, row in rows
+                if row is not None and row.accepts and not row.queue
+            ]
+            if waits := [wait for wait in waits if wait > 0]:
+                self._ask(min(waits))
+
+    def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
+        """Ask the victim for the task; return the line of the log."""
+        scheduler = self.scheduler
+        ts = scheduler.tasks.get(cast(Any, move.key))
+        victim, thief = scheduler.workers.get(move.victim), scheduler.workers.get(move.thief)
+        entry = self.ledger.entries.get(move.key)
+        if ts is None or victim is None or thief is None or entry is None or ts.processing_on is not victim:
+            return None
+        if not self._has_resources(ts, thief):
+            return None
+        row = self.ledger.rows[move.victim]
+        before, after = row.starts_in(now), self.ledger.rows[move.thief].starts_in(now)
+        stimulus_id = f"ferro-steal-{self._request_counter}"
+        self._request_counter += 1
+        for resource, amount in (ts.resource_restrictions or {}).items():
+            self._coming[move.thief, resource] += amount  # type: ignore[assignment]
+        message = {"op": "steal-request", "key": move.key, "stimulus_id": stimulus_id}
+        scheduler.stream_comms[move.victim].send(message)
+        self.ledger.request(now, move.key, move.thief)
+        self._add_to_in_flight(
+            ts,
+            {
+                "victim": victim,
+                "thief": thief,
+                "victim_duration": entry.seconds,
+                "thief_duration": entry.seconds + move.cost,
+                "stimulus_id": stimulus_id,
+            },
+        )
+        level = _level(move.cost, entry.seconds)
+        self.metrics["request_count_total"][level] += 1
+        self.metrics["request_cost_total"][level] += entry.seconds + move.cost
+        self.counts["requests"] += 1
+        self.counts["seconds gained"] += move.gain
+        self.counts["seconds moving"] += move.cost
+        return (now, level, move.key, entry.seconds + move.cost, move.victim, before, move.thief, after)
+
+    def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
+        """Whether the thief has free what the task needs, less what is already on its way there."""
+        for resource, amount in (ts.resource_restrictions or {}).items():
+            used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
+            if amount > thief.resources.get(resource, 0) - used:
+                return False
+        return True
+
+    def _resources_coming(self) -> Counter[tuple[str, str]]:
+        coming: Counter[tuple[str, str]] = Counter()
+        for ts, info in self.in_flight.items():
+            for resource, amount in (ts.resource_restrictions or {}).items():
+                coming[info["thief"].address, resource] += amount  # type: ignore[assignment]
+        return coming
+
+    # -- the answer ----------------------------------------------------------------------------------------
+
+    def move_task_confirm(self, *, key: Any, state: str, stimulus_id: str, worker: str | None = None) -> None:
+        """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
+        ts = self.scheduler.tasks.get(key)
+        info = self.in_flight.get(ts) if ts is not None else None
+        if ts is None or info is None or info["stimulus_id"] != stimulus_id:
+            self.log(
+                ("already-aborted" if info is None else "stale-response", key, state, worker, stimulus_id)
+            )
+            return
+        self._remove_from_in_flight(ts)
+        thief, victim = info["thief"], info["victim"]
+        addresses = (key, state, victim.address, thief.address, stimulus_id)
+        is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
+        if state in _WORKER_STATE_REJECT:
+            self._kept(key, victim, thief)
+            self.log(("already-computing", *addresses))
+        elif state in _WORKER_STATE_CONFIRM and is_there and ts.processing_on is victim:
+            self._given(ts, victim, thief)
+            self.log(("confirm", *addresses))
+        else:
+            self.counts["stale"] += 1
+            self._outcomes.append(Outcome("stale", victim.address, thief.address))
+            self.log(("reschedule", not is_there, *addresses))
+            self.scheduler._reschedule(key, stimulus_id=stimulus_id)
+        self.scheduler.check_idle_saturated(thief)
+        self.scheduler.check_idle_saturated(victim)
+
+    def _kept(self, key: Any, victim: WorkerState, thief: WorkerState) -> None:
+        self.counts["refused"] += 1
+        self._outcomes.append(Outcome("refused", victim.address, thief.address))
+        entry = self.ledger.entries.get(key)
+        if entry is not None and entry.thief is not None:
+            self.ledger.refuse(time(), key)
+        if thief.address in self.ledger.rows:
+            self._look_at(self.ledger.rows[thief.address])
+
+    def _given(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
+        self.counts["confirmed"] += 1
+        entry = self.ledger.entries[ts.key]
+        row = self.ledger.rows[thief.address]
+        self._arriving[ts.key] = (victim.address, entry.requested, len(row.running) < row.nthreads)
+        seams.hand_over(self.scheduler, ts, victim, thief)
+        self.ledger.confirm(time(), ts.key)
+
+    # -- what the policy is shown --------------------------------------------------------------------------
+
+    def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
+        """Return a waiting task as a row, or None: it must not move."""
+        if ts.actor or ts in self.in_flight or ts.processing_on is None:
+            return None
+        allowed, preferred = self.restrictions(ts)
+        if ts.resource_restrictions:
+            has = (w.address for w in self.scheduler.workers.values() if self._has_resources(ts, w))
+            allowed = frozenset(has) & allowed if allowed is not None else frozenset(has)
+        inputs = tuple(self.inputs(ts, self._thieves))
+        return Task(ts.key, entry.seconds, entry.known, inputs, allowed, preferred, entry.origins)
+
+    def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """Return the workers that a task must run on, and those that it would rather run on; None: any."""
+        if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+            return None, None
+        valid = self.scheduler.valid_workers(ts)
+        addresses = None if valid is None else frozenset(ws.address for ws in valid)
+        return (None, addresses) if ts.loose_restrictions else (addresses, None)
+
+    def inputs(self, ts: TaskState, fetching: Any) -> Iterator[Replica]:
+        """Yield a task's inputs; workers of `fetching` that are being sent one count as its holders."""
+        if len(ts.dependencies) > _FEW_INPUTS:
+            held: Counter[frozenset[str]] = Counter()
+            for dts in ts.dependencies:
+                held[frozenset(ws.address for ws in dts.who_has or ())] += dts.get_nbytes()
+            yield from (Replica(nbytes, holders) for holders, nbytes in held.items())
+            return
+        workers = self.scheduler.workers
+        for dts in ts.dependencies:
+            holders = {ws.address for ws in dts.who_has or ()}
+            holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
+            yield Replica(dts.get_nbytes(), frozenset(holders))
+
+
+def _unlocks(ts: TaskState) -> bool:
+    """Whether a task is the last that some other one waits for."""
+    return any(len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on)
+
+
+def annotated_seconds(ts: TaskState) -> float | None:
+    """Return the seconds that a task's own annotation says it takes, ``{"ferro": {"seconds": 0.1}}``, or None."""
+    told = ts.annotations.get("ferro") if ts.annotations else None
+    seconds = told.get("seconds") if isinstance(told, dict) else None
+    return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
+
+
+def _level(cost: float, seconds: float) -> int:
+    """Return the level under which Dask's pages show a request: 0 without a transfer, else by its share."""
+    if cost <= 0 or seconds <= 0:
+        return 0
+    return min(max(round(log2(cost / seconds) + 6), 1), _LEVELS - 1)

@@ -1,0 +1,158 @@
+"""The worker plugin: what only a worker can measure, told to the scheduler with each heartbeat.
+
+    worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers"}
+
+It measures and judges nothing: what a figure is good for is the cost model's.  A measurement that fails is a
+warning and a None, never a worker that does not start.  All state is in the metric, so that one plugin may serve
+many workers.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+from distributed import Worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from dask_ferro import config
+from dask_ferro.runtime.speed import Speed, declared, detected, speed
+
+logger = logging.getLogger(__name__)
+
+NAME = "ferro-worker"
+METRIC = "ferro"
+
+# The newest of one heartbeat: 3 kB of it.
+_SAMPLES = 64
+# A start waits so long for the measurement, which goes on after that; it takes 0.2 s where nobody else runs.
+_PATIENCE = 2.0
+
+
+class FerroWorker(WorkerPlugin):
+    """Measures a worker and its links, and shortens the gathering of its messages.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu" or "gpu"; default: `ferro.worker.device` of the worker's configuration, or else what CuPy sees.
+    sends : float, optional
+        Seconds for which messages to the scheduler are gathered; default: left as they are.
+
+    Raises
+    ------
+    ConfigError
+        For another device.
+    """
+
+    name = NAME
+
+    def __init__(self, device: str | None = None, sends: float | None = None) -> None:
+        self.device = declared(device)
+        self.sends = sends
+
+    @classmethod
+    def configured(cls) -> FerroWorker:
+        """Return the plugin as the configuration at hand wants it."""
+        return cls(sends=config.seconds("scheduler.worker-sends"))
+
+    async def setup(self, worker: Worker) -> None:
+        """Measure, publish, and shorten the interval.  Idempotent."""
+        self.teardown(worker)
+        report = worker.metrics[METRIC] = Report(self.device)
+        if self.sends is not None:
+            report.stock_sends = _put_sends(worker, self.sends)
+        await report.measure()
+
+    def teardown(self, worker: Worker) -> None:
+        """Take all of it back."""
+        report = worker.metrics.pop(METRIC, None)
+        if isinstance(report, Report):
+            report.close()
+            if report.stock_sends is not None:
+                _put_sends(worker, report.stock_sends)
+
+
+class Report:
+    """What one worker publishes: called by Dask at each heartbeat, with the worker."""
+
+    def __init__(self, device: str | None) -> None:
+        self._declared = device
+        self._device = device or "cpu"
+        self._speed: Speed | None = None
+        self._measuring: asyncio.Task[None] | None = None
+        self._beat = 0
+        self._last: object = None
+        self.stock_sends: float | None = None
+
+    def __call__(self, worker: Worker) -> dict[str, Any]:
+        """Return the figures, with the transfers that finished since the last call."""
+        self._beat += 1
+        return {
+            "address": worker.contact_address,
+            "device": self._device,
+            "flops": self._speed and self._speed.flops,
+            "bandwidth": self._speed and self._speed.bandwidth,
+            "beat": self._beat,
+            "transfers": self._transfers(worker),
+        }
+
+    async def measure(self) -> None:
+        """Measure in a thread; return when that is done, or goes on in the background."""
+        self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait({self._measuring}, timeout=_PATIENCE)
+
+    def close(self) -> None:
+        """Wait for no measurement any more."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+
+    async def _measure(self) -> None:
+        try:
+            if self._declared is None:
+                self._device = await asyncio.to_thread(detected)
+            self._speed = await asyncio.to_thread(speed, self._device)
+        except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
+            logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
+
+    def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
+        """The newest transfers, oldest first, as (source, bytes, seconds)."""
+        log = worker.transfer_incoming_log
+        new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))[:_SAMPLES]
+        self._last = log[-1] if log else None
+        # Dask's own "duration" is never under a millisecond; most of small transfers are.
+        return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new)]
+
+
+def samples(metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:
+    """Return a worker's transfers as (class of link, bytes, seconds), for `policy.cost.Links.add`.
+
+    The classes are "host" and "hosts"; how long the way out of a device takes cannot be told from these.
+
+    Parameters
+    ----------
+    metrics : mapping or None
+        What the worker published: ``ws.metrics.get("ferro")``.  It stays the same until the next heartbeat, so
+        take each "beat" once.
+    hosts : mapping
+        Host by address; transfers from or to other workers are left out.
+    """
+    if not metrics:
+        return []
+    here = hosts.get(metrics["address"])
+    return [
+        ("host" if hosts[source] == here else "hosts", nbytes, seconds)
+        for source, nbytes, seconds in metrics["transfers"]
+        if here is not None and source in hosts and seconds > 0
+    ]
+
+
+def _put_sends(worker: Worker, seconds: float) -> float:
+    """Private attributes of Dask end here: set the worker's interval, and return the one that it had."""
+    stream = worker.batched_stream
+    before: float = stream.interval
+    stream.interval = seconds
+    return before

@@ -1,0 +1,1 @@
+"""Task graphs on a virtual cluster, under the same policies as on a real one."""

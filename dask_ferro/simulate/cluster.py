@@ -1,0 +1,171 @@
+"""What a virtual cluster is made of: workers, links, messages, and what it costs a scheduler to think.
+
+Every default was measured on Dask 2026.8 with worker processes on one host over loopback TCP; its comment says on
+what.  Durations are seconds, sizes bytes, bandwidths bytes per second.  Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from dask_ferro.policy.cost import Link
+from dask_ferro.policy.snapshot import Address
+
+# A batch leaves at once, and the next one not before so many seconds: Dask's two timers, and the plugin's.
+STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
+SHORT = 0.001
+# From a request to a victim's answer 1.0 ms passed (median) with timers out of the way: half of it each way.
+WIRE = 0.0005
+# CPU seconds of the scheduler per task were 228e-6 where nothing is queued, 510e-6 with the root-ish queue.
+PER_RESULT = 150e-6
+PER_SEND = 80e-6
+PER_STEP = 200e-6
+# A call took 15 to 20 ms beside its tasks; 10,000 tasks were 0.77 s on the scheduler before the first was placed.
+PER_CALL, PER_SUBMITTED = 0.015, 70e-6
+# A hop on one worker took 2.1 ms without timers: two wires, the scheduler, and this before and after the function.
+WORKER_BEFORE, WORKER_AFTER = 0.0005, 0.0003
+# A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
+SAME_HOST = Link(0.0026, 1.2e9)
+OTHER_HOST = Link(0.003, 0.6e9)
+OUT_OF_DEVICE = Link(0.0002, 6e9)
+# Dask's `worker-saturation`: tasks that look like roots go out while a worker has less than this times its threads.
+SATURATION = 1.1
+
+
+class VirtualWorker(NamedTuple):
+    """A worker process: its name, threads and where it stands; `speed` 2 computes in half of a task's seconds."""
+
+    address: Address
+    nthreads: int = 1
+    host: str = "local"
+    device: str = "cpu"
+    speed: float = 1.0
+
+
+class Change(NamedTuple):
+    """Something that happens to a worker at a time, whatever the scheduler wants.
+
+    Attributes
+    ----------
+    kind : str
+        "join" (a worker of the cluster that was not there at first), "kill" (process and data are gone),
+        "pause" (computes what it started, and accepts and starts nothing), "resume".
+    """
+
+    seconds: float
+    kind: Literal["join", "kill", "pause", "resume"]
+    worker: Address
+
+
+@dataclass(frozen=True)
+class VirtualCluster:
+    """Workers and what lies between them.
+
+    Attributes
+    ----------
+    workers : tuple of VirtualWorker
+        One that joins later is among them.
+    changes : tuple of Change
+    wire : float
+        Seconds of a message between the scheduler and a worker, beside the timers.
+    to_worker, to_scheduler : float or None
+        Seconds between two batches of messages; None: stock Dask's under stock policies, short ones under ours.
+    per_result, per_send, per_step : float
+        Seconds that the scheduler, one serial server, thinks over a result, a message to a worker, a step of stealing.
+    per_call, per_submitted : float
+        Seconds from a graph's submission until its first task is placed: of the call, and by task of the graph.
+    before, after : float
+        Seconds of a worker around each task, in which its thread computes nothing.
+    same_host, other_host, out_of_device : Link
+        What moving bytes costs in truth; policies learn it.
+    saturation : float
+    detection : float
+        Seconds until the scheduler knows that a worker was killed.
+    """
+
+    workers: tuple[VirtualWorker, ...]
+    changes: tuple[Change, ...] = ()
+    wire: float = WIRE
+    to_worker: float | None = None
+    to_scheduler: float | None = None
+    per_result: float = PER_RESULT
+    per_send: float = PER_SEND
+    per_step: float = PER_STEP
+    per_call: float = PER_CALL
+    per_submitted: float = PER_SUBMITTED
+    before: float = WORKER_BEFORE
+    after: float = WORKER_AFTER
+    same_host: Link = field(default_factory=lambda: SAME_HOST)
+    other_host: Link = field(default_factory=lambda: OTHER_HOST)
+    out_of_device: Link = field(default_factory=lambda: OUT_OF_DEVICE)
+    saturation: float = SATURATION
+    detection: float = 0.005
+
+    def __post_init__(self) -> None:
+        known = {worker.address for worker in self.workers}
+        if len(known) != len(self.workers):
+            raise ValueError("virtual cluster: two workers have one address")
+        for change in self.changes:
+            if change.worker not in known:
+                raise ValueError(f"virtual cluster: change of {change.worker!r}, which is no worker of it")
+        if not self.at_start:
+            raise ValueError("virtual cluster: no worker is there at the start")
+        for worker in self.workers:
+            if worker.nthreads < 1 or not worker.speed > 0:
+                raise ValueError(f"virtual cluster: got {worker}, wanted threads and a speed above zero")
+
+    @classmethod
+    def local(cls, workers: int, threads: int = 1, changes: Iterable[Change] = ()) -> VirtualCluster:
+        """Return worker processes of one host, as they were measured."""
+        return cls(tuple(VirtualWorker(f"w{i:05d}", threads) for i in range(workers)), tuple(changes))
+
+    @classmethod
+    def hosts(cls, hosts: int, per_host: int, threads: int = 1) -> VirtualCluster:
+        """Return a few workers on each of many hosts."""
+        names = (f"h{number:04d}" for number in range(hosts))
+        return cls(
+            tuple(VirtualWorker(f"{name}-w{i:02d}", threads, name) for name in names for i in range(per_host))
+        )
+
+    def slowed(self, factor: float) -> VirtualCluster:
+        """Return the cluster with every cost but tasks, bytes and timers taking `factor` times as long.
+
+        For a machine that is slower or busier than the one these were measured on: the factor is a measured hop of
+        a chain of empty tasks over a simulated one.
+        """
+        costs = ("wire", "per_result", "per_send", "per_step", "per_call", "per_submitted", "before", "after")
+        slower = replace(self, **{name: getattr(self, name) * factor for name in costs})
+        near, far = self.same_host, self.other_host
+        return replace(
+            slower,
+            same_host=Link(near.latency * factor, near.bandwidth),
+            other_host=Link(far.latency * factor, far.bandwidth),
+        )
+
+    @property
+    def at_start(self) -> tuple[VirtualWorker, ...]:
+        """The workers that are there at second 0."""
+        later = {change.worker for change in self.changes if change.kind == "join"}
+        return tuple(worker for worker in self.workers if worker.address not in later)
+
+    @property
+    def threads(self) -> int:
+        """Threads of all workers, those that join later included."""
+        return sum(worker.nthreads for worker in self.workers)
+
+    @property
+    def power(self) -> float:
+        """Seconds of work done in one second by all threads at their speeds."""
+        return sum(worker.nthreads * worker.speed for worker in self.workers)
+
+    def link(self, source: VirtualWorker, to: VirtualWorker) -> tuple[str, Link]:
+        """Return the class of the link between two workers, as `policy.cost.Links` has it, and its cost."""
+        near = source.host == to.host
+        return ("host", self.same_host) if near else ("hosts", self.other_host)
+
+    def slots(self, nthreads: int) -> int:
+        """Return the root-ish tasks that a worker is given before the others are queued."""
+        return max(math.ceil(self.saturation * nthreads), 1)

@@ -1,0 +1,126 @@
+"""One graph under several policies on one virtual cluster: the rows that `dask ferro simulate` prints.
+
+Graphs come from a workload's name, a recorded run, or a WfCommons file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.simulate import wfcommons
+from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.engine import simulate
+from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.workloads import build
+from dask_ferro.trace import Trace
+
+# By its name a file is a recorded run; any other is WfCommons' JSON.
+_RECORDED = (".ferrotrace", ".ferrotrace.gz")
+
+
+class Outline(NamedTuple):
+    """What one policy made of the graph; seconds and bytes, `utilization` from 0 to 1.
+
+    `makespan` is from the graph's submission until the scheduler has heard of the last result.
+    """
+
+    policy: str
+    makespan: float
+    over_lower_bound: float
+    utilization: float
+    confirmed: int
+    refused: int
+    stale: int
+    bytes_moved: int
+
+
+class Comparison(NamedTuple):
+    """The graph, the cluster, and a row for each policy."""
+
+    graph: str
+    tasks: int
+    workers: int
+    threads: int
+    lower_bound: float
+    rows: tuple[Outline, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in JSON's types."""
+        return {**self._asdict(), "rows": [row._asdict() for row in self.rows]}
+
+
+def workload(name: str, params: Mapping[str, Any]) -> TaskGraph:
+    """Return a built-in workload.
+
+    Raises
+    ------
+    ConfigError
+        For a name, a parameter or a value that it cannot have.
+    """
+    try:
+        graph = build(name, **params)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ConfigError(f"workload {name}: got {dict(params)}, which it cannot have ({error})") from error
+    return _checked(graph)
+
+
+def recorded(path: str) -> TaskGraph:
+    """Return the graph of a trace (".ferrotrace", compressed or not), or of a WfCommons file.
+
+    Raises
+    ------
+    ConfigError
+        For a file that is neither.
+    """
+    if path.endswith(_RECORDED):
+        return _checked(of_trace(Trace.load(path), Path(path).name))
+    return _checked(wfcommons.load(path))
+
+
+def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
+    """Return the graph that a trace recorded; what a task read from outside of it is not there."""
+    known: set[Any] = set()
+    tasks = []
+    for task in trace.tasks:
+        inputs = tuple(key for key in task.dependencies if key in known)
+        tasks.append(TaskSpec(task.key, task.prefix, task.group, task.seconds, task.nbytes, inputs))
+        known.add(task.key)
+    return TaskGraph(name, tuple(tasks))
+
+
+def _checked(graph: TaskGraph) -> TaskGraph:
+    if not graph.tasks:
+        raise ConfigError(f"graph {graph.name!r}: has no tasks")
+    if any(task.seconds < 0 for task in graph.tasks):
+        raise ConfigError(f"graph {graph.name!r}: has tasks of negative seconds")
+    return graph
+
+
+def compare(
+    graph: TaskGraph, cluster: VirtualCluster, policies: Sequence[str], *, seed: int = 0
+) -> Comparison:
+    """Return what each policy makes of a graph."""
+    bound = graph.lower_bound(cluster.threads)
+    rows = (_outline(name, simulate(graph, cluster, policy=name, seed=seed), bound) for name in policies)
+    return Comparison(graph.name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, tuple(rows))
+
+
+def _outline(policy: str, trace: Trace, bound: float) -> Outline:
+    counts = trace.counts
+    elapsed = counts["elapsed"]
+    threads = sum(trace.workers.values())
+    return Outline(
+        policy,
+        elapsed,
+        elapsed / bound if bound else 0.0,
+        trace.busy_seconds / (elapsed * threads) if elapsed else 0.0,
+        int(counts["confirmed"]),
+        int(counts["refused"]),
+        int(counts["stale"]),
+        int(counts["bytes_moved"]),
+    )

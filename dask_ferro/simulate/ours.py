@@ -1,0 +1,304 @@
+"""The policies of `dask_ferro.policy` on a virtual scheduler: observe, decide, enact.
+
+What they are shown stands in a ledger, as in the plugin: projected seconds, learned links, believed queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from dask_ferro.policy.cost import Links
+from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.place import Placement
+from dask_ferro.policy.snapshot import Address, Outcome, Replica, Task, Worker
+from dask_ferro.policy.steal import LastVictim, NoStealing, Parameters, Policy, named, threshold_of
+from dask_ferro.simulate.jobs import Job
+from dask_ferro.simulate.scheduler import Scheduler
+from dask_ferro.simulate.seat import Seat
+from dask_ferro.simulate.worker import Held
+from dask_ferro.trace import Span
+
+# What happens within so many seconds is looked at in one step.
+COALESCE = 0.001
+TICK = 0.5
+# Workers that one step looks at as thieves: it sees the ends of ten queues.
+HUNGRY = 32
+# Holders of inputs that placement weighs, beside the workers that are free first.
+HOLDERS = 8
+# Inputs of a task that are shown one by one; more are summed up by who holds them.
+FEW_INPUTS = 8
+# A thread that waited for less had no work to wait for: messages take that long.
+_DRY = 0.001
+
+
+class _Request(NamedTuple):
+    number: int
+    victim: Address
+    thief: Address
+    seconds: float  # when it was asked for
+    gain: float
+
+
+class Ours:
+    """A decider with a stealing policy and a placement."""
+
+    def __init__(
+        self, scheduler: Scheduler, policy: str, placement: Placement, parameters: Parameters, seed: int
+    ) -> None:
+        self.links = Links()
+        self.ledger = Ledger(self._describe, unlocks=_unlocks)
+        self.placement = placement
+        self.parameters = parameters
+        self._scheduler = scheduler
+        self._clock = scheduler.clock
+        self._add = scheduler.world.add
+        self._policy: Policy = (
+            LastVictim(parameters, seed=seed)
+            if policy == "last-victim"
+            else named(policy, self.links, self.ledger.hosts, parameters)
+        )
+        self._steals = not isinstance(self._policy, NoStealing)
+        self._state = self._policy.init()
+        self._outcomes: list[Outcome] = []
+        self._requests: dict[int, tuple[Job, _Request]] = {}
+        self._in_flight: dict[int, _Request] = {}  # by task
+        self._moved: dict[int, _Request] = {}
+        self._asked = 0
+        self._touched: dict[Address, None] = {}
+        self._starving: dict[Address, None] = {}
+        self._thieves: list[Address] = []  # of the step that is being taken
+        self._news = False
+        self._due = False
+
+    # ---- observe -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the safety tick."""
+        if self._steals:
+            self._clock.background(self._clock.now + TICK, self._tick)
+
+    def joined(self, seat: Seat) -> None:
+        """Open the worker's page."""
+        self.ledger.add_worker(seat.address, seat.nthreads, seat.spec.host, seat.spec.device)
+        self._touched[seat.address] = None
+
+    def left(self, seat: Seat) -> None:
+        """Close the worker's page; what it was asked for gets no answer."""
+        self.ledger.remove_worker(seat.address)
+        self._starving.pop(seat.address, None)
+        for number, (_, request) in list(self._requests.items()):
+            if request.victim == seat.address:
+                self._end(number, "stale")
+
+    def changed(self, seat: Seat) -> None:
+        """Note whether the worker accepts tasks."""
+        self.ledger.set_accepts(seat.address, seat.accepts)
+        self._touched[seat.address] = None
+
+    def assigned(self, job: Job, seat: Seat) -> None:
+        """Write the task into the worker's queue."""
+        spec = job.spec
+        self.ledger.assign(
+            self._clock.now, job.number, seat.address, spec.prefix, job.priority, job, spec.annotated
+        )
+        self._touched[seat.address] = None
+        if self.ledger.rows[seat.address].queue:
+            self._news = True
+
+    def finished(self, job: Job, seat: Seat, held: Held) -> None:
+        """Learn what the task took, and how long its move."""
+        self._touched[seat.address] = None
+        self.ledger.finish(self._clock.now, job.number, held.stop - held.start)
+        self._in_flight.pop(job.number, None)
+        request = self._moved.pop(job.number, None)
+        if request is None:
+            return
+        dry = held.start - max(held.gap, request.seconds) > self._scheduler.world.cluster.before + _DRY
+        seconds = held.start - request.seconds
+        self._outcomes.append(Outcome("started", request.victim, request.thief, seconds, dry))
+        self._scheduler.world.spans.append(
+            Span("steal", job.spec.key, job.spec.prefix, request.thief, held.lane, request.seconds, held.start,
+                 source=request.victim)
+        )  # fmt: skip
+
+    def dropped(self, job: Job, seat: Seat) -> None:
+        """Strike the task off."""
+        self._touched[seat.address] = None
+        self.ledger.finish(self._clock.now, job.number)
+        self._in_flight.pop(job.number, None)
+        self._moved.pop(job.number, None)
+
+    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+        """Learn what the link does."""
+        self.links.add(kind, job.spec.nbytes, seconds)
+
+    def released(self, job: Job) -> None:
+        """Nothing follows."""
+
+    def settled(self) -> None:
+        """See who fell under its threshold, and when the others will."""
+        if self._steals:
+            for address in self._touched:
+                self._watch(address)
+            if self._news:
+                self._kick()
+        self._touched.clear()
+        self._news = False
+
+    def _watch(self, address: Address) -> None:
+        row = self.ledger.rows.get(address)
+        if row is None:
+            return
+        if row.queue or not row.accepts:
+            self._starving.pop(address, None)
+            return
+        now = self._clock.now
+        spare = row.starts_in(now) - threshold_of(self._state, address, self.parameters)
+        if spare < 0:
+            if address not in self._starving:
+                self._starving[address] = None
+                self._news = True
+            return
+        self._starving.pop(address, None)
+        self._clock.background(now + spare + 1e-6, self._alarm, address, row.version)
+
+    def _alarm(self, address: Address, version: int) -> None:
+        """What a worker runs will soon be done, as far as one can tell."""
+        row = self.ledger.rows.get(address)
+        if row is not None and row.version == version:
+            self._starving[address] = None
+            self._kick()
+
+    # ---- decide --------------------------------------------------------------------------------------------
+
+    def where(self, job: Job) -> Address | None:
+        """Return where the task is projected to finish first."""
+        now, ledger = self._clock.now, self.ledger
+        found: dict[Address, Worker] = {}
+        for dependency in job.inputs:
+            for address in islice(dependency.holders, HOLDERS):
+                if address in ledger.rows and len(found) < HOLDERS:
+                    found.setdefault(address, ledger.worker(address, now))
+        for worker in ledger.soonest(now, self.placement.candidates):
+            found.setdefault(worker.address, worker)
+        seconds, known = ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
+        task = Task(job.number, seconds, known, self._inputs(job, found))
+        return self.placement.choose(task, found.values(), self.links, ledger.hosts)
+
+    def busy(self, seat: Seat) -> tuple[float, float]:
+        """Return the tasks that a thread has, and how slow it is."""
+        return len(seat.processing) / seat.nthreads, self.ledger.rows[seat.address].slowness
+
+    def _describe(self, job: Job, entry: Entry, row: Row) -> Task | None:
+        if job.pinned:
+            return None
+        inputs = self._inputs(job, self._thieves)
+        return Task(job.number, entry.seconds, entry.known, inputs, origins=entry.origins)
+
+    def _inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
+        """The inputs; workers of `fetching` that are being sent one count as its holders."""
+        if len(job.inputs) > FEW_INPUTS:
+            held: dict[frozenset[Address], int] = {}
+            for dependency in job.inputs:
+                holders = frozenset(dependency.holders)
+                held[holders] = held.get(holders, 0) + dependency.spec.nbytes
+            return tuple(Replica(nbytes, holders, self._device(holders)) for holders, nbytes in held.items())
+        seats = self._scheduler.seats
+        inputs = []
+        for dependency in job.inputs:
+            number = dependency.number
+            coming = (a for a in fetching if a in seats and number in seats[a].needs)
+            holders = frozenset([*dependency.holders, *coming])
+            inputs.append(Replica(dependency.spec.nbytes, holders, self._device(dependency.holders)))
+        return tuple(inputs)
+
+    def _device(self, holders: Iterable[Address]) -> str:
+        """The device class whose memory a result lies in: "cpu" where any holder has it on the host."""
+        seats = self._scheduler.seats
+        devices = {seats[address].spec.device for address in holders if address in seats} or {"cpu"}
+        return "cpu" if "cpu" in devices else min(devices)
+
+    def _tick(self) -> None:
+        self._kick()
+        self._clock.background(self._clock.now + TICK, self._tick)
+
+    def _kick(self) -> None:
+        if not self._due and self._starving and self.ledger.waiting:
+            self._due = True
+            self._clock.background(self._clock.now + COALESCE, self._scheduler.when_idle, self._step)
+
+    def _step(self) -> None:
+        self._due = False
+        hungry = self._thieves = list(islice(self._starving, HUNGRY))
+        if not hungry or not self.ledger.waiting:
+            return
+        self._scheduler.think(self._scheduler.world.cluster.per_step)
+        now = self._clock.now
+        outcomes, self._outcomes = self._outcomes, []
+        snapshot = self.ledger.snapshot(now, hungry, outcomes)
+        moves, self._state = self._policy.step(snapshot, self._state)
+        self._add("steps")
+        for address in hungry:  # the next step begins with others
+            del self._starving[address]
+            self._starving[address] = None
+        asked = set()
+        for move in moves:
+            number = int(str(move.key))
+            self._ask(self._scheduler.jobs[number], move.victim, move.thief, move.gain)
+            asked.add(move.victim)
+        self._scheduler.think(self._scheduler.world.cluster.per_send * len(asked))
+        if moves and len(self._starving) > HUNGRY:
+            self._news = True
+
+    # ---- enact ---------------------------------------------------------------------------------------------
+
+    def _ask(self, job: Job, victim: Address, thief: Address, gain: float) -> None:
+        self._asked += 1
+        request = _Request(self._asked, victim, thief, self._clock.now, gain)
+        self._requests[self._asked] = job, request
+        self._in_flight[job.number] = request
+        self._moved.pop(job.number, None)
+        self.ledger.request(self._clock.now, job.number, thief)
+        self._touched[victim] = self._touched[thief] = None
+        self._add("requests")
+        seat = self._scheduler.seats[victim]
+        self._scheduler.send(seat, seat.live.asked, job, self._asked)
+
+    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Give the task to the thief, or leave it."""
+        asked = self._requests.get(request)
+        if asked is None:
+            return
+        scheduler, now = self._scheduler, self._clock.now
+        _, wanted = asked
+        self._touched[wanted.victim] = self._touched[wanted.thief] = None
+        if self._in_flight.get(job.number) is not wanted:
+            self._end(request, "stale")
+            return
+        del self._in_flight[job.number]
+        victim, thief = scheduler.seats[address], scheduler.seats.get(wanted.thief)
+        if state == "running":
+            self.ledger.refuse(now, job.number)
+            self._end(request, "refused")
+        elif state == "gone" or thief is None or not thief.accepts:
+            self._end(request, "stale")
+            scheduler.place_again(job, victim)
+        else:
+            self.ledger.confirm(now, job.number)
+            scheduler.move(job, victim, thief)
+            self._moved[job.number] = wanted
+            self._end(request, "confirmed")
+            self._add("seconds_gained", wanted.gain)
+
+    def _end(self, number: int, kind: str) -> None:
+        _, request = self._requests.pop(number)
+        self._add(kind)
+        if kind != "confirmed":
+            self._outcomes.append(Outcome(kind, request.victim, request.thief))
+
+
+def _unlocks(job: Job) -> bool:
+    """Whether a task is the last that some other one waits for."""
+    return any(other.missing == 1 for other in job.after)

@@ -1,0 +1,269 @@
+"""A virtual scheduler: Dask's states of tasks and its root-ish queue; who decides the rest is handed in.
+
+It is one serial server.  What a message leads to leaves when the server has thought about it, and messages that
+come meanwhile wait.  It knows what it was told, never what a worker really does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from dask_ferro.policy.snapshot import Address
+from dask_ferro.simulate.jobs import Job, Roots
+from dask_ferro.simulate.seat import Decider, Seat
+from dask_ferro.simulate.worker import Held, LiveWorker, World
+
+
+class Scheduler:
+    """The server."""
+
+    def __init__(self, world: World, jobs: list[Job]) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.jobs = jobs
+        self.seats: dict[Address, Seat] = {}
+        self.threads = 0
+        self._seated = 0
+        self.remaining = len(jobs)
+        self.first_done: dict[int, Held] = {}
+        self.decider: Decider
+        self._cluster = world.cluster
+        self._roots = Roots(jobs)
+        self._queue: list[tuple[int, int]] = []
+        self._open: list[tuple[tuple[float, float], int, int, Seat]] = []  # a heap: the least busy first
+        self._unplaced: list[Job] = []
+        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._free_at = 0.0
+        self._cost = 0.0
+        self._outbox: list[tuple[Seat, Callable[..., None], tuple[Any, ...]]] = []
+
+    # ---- the server ----------------------------------------------------------------------------------------
+
+    def receive(self, act: Callable[..., None], *args: Any) -> None:
+        """Hear of something: now, or when the server has thought about what came before."""
+        self._inbox.append((act, args))
+        if len(self._inbox) == 1:
+            self.clock.at(max(self._free_at, self.clock.now), self._serve)
+
+    def when_idle(self, act: Callable[[], None]) -> None:
+        """Do something that no message asked for, after the messages that are there; it keeps nothing alive."""
+        if self._inbox:
+            self._inbox.append((act, ()))
+        elif self._free_at > self.clock.now:
+            self.clock.background(self._free_at, self.when_idle, act)
+        else:
+            self._do(act)
+
+    def think(self, seconds: float) -> None:
+        """Be busy for that much longer."""
+        self._cost += seconds
+
+    def send(self, seat: Seat, act: Callable[..., None], *args: Any) -> None:
+        """Send a message to a worker, when the server is done with what it thinks about."""
+        self._outbox.append((seat, act, args))
+
+    def _serve(self) -> None:
+        act, args = self._inbox[0]
+        self._do(act, *args)
+        self._inbox.popleft()
+        if self._inbox:
+            self.clock.at(self._free_at, self._serve)
+
+    def _do(self, act: Callable[..., None], *args: Any) -> None:
+        self._cost = 0.0
+        act(*args)
+        self.decider.settled()
+        self._free_at = self.clock.now + self._cost
+        for seat, message, content in self._outbox:
+            self.clock.at(seat.live.inbox.arrives(self._free_at), message, *content)
+        self._outbox.clear()
+
+    # ---- what it hears -------------------------------------------------------------------------------------
+
+    def submitted(self) -> None:
+        """Take the graph: place what is ready."""
+        self._place(job for job in self.jobs if not job.missing)
+
+    def finished(self, address: Address, held: Held) -> None:
+        """Hear that a worker computed a task."""
+        self.think(self._cluster.per_result)
+        job, seat = held.job, self.seats.get(address)
+        if seat is None or job.on != address or job.state != "processing":
+            return  # it was taken back meanwhile
+        self.decider.finished(job, seat, held)
+        self._unseat(job, seat)
+        job.state = "memory"
+        job.holders[address] = None
+        self.remaining -= 1
+        self.first_done.setdefault(job.number, held)
+        for dependency in job.inputs:
+            dependency.needed -= 1
+            if not dependency.needed and not dependency.wanted:
+                self._release(dependency)
+        ready = []
+        for after in job.after:
+            if after.state == "waiting":
+                after.missing -= 1
+                if not after.missing:
+                    ready.append(after)
+        self._place(ready)
+
+    def joined(self, live: LiveWorker) -> None:
+        """Hear of a new worker."""
+        self._seated += 1
+        seat = Seat(live, self._seated, self._cluster.slots(live.spec.nthreads))
+        self.seats[live.address] = seat
+        self.threads += seat.nthreads
+        self.decider.joined(seat)
+        self._offer(seat)
+        self._retry()
+
+    def paused(self, address: Address, paused: bool) -> None:
+        """Hear that a worker starts nothing any more, or again."""
+        seat = self.seats.get(address)
+        if seat is not None:
+            seat.accepts = not paused
+            self.decider.changed(seat)
+            self._offer(seat)
+            self._retry()
+
+    def died(self, address: Address) -> None:
+        """Hear that a worker is gone: what stood on it and what only it held is computed again."""
+        seat = self.seats.pop(address, None)
+        if seat is None:
+            return
+        self.threads -= seat.nthreads
+        seat.accepts = False
+        again = list(seat.processing.values())
+        for job in again:
+            self._take_back(job, seat, tell=False)
+        self.decider.left(seat)
+        lost = []
+        for job in self.jobs:
+            if address in job.holders:
+                del job.holders[address]
+                if not job.holders and job.state == "memory":
+                    lost.append(job)
+        self._compute_again(lost, again)
+        for live in self.world.workers.values():
+            live.fetch_elsewhere()
+
+    # ---- placing -------------------------------------------------------------------------------------------
+
+    def place_again(self, job: Job, seat: Seat) -> None:
+        """Take a task back from a worker that gave it up already, and place it anew."""
+        self._take_back(job, seat, tell=False)
+        self._place([job])
+
+    def give(self, job: Job, seat: Seat) -> None:
+        """Send a task to a worker."""
+        job.state, job.on = "processing", seat.address
+        seat.processing[job.number] = job
+        for dependency in job.inputs:
+            seat.needs[dependency.number] = seat.needs.get(dependency.number, 0) + 1
+        self._offer(seat)
+        self.think(self._cluster.per_send)
+        self.send(seat, seat.live.compute, job)
+
+    def move(self, job: Job, victim: Seat, thief: Seat) -> None:
+        """Send a task that its victim gave up to the thief."""
+        self._unseat(job, victim)
+        self.give(job, thief)
+
+    def _place(self, ready: Iterable[Job]) -> None:
+        for job in sorted(ready, key=lambda job: job.priority):
+            if self._roots.has(job, self.threads):
+                job.state = "queued"
+                heappush(self._queue, (job.priority, job.number))
+            else:
+                self._place_one(job)
+        self._fill()
+
+    def _place_one(self, job: Job) -> None:
+        address = next(iter(self.seats), None) if job.pinned else self.decider.where(job)
+        if address is None:
+            job.state = "unplaced"
+            self._unplaced.append(job)
+            return
+        seat = self.seats[address]
+        self.give(job, seat)
+        self.decider.assigned(job, seat)
+
+    def _fill(self) -> None:
+        """Give queued tasks to the least busy workers with a free slot."""
+        while self._queue and self._open:
+            _, _, version, seat = self._open[0]
+            if version != seat.version or seat.address not in self.seats:
+                heappop(self._open)
+                continue
+            job = self.jobs[heappop(self._queue)[1]]
+            if job.state == "queued":
+                self.give(job, seat)
+                self.decider.assigned(job, seat)
+
+    def _retry(self) -> None:
+        waiting, self._unplaced = self._unplaced, []
+        self._place(job for job in waiting if job.state == "unplaced")
+
+    def _offer(self, seat: Seat) -> None:
+        """Note how busy a worker is, for the queue."""
+        seat.version += 1
+        if seat.accepts and len(seat.processing) < seat.slots:
+            busy = self.decider.busy(seat)
+            heappush(self._open, (busy, seat.number, seat.version, seat))
+
+    def _unseat(self, job: Job, seat: Seat) -> None:
+        del seat.processing[job.number]
+        for dependency in job.inputs:
+            left = seat.needs[dependency.number] = seat.needs[dependency.number] - 1
+            if not left:
+                del seat.needs[dependency.number]
+        job.on = ""
+        self._offer(seat)
+
+    # ---- losing --------------------------------------------------------------------------------------------
+
+    def _release(self, job: Job) -> None:
+        self.decider.released(job)
+        for address in job.holders:
+            self.world.workers[address].has.discard(job.number)
+        job.holders.clear()
+        job.state = "released"
+
+    def _take_back(self, job: Job, seat: Seat, *, tell: bool) -> None:
+        self.decider.dropped(job, seat)
+        self._unseat(job, seat)
+        job.state = "waiting"
+        if tell:
+            self.send(seat, seat.live.give_up, job)
+
+    def _compute_again(self, lost: list[Job], again: list[Job]) -> None:
+        """Put what was lost and what needs it back to waiting, and place what is ready."""
+        touched = dict.fromkeys(again)
+        stack = [job for job in lost if job.needed or job.wanted]
+        for job in lost:
+            job.state = "released"
+        while stack:
+            job = stack.pop()
+            if job.state != "released":
+                continue
+            job.state = "waiting"
+            self.remaining += 1
+            touched[job] = None
+            for dependency in job.inputs:
+                dependency.needed += 1
+                if dependency.state == "released":
+                    stack.append(dependency)
+        for job in lost:
+            for after in job.after:
+                if after.state == "processing":
+                    self._take_back(after, self.seats[after.on], tell=True)
+                if after.state in ("waiting", "queued", "unplaced"):
+                    after.state = "waiting"
+                    touched[after] = None
+        for job in touched:
+            job.missing = sum(dependency.state != "memory" for dependency in job.inputs)
+        self._place([job for job in touched if job.state == "waiting" and not job.missing])

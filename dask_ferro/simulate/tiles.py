@@ -1,0 +1,99 @@
+"""Linear algebra by tiles as task graphs: Cholesky factorization, dense and block-sparse matrix product.
+
+Durations are seconds, sizes bytes.  The kernels' names are those that real tiles are computed with as well; a
+kernel reads its tiles in the order of its dependencies, the one that it updates last.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dask_ferro.simulate.draft import Draft
+from dask_ferro.simulate.taskgraph import Key, TaskGraph
+
+_KB = 1024
+
+
+def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
+    """Return the right-looking tile Cholesky factorization of nt x nt tiles.
+
+    A tile is made by the first task that reads it, so there are no root tasks but one.  No group is root-ish.
+
+    Parameters
+    ----------
+    seconds : float
+        Of a triangular solve; the other kernels take what their shape suggests at small tiles.
+    """
+    draft = Draft("cholesky", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
+    tile: dict[tuple[int, int], Key] = {}  # the last task that wrote each
+
+    def run(kernel: str, share: float, index: tuple[int, ...], reads: Sequence[Key], i: int, j: int) -> None:
+        after = [*reads, tile[i, j]] if (i, j) in tile else list(reads)
+        tile[i, j] = draft.add(
+            kernel, *index, seconds=share * seconds, nbytes=tile_bytes, after=after, kernel=kernel
+        )
+
+    for k in range(nt):
+        run("potrf", 0.75, (k,), [], k, k)
+        for i in range(k + 1, nt):
+            run("trsm", 1.0, (i, k), [tile[k, k]], i, k)
+        for i in range(k + 1, nt):
+            run("syrk", 1.0, (i, k), [tile[i, k]], i, i)
+            for j in range(k + 1, i):
+                run("gemm", 1.25, (i, j, k), [tile[i, k], tile[j, k]], i, j)
+    return draft.graph()
+
+
+def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
+    """Return the tile product C += A B of nt x nt tiles: for each tile of C a chain over k.
+
+    The tiles of A and B are root-ish, the products are not.
+    """
+    draft = Draft("gemm", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
+    ids = range(nt)
+    places = [(i, j) for i in ids for j in ids]
+    a, b = (
+        {at: draft.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
+        for name in ("tile-a", "tile-b")
+    )
+    for i, j in places:
+        last: list[Key] = []
+        for k in ids:
+            after = [a[i, k], b[k, j], *last]
+            key = draft.add(
+                "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product"
+            )
+            last = [key]
+    return draft.graph()
+
+
+def sparse_gemm(
+    nt: int = 12, density: float = 0.5, seconds: float = 0.025, tile_bytes: int = 64 * _KB, seed: int = 0
+) -> TaskGraph:
+    """Return a block-sparse product of nt x nt tiles: half of the tiles are there, unevenly over the rows of A.
+
+    A lies in row panels, B's tiles are made where they are used, as in the paper's contraction; so a row's
+    products run where its panel is, and rows differ ninefold in work.  No group is root-ish.
+
+    Parameters
+    ----------
+    density : float
+        Share of tiles that are there; of A's rows it runs from 0.2 to 1.8 times that.
+    """
+    draft = Draft("sparse-gemm", nt=nt, density=density, seconds=seconds, tile_bytes=tile_bytes, seed=seed)
+    rng = random.Random(seed)
+    b = {(k, j) for k in range(nt) for j in range(nt) if rng.random() < density}
+    shares = [min(density * (0.2 + 1.6 * (i + 0.5) / nt), 1.0) for i in range(nt)]
+    rng.shuffle(shares)
+    for i, share in enumerate(shares):
+        there = [k for k in range(nt) if rng.random() < share]
+        panel = draft.add("panel", i, seconds=0.002, nbytes=tile_bytes * len(there))
+        for j in range(nt):
+            last: list[Key] = []
+            for k in (k for k in there if (k, j) in b):
+                product = draft.add(
+                    "sparse-product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=[panel, *last]
+                )
+                last = [product]
+    return draft.graph()

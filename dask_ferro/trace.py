@@ -1,0 +1,300 @@
+"""What ran where and when: one type for a measured run and a simulated one, and its file.
+
+A trace says what happened and judges nothing: whether a steal was wise is read elsewhere.  Seconds count from
+the trace's own start, sizes are bytes.  Tasks carry enough to run the same graph again on a virtual cluster.
+
+    {"ferrotrace": 1, "workers": {...}, "counts": {...}, "span": [columns], "task": [columns], "rows": [n, m]}
+    ["span", "compute", "inc-1", "inc", "tcp://...", 0, 0.0, 0.1, 8, ""]     n lines
+    ["task", "inc-1", "inc", "inc", 0.1, 8, []]                              m lines
+
+A file that was cut short does not have the rows that its first line promises, and is not read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dask_ferro.errors import ConfigError
+
+_VERSION = 1
+_GZIP = b"\x1f\x8b"
+
+Key = Hashable
+_Reader = Callable[[Any], Any]  # of one cell of a line; ValueError or TypeError for what it is not
+
+
+class Span(NamedTuple):
+    """One thing that took time on one worker.
+
+    Attributes
+    ----------
+    kind : str
+        "compute", "transfer", or "steal" (from the request to the task's start on the thief).
+    key, prefix : str, or tuple of str and ints; str
+        Of the task that ran, that an input was fetched for, or that was moved.
+    worker, lane : str, int
+        Address or virtual name, and the thread there, from 0; the receiver's (transfer), the thief's (steal).
+    start, stop : float
+        Seconds since the trace's start.
+    nbytes : int
+        Of the result (compute), or of what was moved (transfer).
+    source : str
+        The sender (transfer), or the victim (steal).
+    """
+
+    kind: str
+    key: Key
+    prefix: str
+    worker: str
+    lane: int
+    start: float
+    stop: float
+    nbytes: int = 0
+    source: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """What it took."""
+        return self.stop - self.start
+
+
+class TracedTask(NamedTuple):
+    """A task by what it cost.
+
+    Attributes
+    ----------
+    key, prefix, group : str, or tuple of str and ints; str; str
+        What Dask learns durations by is the prefix, what it takes for one family of tasks the group.
+    seconds, nbytes : float, int
+        What it took, and the size of its result.
+    dependencies : tuple of keys
+        Some may be outside of the trace: data that was there before, or what a bounded recorder forgot.
+    """
+
+    key: Key
+    prefix: str
+    group: str
+    seconds: float
+    nbytes: int = 0
+    dependencies: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run, measured or simulated.
+
+    Attributes
+    ----------
+    spans : tuple of Span
+    tasks : tuple of TracedTask
+        Each key once, in the order of their first completion: each after its dependencies.
+    workers : mapping of str to int
+        Threads by address.
+    counts : mapping of str to float
+        Of decisions: "requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_gained", ...
+    """
+
+    spans: tuple[Span, ...] = ()
+    tasks: tuple[TracedTask, ...] = ()
+    workers: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first span's start to the last one's stop; 0 for an empty trace."""
+        if not self.spans:
+            return 0.0
+        return max(s.stop for s in self.spans) - min(s.start for s in self.spans)
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """Seconds of computation by worker; all workers are there."""
+        seconds = dict.fromkeys(self.workers, 0.0)
+        for span in self.of("compute"):
+            seconds[span.worker] = seconds.get(span.worker, 0.0) + span.seconds
+        return seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of computation on all workers."""
+        return sum(self.busy.values())
+
+    @property
+    def utilization(self) -> float:
+        """The share of the threads' time that computed; 0 for an empty trace."""
+        available = self.makespan * sum(self.workers.values())
+        return self.busy_seconds / available if available else 0.0
+
+    def of(self, kind: str) -> Iterator[Span]:
+        """Yield the spans of a kind."""
+        return (span for span in self.spans if span.kind == kind)
+
+    def summary(self) -> dict[str, float]:
+        """Return the run's figures by name: counts, seconds, bytes and shares."""
+        transfers = list(self.of("transfer"))
+        return {
+            **self.counts,
+            "tasks": len(self.tasks),
+            "workers": len(self.workers),
+            "threads": sum(self.workers.values()),
+            "makespan": self.makespan,
+            "busy_seconds": self.busy_seconds,
+            "utilization": self.utilization,
+            "transfers": len(transfers),
+            "transfer_seconds": sum(s.seconds for s in transfers),
+            "transfer_bytes": sum(s.nbytes for s in transfers),
+            "steals": sum(1 for _ in self.of("steal")),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON lines; compressed where the name ends in ".gz".
+
+        The file appears whole or not at all, and equal traces give equal files.  By habit its name ends in
+        ".ferrotrace" or ".ferrotrace.gz".
+
+        Raises
+        ------
+        ConfigError
+            For a key that is none of Dask's, or a place that cannot be written.
+        """
+        target = Path(path)
+        content = "".join(line + "\n" for line in _lines(self)).encode()
+        if target.suffix == ".gz":
+            content = gzip.compress(content, compresslevel=6, mtime=0)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ConfigError(f"trace {str(target)!r}: cannot be written ({error})") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Return the trace that `save` wrote, compressed or not.
+
+        Raises
+        ------
+        ConfigError
+            For a file that cannot be read, is no trace, is of another version, or was cut short.
+        """
+        where = f"trace {str(path)!r}"
+        lines = io.StringIO(_text(Path(path), where))
+        head = _header(lines.readline(), where)
+        found: dict[type, list[Any]] = {Span: [], TracedTask: []}
+        for number, line in enumerate(lines, start=2):
+            try:
+                row = _row(json.loads(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                got = f"{where}, line {number}: got {line[:60]!r}"
+                raise ConfigError(f"{got}, wanted a span or a task ({error})") from None
+            found[type(row)].append(row)
+        rows = [len(found[Span]), len(found[TracedTask])]
+        if rows != head["rows"]:
+            raise ConfigError(f"{where}: got {rows} spans and tasks, wanted {head['rows']}: cut short?")
+        return cls(tuple(found[Span]), tuple(found[TracedTask]), head["workers"], head["counts"])
+
+
+def _lines(trace: Trace) -> Iterator[str]:
+    head = {
+        "ferrotrace": _VERSION,
+        "workers": dict(trace.workers),
+        "counts": dict(trace.counts),
+        "span": Span._fields,
+        "task": TracedTask._fields,
+        "rows": [len(trace.spans), len(trace.tasks)],
+    }
+    yield json.dumps(head)
+    for s in trace.spans:
+        yield json.dumps(["span", s.kind, _plain(s.key), *s[2:]])
+    for t in trace.tasks:
+        yield json.dumps(["task", _plain(t.key), *t[1:5], [_plain(d) for d in t.dependencies]])
+
+
+def _plain(key: Key) -> Any:
+    """The key in JSON's types: a tuple is a list (no list is a key), bytes are an object."""
+    if type(key) is tuple:
+        return [_plain(part) for part in key]
+    if type(key) is bytes:
+        return {"bytes": key.hex()}
+    if type(key) in (str, int, float):
+        return key
+    raise ConfigError(f"trace: key {key!r} of type {type(key).__name__}, wanted one of Dask's types of keys")
+
+
+def _key(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return _keys(plain)
+    if isinstance(plain, dict) and set(plain) == {"bytes"}:
+        return bytes.fromhex(plain["bytes"])
+    return _checked(plain, type(plain) in (str, int, float), "a key")
+
+
+def _keys(plain: Any) -> tuple[Key, ...]:
+    return tuple(_key(part) for part in _checked(plain, type(plain) is list, "keys"))
+
+
+def _checked(value: Any, ok: bool, wanted: str) -> Any:
+    if not ok:
+        raise ValueError(f"got {value!r}, wanted {wanted}")
+    return value
+
+
+def _string(value: Any) -> Any:
+    return _checked(value, type(value) is str, "a text")
+
+
+def _count(value: Any) -> Any:
+    return _checked(value, type(value) is int and value >= 0, "a count")
+
+
+def _seconds(value: Any) -> Any:
+    return _checked(value, type(value) in (int, float) and math.isfinite(value), "a finite number")
+
+
+_SPAN: tuple[_Reader, ...] = (_string, _key, _string, _string, _count, _seconds, _seconds, _count, _string)
+_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys)
+
+
+def _row(row: Any) -> Span | TracedTask:
+    """The span or task of one line; ValueError or TypeError for anything else."""
+    name, *cells = row
+    if name == "span":
+        return Span._make(read(cell) for read, cell in zip(_SPAN, cells, strict=True))
+    if name == "task":
+        return TracedTask._make(read(cell) for read, cell in zip(_TASK, cells, strict=True))
+    raise ValueError(f"got {name!r}")
+
+
+def _text(path: Path, where: str) -> str:
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        return content.decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot be read ({error})") from error
+
+
+def _header(line: str, where: str) -> dict[str, Any]:
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError):
+        head = None
+    if not isinstance(head, dict) or head.get("ferrotrace") != _VERSION:
+        raise ConfigError(f"{where}: got {line[:60]!r}, wanted a trace of version {_VERSION}")
+    try:
+        workers = {str(name): _count(threads) for name, threads in head["workers"].items()}
+        counts = {str(name): _seconds(value) for name, value in head["counts"].items()}
+        return {"workers": workers, "counts": counts, "rows": list(head["rows"])}
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: its first line is damaged ({error!r})") from None

@@ -1,0 +1,8 @@
+"""`dask worker --preload plugins/ferro_worker.py`: the worker plugin, without a client."""
+
+from dask_ferro.runtime.worker import FerroWorker
+
+
+async def dask_setup(worker):
+    """Measure the worker before it takes tasks."""
+    await worker.plugin_add(FerroWorker.configured())

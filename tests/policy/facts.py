@@ -1,0 +1,94 @@
+"""Workers, tasks and snapshots that tests are written in: durations in seconds, one queue per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from dask_ferro.policy.cost import Durations, Link, Links
+from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.snapshot import Key, Move, Outcome, Replica, Snapshot, Task, Worker
+
+MB = 1_000_000
+
+
+class Stand(NamedTuple):
+    """A worker, and its queue with the task that would start last first."""
+
+    worker: Worker
+    queue: tuple[Task, ...]
+
+
+def task(key: Key, seconds: float = 0.05, **facts: object) -> Task:
+    """A task of a known duration and without inputs, but for the facts given."""
+    return Task(key, seconds, **facts)  # type: ignore[arg-type]
+
+
+def needs(nbytes: int, *holders: str, device: str = "cpu") -> Replica:
+    """An input and who holds it."""
+    return Replica(nbytes, frozenset(holders), device)
+
+
+def stand(
+    address: str,
+    *queue: Task,
+    running: float | None = None,
+    nthreads: int = 1,
+    slowness: float = 1.0,
+    accepts: bool = True,
+    host: str = "h",
+) -> Stand:
+    """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given."""
+    busy = nthreads if running is not None or len(queue) >= nthreads else len(queue)
+    work = sum(t.seconds for t in queue) * slowness / nthreads
+    starts_in = (running or 0.0) + work if busy == nthreads else 0.0
+    unknown = sum(not t.known for t in queue)
+    row = Worker(address, host, "cpu", nthreads, starts_in, busy, len(queue), unknown, slowness, accepts)
+    return Stand(row, queue)
+
+
+def snapshot(
+    stands: Sequence[Stand], hungry: Iterable[str] | None = None, outcomes: Iterable[Outcome] = ()
+) -> Snapshot:
+    """A snapshot in which everybody may be hungry, unless said otherwise."""
+    workers = {s.worker.address: s.worker for s in stands}
+    loads = sorted(
+        (-sum(t.seconds for t in s.queue) * s.worker.slowness / s.worker.nthreads, s.worker.address)
+        for s in stands
+        if s.queue
+    )
+    return Snapshot(
+        now=0.0,
+        hungry=tuple(workers if hungry is None else hungry),
+        busiest=tuple(address for _, address in loads[:10]),
+        everyone=sorted(workers),
+        workers=workers,
+        queues={s.worker.address: s.queue for s in stands},
+        outcomes=tuple(outcomes),
+    )
+
+
+def free_links() -> Links:
+    """Links on which 100 MB take a second, and a message nothing."""
+    return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts", "device")})
+
+
+def shown(_payload: object, entry: Entry, _row: Row) -> Task:
+    """What a ledger shows of an entry."""
+    return Task(entry.key, entry.seconds, entry.known, origins=entry.origins)
+
+
+def ledger(threads: Mapping[str, int], **seconds: float) -> Ledger:
+    """A ledger of workers on one host that knows the seconds of some prefixes."""
+    durations = Durations()
+    for prefix, each in seconds.items():
+        durations.add(prefix, "cpu", each)
+    made = Ledger(shown, durations)
+    for address, nthreads in threads.items():
+        made.add_worker(address, nthreads, "h")
+    return made
+
+
+def ways(moves: Iterable[Move]) -> list[tuple[Key, str, str]]:
+    """Key, victim and thief of each move."""
+    return [(move.key, move.victim, move.thief) for move in moves]

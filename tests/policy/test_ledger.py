@@ -1,0 +1,415 @@
+"""What the ledger believes after each event: who runs what, what waits, what is on its way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.snapshot import Key, Worker
+from tests.policy.facts import ledger
+
+
+def assign(book: Ledger, address: str, *keys: Key, now: float = 0.0, prefix: str = "p") -> None:
+    """Assign tasks whose priority is their order."""
+    for order, key in enumerate(keys):
+        book.assign(now, key, address, prefix, (0, order))
+
+
+def queue(book: Ledger, address: str) -> list[Key]:
+    """Keys of a worker's queue, the last to start first."""
+    return [task.key for task in book.queue(address)]
+
+
+def running(book: Ledger, address: str) -> set[Key]:
+    return set(book.rows[address].running)
+
+
+def starts_in(book: Ledger, address: str, now: float) -> float:
+    return book.worker(address, now).starts_in
+
+
+# -- who runs what -----------------------------------------------------------------------------------------
+
+
+def test_a_worker_starts_as_many_tasks_as_it_has_threads() -> None:
+    book = ledger({"a": 2})
+    assign(book, "a", "k0", "k1", "k2", "k3")
+    assert (running(book, "a"), queue(book, "a"), book.waiting) == ({"k0", "k1"}, ["k3", "k2"], 2)
+
+
+def test_the_next_by_priority_starts_when_one_ends() -> None:
+    book = ledger({"a": 1})
+    for key, priority in [("first", 0), ("late", 9), ("soon", 1)]:
+        book.assign(0.0, key, "a", "p", priority)
+    book.finish(1.0, "first")
+    assert (running(book, "a"), queue(book, "a")) == ({"soon"}, ["late"])
+
+
+def test_tasks_of_equal_priority_start_in_the_order_in_which_they_came() -> None:
+    book = ledger({"a": 1})
+    for key in ["x", 3, ("x", 1), "b"]:  # keys of mixed types have no order of their own
+        book.assign(0.0, key, "a", "p", 0)
+    assert queue(book, "a") == ["b", ("x", 1), 3]
+
+
+def test_every_free_thread_is_filled_when_one_ends() -> None:
+    book = ledger({"a": 2, "b": 1})
+    assign(book, "a", *range(6))
+    book.request(0.0, 0, "b")  # believed to run, and not started in truth
+    book.confirm(0.0, 0)
+    book.finish(1.0, 1)
+    assert (running(book, "a"), queue(book, "a")) == ({2, 3}, [5, 4])
+
+
+def test_threads_that_a_worker_gains_are_filled() -> None:
+    book = ledger({"a": 1})
+    assign(book, "a", *range(5))
+    book.add_worker("a", 3, "h")
+    assert running(book, "a") == {0, 1, 2}
+
+
+def test_a_worker_without_threads_divides_nothing_by_zero() -> None:
+    book = ledger({"a": 0}, p=1.0)
+    assign(book, "a", 0, 1)
+    assert starts_in(book, "a", 0.0) == 2.0
+
+
+def test_a_task_that_is_assigned_again_stands_only_there() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", 0, 1)
+    assign(book, "b", 1)
+    assert (running(book, "a"), queue(book, "a"), running(book, "b")) == ({0}, [], {1})
+
+
+def test_a_task_for_an_unknown_worker_leaves_nothing_behind() -> None:
+    book = ledger({"a": 1})
+    with pytest.raises(KeyError):
+        assign(book, "gone", "k")
+    assert book.entries == {}
+
+
+def test_what_never_stood_in_the_book_ends_without_notice() -> None:
+    assert ledger({"a": 1}).finish(0.0, "k") is None
+
+
+def test_a_paused_worker_starts_nothing_until_it_runs_again() -> None:
+    book = ledger({"a": 1}, p=1.0)
+    assign(book, "a", *range(3))
+    book.set_accepts("a", accepts=False)
+    book.finish(1.0, 0)
+    assert (running(book, "a"), queue(book, "a")) == (set(), [2, 1])
+    book.set_accepts("a", accepts=True)
+    assert (running(book, "a"), queue(book, "a"), starts_in(book, "a", 1.0)) == ({1}, [2], 2.0)
+
+
+def test_a_task_that_reaches_a_worker_as_it_pauses_waits() -> None:
+    book = ledger({"a": 2})
+    book.set_accepts("a", accepts=False)
+    assign(book, "a", 0)
+    assert (running(book, "a"), queue(book, "a")) == (set(), [0])
+
+
+# -- when a task would start -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nthreads", "tasks", "now", "wanted"),
+    [
+        pytest.param(1, 0, 0.0, 0.0, id="an idle worker starts at once"),
+        pytest.param(2, 1, 0.0, 0.0, id="a free thread starts at once"),
+        pytest.param(1, 1, 0.0, 1.0, id="behind one running task"),
+        pytest.param(1, 1, 0.4, 0.6, id="what has run already is not waited for"),
+        pytest.param(1, 3, 0.0, 3.0, id="behind the queue too"),
+        pytest.param(2, 4, 0.0, 2.0, id="a queue is shared by the threads"),
+        pytest.param(1, 1, 1.5, 1.5, id="a task that is overdue is projected to run as long again"),
+    ],
+)
+def test_a_task_starts(nthreads: int, tasks: int, now: float, wanted: float) -> None:
+    book = ledger({"a": nthreads}, p=1.0)
+    assign(book, "a", *range(tasks))
+    assert starts_in(book, "a", now) == pytest.approx(wanted)
+
+
+def test_a_queue_fills_up_the_threads_that_end_first() -> None:
+    book = ledger({"a": 2}, short=1.0, long=10.0)
+    book.assign(0.0, "long", "a", "long", 0)
+    book.assign(0.0, "short", "a", "short", 0)
+    assign(book, "a", *range(3), prefix="short")
+    assert starts_in(book, "a", 0.0) == pytest.approx(4.0)
+
+
+def test_a_slow_worker_takes_longer_for_the_same_queue() -> None:
+    book = ledger({"slow": 1, "fast": 1}, p=1.0)
+    for turn in range(20):
+        for address, seconds in [("slow", 9.0), ("fast", 1.0)]:
+            assign(book, address, address, now=9.0 * turn)
+            book.finish(9.0 * turn + seconds, address, seconds)
+    assign(book, "slow", 0, 1, now=900.0)
+    assign(book, "fast", 2, 3, now=900.0)
+    assert book.rows["fast"].slowness < 0.8 < 1.2 < book.rows["slow"].slowness
+    assert starts_in(book, "slow", 90.0) / starts_in(book, "fast", 90.0) == pytest.approx(2.0, rel=0.25)
+
+
+def test_tasks_of_no_length_say_little_about_a_worker() -> None:
+    book = ledger({"a": 1})
+    book.assign(0.0, "k", "a", "p", 0, annotated=0.0)
+    book.finish(1.0, "k", 1e-5)
+    assert book.rows["a"].slowness == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_moved_task_counts_at_the_thief_as_soon_as_it_is_asked_back() -> None:
+    book = ledger({"a": 1, "b": 1}, p=1.0)
+    assign(book, "a", *range(3))
+    book.request(0.0, 2, "b")
+    assert (starts_in(book, "a", 0.0), starts_in(book, "b", 0.0)) == (2.0, 1.0)
+    assert (book.worker("b", 0.0).busy, book.worker("b", 0.0).waiting) == (1, 0)
+
+
+# -- moves -------------------------------------------------------------------------------------------------
+
+
+def test_a_confirmed_task_stands_at_the_thief_and_remembers_the_victim() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    assert (queue(book, "a"), running(book, "b"), book.waiting) == ([], set(), 0)
+    book.confirm(0.1, 1)
+    assert (running(book, "b"), book.entries[1].origins) == ({1}, ("a",))
+
+
+def test_a_refused_task_runs_at_the_victim() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    book.refuse(0.1, 1)
+    assert (running(book, "a"), book.rows["b"].incoming, book.entries[1].origins) == ({0, 1}, 0, ())
+    book.finish(0.2, 0)
+    book.finish(0.3, 1)
+    assert (running(book, "a"), book.entries) == (set(), {})
+
+
+def test_a_task_that_ends_on_its_way_is_expected_no_longer() -> None:
+    book = ledger({"a": 1, "b": 1}, p=1.0)
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    book.finish(0.1, 1, 0.5)
+    assert (book.rows["b"].incoming, starts_in(book, "b", 0.1), set(book.entries)) == (0, 0.0, {0})
+
+
+def test_a_task_that_is_assigned_anew_on_its_way_is_expected_no_longer() -> None:
+    book = ledger({"a": 1, "b": 1, "c": 1}, p=1.0)
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    assign(book, "c", 1)
+    assert (book.rows["b"].incoming, running(book, "c"), book.entries[1].thief) == (0, {1}, None)
+
+
+def test_a_task_cannot_be_asked_back_twice() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", *range(4))
+    book.request(0.0, 2, "b")
+    with pytest.raises(AssertionError, match="2 was asked back already"):
+        book.request(0.0, 2, "b")
+    assert queue(book, "a") == [3, 1]
+
+
+def test_a_request_for_an_unknown_thief_leaves_the_queue_as_it_was() -> None:
+    book = ledger({"a": 1})
+    assign(book, "a", *range(4))
+    with pytest.raises(KeyError):
+        book.request(0.0, 2, "gone")
+    assert queue(book, "a") == [3, 2, 1]
+
+
+# -- workers that come and go ------------------------------------------------------------------------------
+
+
+def test_a_worker_that_leaves_takes_its_tasks_along_in_flight_ones_too() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", *range(4))
+    book.request(0.0, 3, "b")
+    assert sorted(book.remove_worker("a"), key=str) == [0, 1, 2, 3]
+    assert (book.entries, book.waiting, book.rows["b"].incoming, list(book.hosts)) == ({}, 0, 0, ["b"])
+    assert book.snapshot(0.0, ["a", "b"]).hungry == ("b",)
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["for good", "and returns"])
+def test_a_task_whose_thief_left_stands_nowhere_once_the_victim_gave_it_up(returns: bool) -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    assert book.remove_worker("b") == []
+    if returns:
+        book.add_worker("b", 1, "h")
+    book.confirm(0.1, 1)
+    assert (set(book.entries), book.waiting) == ({0}, 0)
+    assert all(row.incoming == 0 for row in book.rows.values())
+
+
+def test_a_task_whose_thief_left_can_still_be_refused() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", 0, 1)
+    book.request(0.0, 1, "b")
+    book.remove_worker("b")
+    book.refuse(0.1, 1)
+    assert running(book, "a") == {0, 1}
+
+
+def test_a_worker_that_leaves_twice_leaves_once() -> None:
+    book = ledger({"a": 1})
+    assert (book.remove_worker("a"), book.remove_worker("a")) == ([], [])
+
+
+def test_a_worker_that_returns_is_found_once() -> None:
+    book = ledger({f"w{i}": 1 for i in range(9)})
+    book.remove_worker("w3")
+    book.add_worker("w3", 1, "h")
+    assign(book, "w0", 0)
+    book.remove_worker("w0")
+    book.add_worker("w0", 1, "h")
+    for number in range(4):
+        assert len({w.address for w in book.soonest(float(number), 4)}) == 4
+
+
+# -- durations ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_measured_duration_corrects_all_guesses_of_its_prefix() -> None:
+    book = ledger({"a": 1, "b": 1, "c": 1})
+    assign(book, "a", *range(4))
+    assign(book, "b", "x")
+    book.request(0.0, 3, "c")
+    assert (book.rows["a"].unknown, book.rows["a"].waiting_seconds) == (2, 1.0)
+    book.finish(0.1, "x", 0.1)
+    assert (book.rows["a"].unknown, book.rows["a"].waiting_seconds) == (0, pytest.approx(0.2))
+    assert starts_in(book, "a", 0.1) == pytest.approx(0.1 + 0.2)  # overdue: as long again
+    assert book.rows["c"].incoming_seconds == pytest.approx(0.1)
+
+
+def test_a_duration_of_another_device_class_corrects_nothing() -> None:
+    book = ledger({"a": 1})
+    book.add_worker("gpu", 1, "h", "gpu")
+    assign(book, "a", 0, 1)
+    assign(book, "gpu", "x")
+    book.finish(0.1, "x", 0.1)
+    assert book.rows["a"].unknown == 1
+
+
+def test_a_device_class_that_is_told_late_leaves_the_counts_exact() -> None:
+    book = ledger({"a": 1, "b": 1})
+    assign(book, "a", *range(3))
+    book.add_worker("a", 1, "h", "gpu")
+    book.finish(1.0, 2)
+    assign(book, "b", "x")
+    book.finish(2.0, "x", 0.1)
+    assert (book.rows["a"].unknown, book.rows["a"].waiting_seconds) == (0, pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("estimate", [math.nan, math.inf, -1.0])
+def test_an_estimate_that_is_no_duration_is_none(estimate: float) -> None:
+    book = ledger({"a": 1}, p=1.0)
+    assert book.assign(0.0, "k", "a", "p", 0, annotated=estimate).seconds == 1.0
+
+
+def test_a_duration_measured_by_a_clock_that_was_set_back_is_zero() -> None:
+    book = ledger({"a": 1})
+    assign(book, "a", "k")
+    book.finish(0.0, "k", -3.0)
+    assert book.durations.of("p", "cpu") == (0.0, True)
+
+
+def test_sums_do_not_drift_over_a_hundred_thousand_events() -> None:
+    book = ledger({"a": 1})
+    for turn in range(50_000):
+        book.assign(float(turn), turn, "a", "p", turn, annotated=0.1 + turn % 7)
+        if turn >= 8:
+            book.finish(float(turn), turn - 8)
+    exact = math.fsum(entry.seconds for _, _, entry in book.rows["a"].queue)
+    assert book.rows["a"].waiting_seconds == pytest.approx(exact, rel=1e-9)
+    for turn in range(50_000 - 8, 50_000):
+        book.finish(5e4, turn)
+    assert (book.rows["a"].waiting_seconds, book.longest()) == (0.0, 0.0)
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def soonest(book: Ledger, now: float, count: int) -> list[str]:
+    return [worker.address for worker in book.soonest(now, count)]
+
+
+def test_the_longest_queues_come_first_by_seconds_a_thread() -> None:
+    book = ledger({"a": 1, "b": 4, "c": 1, "idle": 1}, p=1.0)
+    for address, tasks in [("a", 3), ("b", 9), ("c", 5)]:
+        assign(book, address, *((address, n) for n in range(tasks)))
+    assert book.snapshot(0.0, []).busiest == ("c", "a", "b")
+    assert book.snapshot(0.0, [], victims=1).busiest == ("c",)
+
+
+def test_a_snapshot_shows_the_end_of_a_queue() -> None:
+    book = ledger({"a": 1})
+    assign(book, "a", *range(100))
+    assert [t.key for t in book.snapshot(0.0, []).queues["a"]] == list(range(99, 35, -1))
+
+
+def test_a_row_stays_as_it_was_when_it_was_first_looked_at() -> None:
+    book = ledger({"a": 1})
+    shown = book.snapshot(0.0, [])
+    before: Worker = shown.workers["a"]
+    assign(book, "a", *range(3))
+    assert shown.workers["a"] is before
+
+
+def test_a_worker_that_is_overdue_does_not_hide_one_that_is_idle() -> None:
+    book = ledger({f"w{i}": 1 for i in range(20)}, p=1.0)
+    for number in range(19):
+        assign(book, f"w{number}", number, now=number / 100)
+    assign(book, "w19", "x", now=2.0)
+    book.finish(5.0, "x")
+    assert soonest(book, 6.0, 3) == ["w19", "w18", "w17"]
+
+
+def test_a_thief_that_gets_nothing_after_all_is_among_the_soonest_again() -> None:
+    book = ledger({f"w{i}": 1 for i in range(9)}, p=1.0)
+    for number in range(9):
+        assign(book, f"w{number}", number, now=number / 100)
+    assign(book, "w8", "x", "y")
+    book.request(0.1, "y", "w0")
+    assert soonest(book, 0.1, 2) == ["w1", "w2"]
+    book.finish(0.2, "y")
+    assert soonest(book, 0.2, 2) == ["w0", "w1"]
+
+
+def test_a_worker_whose_guesses_were_too_long_is_among_the_soonest() -> None:
+    book = ledger({f"w{i}": 1 for i in range(9)}, p=0.3)
+    for number in range(8):
+        assign(book, f"w{number}", number, prefix="p" if number else "guess")
+    assign(book, "w8", "x", prefix="guess")
+    assert "w0" not in soonest(book, 0.0, 2)
+    book.finish(0.01, "x", 0.01)
+    assign(book, "w8", "y", now=0.01)
+    assert soonest(book, 0.01, 2)[0] == "w0"
+
+
+def test_a_paused_worker_is_not_among_the_soonest_until_it_accepts_again() -> None:
+    book = ledger({f"w{i}": 1 for i in range(5)})
+    book.set_accepts("w0", accepts=False)
+    assert soonest(book, 0.0, 2) == ["w1", "w2"]
+    book.set_accepts("w0", accepts=True)
+    assert soonest(book, 0.0, 2) == ["w0", "w1"]
+
+
+def test_an_empty_cluster_has_no_soonest_and_an_empty_snapshot() -> None:
+    book = ledger({})
+    shown = book.snapshot(0.0, ["a"])
+    assert (book.soonest(0.0, 4), shown.hungry, shown.busiest, dict(shown.workers)) == ([], (), (), {})
+
+
+def test_a_book_that_nobody_reads_does_not_grow() -> None:
+    book = ledger({"a": 1, "b": 1})
+    for turn in range(2000):
+        assign(book, "a", turn)
+        book.finish(0.0, turn, 0.1)
+    assert len(book._soonest) <= 4 * 2 + 64

@@ -1,0 +1,90 @@
+"""Where a ready task goes, as a table of claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_ferro.policy.place import Placement
+from dask_ferro.policy.snapshot import Task
+from tests.policy.facts import MB, Stand, free_links, needs, stand, task
+
+PLACEMENT = Placement(margin=0.002, transfer_margin=0.5)
+HELD = (needs(MB, "a"),)  # 10 ms to move, 15 ms with the margin
+
+
+def only(*addresses: str) -> frozenset[str]:
+    return frozenset(addresses)
+
+
+@pytest.mark.parametrize(
+    ("ready", "stands", "wanted"),
+    [
+        pytest.param(task("t"), [], None, id="nowhere in an empty cluster"),
+        pytest.param(task("t"), [stand("a", accepts=False)], None, id="not to a paused worker"),
+        pytest.param(task("t"), [stand("a", running=0.1), stand("b")], "b", id="where it starts first"),
+        pytest.param(
+            task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b", id="where it ends first"
+        ),
+        pytest.param(task("t"), [stand("b"), stand("a")], "a", id="to the first by address, all else equal"),
+        pytest.param(
+            task("t"),
+            [stand("a", running=0.0), stand("b")],
+            "b",
+            id="to the worker with fewer busy threads, all else equal",
+        ),
+        pytest.param(
+            task("t", inputs=HELD), [stand("a", running=0.01), stand("b")], "a", id="to its inputs' holder"
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.016), stand("b")],
+            "a",
+            id="to the holder, where leaving gains less than the margin",
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.018), stand("b")],
+            "b",
+            id="away from the holder, where it gains more",
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.5), stand("b", running=0.01)],
+            "b",
+            id="where the transfer hides behind what runs",
+        ),
+        pytest.param(
+            task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"
+        ),
+        pytest.param(
+            task("t", allowed=only("c")), [stand("a"), stand("b")], None, id="nowhere, if it may not"
+        ),
+        pytest.param(task("t", allowed=only()), [stand("a")], None, id="nowhere, if nobody may"),
+        pytest.param(
+            task("t", allowed=only("a"), preferred=only("b")),
+            [stand("a"), stand("b")],
+            "a",
+            id="a must before a wish",
+        ),
+        pytest.param(
+            task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"
+        ),
+        pytest.param(
+            task("t", preferred=only("a")),
+            [stand("a", accepts=False), stand("b")],
+            "b",
+            id="elsewhere, where it likes is paused",
+        ),
+        pytest.param(task("t", preferred=only("gone")), [stand("b")], "b", id="elsewhere, where it likes left"),
+        pytest.param(
+            task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"
+        ),
+    ],
+)  # fmt: skip
+def test_a_ready_task_goes(ready: Task, stands: list[Stand], wanted: str | None) -> None:
+    assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+def test_a_worker_that_is_weighed_twice_counts_once() -> None:
+    workers = [stand("a", running=0.1).worker, stand("b").worker] * 2
+    assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"

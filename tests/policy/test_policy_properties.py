@@ -1,0 +1,421 @@
+"""What holds of the ledger after any sequence of events, and of every policy on any snapshot."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dask_ferro.policy.cost import Durations, is_duration
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.place import Placement
+from dask_ferro.policy.snapshot import Outcome
+from dask_ferro.policy.steal import (
+    Informed,
+    LastVictim,
+    NoStealing,
+    Parameters,
+    Policy,
+    State,
+    adapted,
+    is_starving,
+    threshold_of,
+)
+from tests.policy.facts import Stand, free_links, needs, shown, snapshot, stand, task
+
+ADDRESSES = [f"w{i}" for i in range(6)]
+KEYS = ["x", "y", ("x", 0), ("x", 1), *range(14)]
+addresses = st.sampled_from(ADDRESSES)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any sequence of events; `at` says on which worker each key stands, `way` to which thief it goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.book = Ledger(shown, Durations())
+        self.at: dict[object, str] = {}
+        self.way: dict[object, str] = {}
+
+    @initialize(threads=st.lists(st.integers(0, 3), min_size=3, max_size=5))
+    def begin(self, threads: list[int]) -> None:
+        for address, nthreads in zip(ADDRESSES, threads, strict=False):
+            self.book.add_worker(address, nthreads, "h")
+
+    # -- events
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 2.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        address=addresses, nthreads=st.integers(1, 3), device=st.sampled_from(["cpu", "gpu"]), accepts=st.booleans()
+    )  # fmt: skip
+    def join(self, address: str, nthreads: int, device: str, accepts: bool) -> None:
+        self.book.add_worker(address, nthreads, "h", device, accepts)
+
+    @rule(address=addresses)
+    def leave(self, address: str) -> None:
+        gone = self.book.remove_worker(address)
+        assert Counter(gone) == Counter(key for key, at in self.at.items() if at == address)
+        for key in gone:
+            self.forget(key)
+
+    @precondition(lambda self: self.book.rows)
+    @rule(data=st.data(), accepts=st.booleans())
+    def pause(self, data: st.DataObject, accepts: bool) -> None:
+        self.book.set_accepts(data.draw(st.sampled_from(sorted(self.book.rows))), accepts)
+
+    @precondition(lambda self: self.book.rows)
+    @rule(
+        data=st.data(),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True),
+        prefix=st.sampled_from(["a", "b"]),
+        priority=st.tuples(st.integers(0, 1), st.integers(0, 3)),
+        annotated=st.sampled_from([None, None, None, 0.0, -0.0, 0.25, 1e-6, float("nan")]),
+    )
+    def assign(self, data, keys, prefix, priority, annotated) -> None:
+        address = data.draw(st.sampled_from(sorted(self.book.rows)))
+        for key in keys:
+            self.forget(key)
+            self.book.assign(self.now, key, address, prefix, priority, annotated=annotated)
+            self.at[key] = address
+
+    @precondition(lambda self: self.at)
+    @rule(data=st.data(), seconds=st.sampled_from([None, 0.0, 1e-4, 0.2, 1.5]))
+    def finish(self, data: st.DataObject, seconds: float | None) -> None:
+        key = data.draw(st.sampled_from(list(self.at)))
+        assert self.book.finish(self.now, key, seconds).key == key
+        self.forget(key)
+
+    @precondition(lambda self: len(self.book.rows) > 1 and len(self.way) < len(self.at))
+    @rule(data=st.data(), last=st.booleans())
+    def request(self, data: st.DataObject, last: bool) -> None:
+        """Of what waits, as policies do, or of anything."""
+        ends = [shown.key for address in self.book.rows for shown in self.book.queue(address, 2)]
+        anything = [key for key in self.at if key not in self.way]
+        key = data.draw(st.sampled_from(ends if last and ends else anything))
+        thief = data.draw(st.sampled_from([a for a in sorted(self.book.rows) if a != self.at[key]]))
+        self.book.request(self.now, key, thief)
+        self.way[key] = thief
+
+    @precondition(lambda self: self.way)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(list(self.way)))
+        victim, entry = self.at[key], self.book.entries[key]
+        here = self.book.rows.get(self.way[key]) is entry.thief
+        self.book.confirm(self.now, key)
+        thief = self.way[key]
+        self.forget(key)
+        if here:
+            self.at[key] = thief
+            assert entry.origins[-1] == victim
+
+    @precondition(lambda self: self.way)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(list(self.way)))
+        self.book.refuse(self.now, key)
+        del self.way[key]
+        assert key in self.book.rows[self.at[key]].running
+
+    def forget(self, key: object) -> None:
+        self.at.pop(key, None)
+        self.way.pop(key, None)
+
+    # -- what holds
+
+    @invariant()
+    def every_entry_stands_in_one_place(self) -> None:
+        rows = self.book.rows
+        assert {key: entry.worker.address for key, entry in self.book.entries.items()} == self.at
+        assert {key: e.thief.address for key, e in self.book.entries.items() if e.thief} == self.way
+        places = [key for row in rows.values() for key in row.running]
+        places += [entry.key for row in rows.values() for _, _, entry in row.queue]
+        assert Counter([*places, *self.way]) == Counter(dict.fromkeys(self.at, 1))
+        for entry in self.book.entries.values():
+            assert rows[entry.worker.address] is entry.worker
+            assert (entry.started is not None) == (entry.key in entry.worker.running)
+
+    @invariant()
+    def sums_equal_their_recomputation(self) -> None:
+        assert self.book.waiting == sum(len(row.queue) for row in self.book.rows.values())
+        for row in self.book.rows.values():
+            waiting = [entry for _, _, entry in row.queue]
+            incoming = [entry for entry in self.book.entries.values() if entry.thief is row]
+            assert row.waiting_seconds == pytest.approx(sum(e.seconds for e in waiting), abs=1e-9)
+            assert row.unknown == sum(not e.known for e in waiting)
+            assert row.incoming == len(incoming)
+            assert row.incoming_seconds == pytest.approx(sum(e.seconds for e in incoming), abs=1e-9)
+
+    @invariant()
+    def a_guess_stands_only_where_nothing_was_measured(self) -> None:
+        for entry in self.book.entries.values():
+            measured = (entry.prefix, entry.device) in self.book.durations.measured
+            estimated = entry.annotated is not None and is_duration(entry.annotated)
+            assert entry.known == (measured or estimated)
+
+    @invariant()
+    def queues_are_in_order_and_shown_last_first(self) -> None:
+        for address, row in self.book.rows.items():
+            order = [(priority, sequence) for priority, sequence, _ in row.queue]
+            assert order == sorted(order)
+            assert not row.queue or not row.accepts or len(row.running) >= row.nthreads
+            assert [t.key for t in self.book.queue(address)] == [e.key for _, _, e in reversed(row.queue)]
+
+    @invariant()
+    def loads_are_sorted_and_those_of_the_workers_with_a_queue(self) -> None:
+        loads = self.book._loads
+        assert loads == sorted(loads)
+        assert {address: load for load, address in loads} == {
+            row.address: pytest.approx(row.waiting_seconds * row.slowness / row.nthreads)
+            for row in self.book.rows.values()
+            if row.queue
+        }
+        assert self.book.snapshot(self.now, []).busiest == tuple(a for _, a in reversed(loads))
+
+    @invariant()
+    def the_soonest_are_those_of_a_search_of_all(self) -> None:
+        everyone = sorted(row.starts_in(self.now) for row in self.book.rows.values() if row.accepts)
+        for count in (1, 2, 4):
+            found = self.book.soonest(self.now, count)
+            assert [w.starts_in for w in found] == pytest.approx(everyone[:count], abs=1e-9)
+            assert len({w.address for w in found}) == len(found)
+            assert all(w.accepts for w in found)
+
+    @invariant()
+    def the_facts_of_a_worker_are_sane(self) -> None:
+        for address, row in self.book.rows.items():
+            worker = self.book.worker(address, self.now)
+            assert worker.starts_in >= -1e-9
+            assert 0 <= worker.busy <= worker.nthreads
+            assert 1 / 32 <= row.slowness <= 32
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+# -- policies on any snapshot ------------------------------------------------------------------------------
+
+SECONDS = st.sampled_from([0.0005, 0.003, 0.02, 0.05, 0.3])
+PARAMETERS = Parameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002)
+POLICIES: list[Policy] = [
+    Informed(PARAMETERS, free_links(), dict.fromkeys(ADDRESSES, "h")),
+    LastVictim(PARAMETERS),
+    NoStealing(PARAMETERS),
+]
+policies = pytest.mark.parametrize("policy", POLICIES, ids=["informed", "last-victim", "none"])
+some = st.frozensets(addresses, max_size=4)
+
+
+def _kinds(count: int) -> list[dict[str, Any]]:
+    """Facts of tasks, to be drawn as a whole: drawn one by one they made the suite four times slower."""
+    chance = random.Random(0)
+
+    def some_addresses() -> frozenset[str]:
+        return frozenset(chance.sample(ADDRESSES, chance.randint(0, 4)))
+
+    return [
+        {
+            "seconds": chance.choice([0.0005, 0.003, 0.02, 0.05, 0.3]),
+            "known": chance.random() < 0.7,
+            "inputs": tuple(needs(chance.randint(0, 10**7), *some_addresses()) for _ in range(number % 3)),
+            "allowed": some_addresses() if chance.random() < 0.3 else None,
+            "preferred": some_addresses() if chance.random() < 0.3 else None,
+            "origins": tuple(sorted(some_addresses())) if chance.random() < 0.3 else (),
+        }
+        for number in range(count)
+    ]
+
+
+queues = st.lists(st.sampled_from(_kinds(100)), max_size=7)
+# Threads, seconds of what runs (None: idle, if nothing waits), slowness, and whether it is paused.
+seats = st.sampled_from(
+    list(itertools.product([1, 2, 3], [None, 0.0005, 0.02, 0.3], [0.5, 1.0, 3.0], [False, False, True]))
+)
+
+
+@st.composite
+def stands(draw: st.DrawFn) -> list[Stand]:
+    """Up to six workers with queues of any tasks."""
+    made = []
+    for address, (seat, kinds) in zip(
+        ADDRESSES, draw(st.lists(st.tuples(seats, queues), max_size=6)), strict=False
+    ):
+        nthreads, running, slowness, paused = seat
+        queue = [task((address, number), **kind) for number, kind in enumerate(kinds)]
+        facts = {"nthreads": nthreads, "slowness": slowness, "accepts": not paused}
+        made.append(stand(address, *queue, running=(running or 0.0) if queue else running, **facts))
+    return made
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """What a policy may remember, also of workers that are gone."""
+    return State(
+        thresholds=draw(st.dictionaries(addresses, st.sampled_from([0.001, 0.01, 0.25]))),
+        victims=draw(st.dictionaries(addresses, addresses)),
+        turns=draw(st.integers(0, 99)),
+    )
+
+
+outcomes = st.lists(
+    st.builds(
+        Outcome,
+        st.sampled_from(["started", "refused", "stale"]),
+        addresses,
+        addresses,
+        st.floats(0, 2),
+        st.booleans(),
+    ),
+    max_size=3,
+)
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@policies
+@properties
+@given(stands=stands(), state=states(), heard=outcomes)
+def test_every_move_is_legal(policy: Policy, stands: list[Stand], state: State, heard: list[Outcome]) -> None:
+    shown = snapshot(stands, outcomes=heard)
+    found, after = policy.step(shown, state)
+    waiting = {t.key: (address, t) for address, queue in shown.queues.items() for t in queue}
+    assert len({move.key for move in found}) == len(found)
+    for move in found:
+        victim, moved = waiting[move.key]
+        thief = shown.workers[move.thief]
+        assert move.victim == victim != move.thief
+        assert move.thief in shown.hungry
+        assert is_starving(thief, threshold_of(after, move.thief, policy.parameters))
+        assert moved.allowed is None or move.thief in moved.allowed
+        assert move.thief not in moved.origins
+
+
+@properties
+@given(stands=stands(), state=states())
+def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: State) -> None:
+    shown = snapshot(stands)
+    found, after = POLICIES[0].step(shown, state)
+    for address in {move.victim for move in found}:
+        victim = shown.workers[address]
+        seconds = {t.key: t.seconds for t in shown.queues[address]}
+        given_away = sum(seconds[move.key] for move in found if move.victim == address)
+        left = victim.starts_in - given_away * victim.slowness / victim.nthreads
+        assert not victim.accepts or left >= threshold_of(after, address, PARAMETERS) - 1e-9
+
+
+@properties
+@given(stands=stands(), state=states())
+def test_a_thief_gets_what_its_reach_admits_and_one_task_more(stands: list[Stand], state: State) -> None:
+    shown = snapshot(stands)
+    found, _ = POLICIES[0].step(shown, state)
+    seconds = {t.key: t.seconds for queue in shown.queues.values() for t in queue}
+    for address in {move.thief for move in found}:
+        thief = shown.workers[address]
+        taken = [seconds[move.key] for move in found if move.thief == address]
+        free = thief.nthreads - thief.busy
+        work = sum(taken[free:-1]) * thief.slowness / thief.nthreads
+        assert work <= PARAMETERS.reach or len(taken) <= free + 1
+
+
+@properties
+@given(stands=stands(), state=states())
+def test_every_informed_move_gains(stands: list[Stand], state: State) -> None:
+    for move in POLICIES[0].step(snapshot(stands), state)[0]:
+        assert move.gain > 0.0
+        assert move.cost >= 0.0
+
+
+@policies
+@given(
+    workers=st.integers(1, 6),
+    nthreads=st.integers(1, 4),
+    seconds=st.lists(SECONDS, max_size=5),
+    running=st.none() | SECONDS,
+    state=states(),
+)
+@properties
+def test_nothing_moves_when_balanced(
+    policy: Policy,
+    workers: int,
+    nthreads: int,
+    seconds: list[float],
+    running: float | None,
+    state: State,
+) -> None:
+    alike = [
+        stand(
+            address,
+            *(task((address, n), s) for n, s in enumerate(seconds)),
+            nthreads=nthreads,
+            running=(running or 0.0) if seconds else running,
+        )
+        for address in ADDRESSES[:workers]
+    ]
+    assert policy.step(snapshot(alike), state)[0] == ()
+
+
+@policies
+@properties
+@given(stands=stands(), state=states(), heard=outcomes, chance=st.randoms(use_true_random=False))
+def test_equal_input_gives_equal_output_and_stays_as_it_was(
+    policy: Policy, stands: list[Stand], state: State, heard: list[Outcome], chance: random.Random
+) -> None:
+    shown = snapshot(stands, outcomes=heard)
+    before = copy.deepcopy((shown, state))
+    found = policy.step(shown, state)
+    assert (shown, state) == before
+    other = shown._replace(workers=shuffled(shown.workers, chance), queues=shuffled(shown.queues, chance))
+    assert policy.step(other, state) == found
+
+
+@properties
+@given(stands=stands(), state=states(), chance=st.randoms(use_true_random=False))
+def test_the_order_in_which_workers_got_hungry_changes_no_informed_move(
+    stands: list[Stand], state: State, chance: random.Random
+) -> None:
+    shown = snapshot(stands)
+    hungry, busiest = (tuple(chance.sample(a, len(a))) for a in (shown.hungry, shown.busiest))
+    other = shown._replace(hungry=hungry, busiest=busiest)
+    assert POLICIES[0].step(other, state) == POLICIES[0].step(shown, state)
+
+
+@properties
+@given(heard=outcomes, state=states())
+def test_thresholds_stay_in_their_bounds(heard: list[Outcome], state: State) -> None:
+    for value in adapted(state, tuple(heard), PARAMETERS).thresholds.values():
+        assert PARAMETERS.threshold_least <= value <= PARAMETERS.threshold_most
+
+
+@properties
+@given(stands=stands(), chance=st.randoms(use_true_random=False), some=st.none() | some)
+def test_a_placement_is_legal_and_does_not_depend_on_order(
+    stands: list[Stand], chance: random.Random, some: frozenset[str] | None
+) -> None:
+    workers = [s.worker for s in stands]
+    ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
+    chosen = Placement().choose(ready, workers, free_links(), {})
+    open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
+    assert chosen in open_ if open_ else chosen is None
+    assert Placement().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
+
+
+def shuffled(rows: Mapping, chance: random.Random) -> dict:
+    """The same mapping in another order."""
+    return dict(chance.sample(list(rows.items()), len(rows)))

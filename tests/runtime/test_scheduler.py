@@ -1,0 +1,216 @@
+"""The scheduler plugin on real schedulers: it comes on, leaves nothing behind, and counts right."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+
+import dask
+import pytest
+from distributed import Client, Event, LocalCluster, Scheduler, wait
+from distributed.stealing import WorkStealing
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.install import figures
+from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.stealing import Stealing
+
+
+def on_cluster(test, *, workers=2, threads=1, scheduler_kwargs=None, **worker_kwargs):
+    """Run an asynchronous test on an in-process cluster whose scheduler and workers check their own state."""
+
+    async def run():
+        with dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}):
+            async with (
+                LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=threads,
+                    processes=False,
+                    asynchronous=True,
+                    dashboard_address=":0",
+                    scheduler_kwargs=scheduler_kwargs or {},
+                    **worker_kwargs,
+                ) as cluster,
+                Client(cluster, asynchronous=True) as client,
+            ):
+                await test(client, cluster.scheduler)
+
+    asyncio.run(run())
+
+
+def _dependents(client, event, count, worker, **kwargs):
+    """Tasks that wait for one blocked task on `worker`, where they would rather be."""
+
+    def block(name):
+        Event(name).wait()
+
+    blocker = client.submit(block, event, workers=[worker], key="blocker")
+    kwargs = {"workers": [worker], "allow_other_workers": True, "pure": False, **kwargs}
+    return blocker, [client.submit(lambda i: i, i, key=f"one-{i}", **kwargs) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"), seams.PRIVATE.items(), ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_every_private_attribute_that_we_lean_on_is_there(owner, names):
+    module, _, name = owner.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    source = inspect.getsource(cls)
+    moved = [n for n in names if not hasattr(cls, n) and f"self.{n}" not in source]
+    assert not moved, f"upstream moved {owner}: {moved}"
+
+
+def test_install_takes_over_and_uninstall_gives_stock_dask_back():
+    async def test(client, scheduler):
+        before = (
+            type(seams.stealing_of(scheduler)),
+            set(scheduler.handlers),
+            sorted(map(str, scheduler.plugins)),
+        )
+        await ff.install(client)
+        await ff.install(client)  # twice is once
+        assert isinstance(scheduler.extensions["stealing"], Stealing)
+        assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
+        assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
+        assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
+        assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
+        await ff.uninstall(client)
+        await ff.uninstall(client)
+        stock = scheduler.extensions["stealing"]
+        assert type(stock) is WorkStealing
+        assert scheduler.stream_handlers["steal-response"].__self__ is stock
+        assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
+        assert "decide_worker_non_rootish" not in vars(scheduler)
+        assert "decide_worker_rootish_queuing_enabled" not in vars(scheduler)
+        assert {s.interval for s in scheduler.stream_comms.values()} == {seams.WORKER_SENDS}
+        after = (
+            type(seams.stealing_of(scheduler)),
+            set(scheduler.handlers),
+            sorted(map(str, scheduler.plugins)),
+        )
+        assert [a for a in after[2] if "ferro" in a] == []
+        assert (after[0], after[1], len(after[2])) == (before[0], before[1], len(before[2]))
+        assert await client.submit(lambda: 7) == 7
+
+    on_cluster(test)
+
+
+def test_install_and_uninstall_in_the_middle_of_work_lose_nothing():
+    async def test(client, scheduler):
+        worker = next(iter(scheduler.workers))
+        blocker, tasks = _dependents(client, "mid", 40, worker)
+        await asyncio.sleep(0.05)
+        for _ in range(3):
+            await ff.install(client)
+            await asyncio.sleep(0.02)
+            await ff.uninstall(client)
+        await ff.install(client)
+        await Event("mid").set()
+        assert await client.gather(tasks) == list(range(40))
+        await blocker
+        stealing = scheduler.extensions["stealing"]
+        assert not stealing.in_flight
+        assert not stealing.ledger.entries
+        await ff.uninstall(client)
+
+    on_cluster(test)
+
+
+def test_stock_stealing_that_was_off_stays_off_afterwards():
+    async def test(client, scheduler):
+        assert "stealing" not in scheduler.extensions
+        await ff.install(client)
+        assert isinstance(scheduler.extensions["stealing"], Stealing)
+        await ff.uninstall(client)
+        assert "stealing" not in scheduler.extensions
+        assert "stealing" not in scheduler.periodic_callbacks
+
+    with dask.config.set({"distributed.scheduler.work-stealing": False}):
+        on_cluster(test)
+
+
+def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+        first, second = scheduler.workers
+        blocker, tasks = _dependents(client, "backlog", 20, first)
+        await wait(tasks)
+        assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
+        assert (await figures(client))["counts"]["confirmed"] >= 10
+        await Event("backlog").set()
+        await blocker
+
+    on_cluster(test)
+
+
+def test_restricted_tasks_are_never_moved():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+        first = next(iter(scheduler.workers))
+        blocker, tasks = _dependents(client, "strict", 10, first, allow_other_workers=False)
+        await asyncio.sleep(0.3)
+        assert not any(t.done() for t in tasks)
+        assert scheduler.extensions["stealing"].counts["requests"] == 0
+        await Event("strict").set()
+        await wait([blocker, *tasks])
+        assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {first}
+
+    on_cluster(test)
+
+
+def test_resource_accounting_stays_exact_through_moves():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+
+        def work(i):
+            import time
+
+            time.sleep(0.01)
+            return i
+
+        with dask.annotate(resources={"GPU": 1}):
+            first = next(iter(scheduler.workers))
+            tasks = [
+                client.submit(
+                    work, i, key=f"gpu-{i}", workers=[first], allow_other_workers=True, resources={"GPU": 1}
+                )
+                for i in range(40)
+            ]
+        assert await client.gather(tasks) == list(range(40))
+        assert [dict(ws.used_resources) for ws in scheduler.workers.values()] == [{"GPU": 0}] * 2
+
+    on_cluster(test, resources={"GPU": 1})
+
+
+def test_an_option_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="unknown tresh"):
+        Settings.configured(tresh=1)
+    with pytest.raises(ConfigError, match=r"wanted a distributed\.Client"):
+        ff.install("tcp://localhost:8786")
+
+
+def test_without_the_plugin_there_are_no_figures():
+    async def test(client, scheduler):
+        with pytest.raises(ConfigError, match="not installed"):
+            await figures(client)
+
+    on_cluster(test)
+
+
+def test_by_configuration_the_plugin_is_on_from_the_start():
+    async def test(client, scheduler):
+        assert isinstance(scheduler.extensions["stealing"], Stealing)
+        assert [t for t in scheduler.periodic_callbacks if t == "stealing"] == ["stealing"]
+        assert (await figures(client))["stealing"] == "informed"
+        await ff.uninstall(client)
+        assert type(scheduler.extensions["stealing"]) is WorkStealing
+
+    with dask.config.set({"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]}):
+        on_cluster(test)
+
+
+def test_the_type_of_scheduler_is_untouched():
+    assert "ferro" not in repr(vars(Scheduler)).lower()

@@ -1,0 +1,291 @@
+"""Telemetry: what Dask reports of a task, as spans; on real schedulers and workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from typing import Any
+
+import distributed
+import pytest
+from distributed import Client, LocalCluster, Worker
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dask_ferro.runtime.telemetry import Telemetry
+
+
+class Listener(SchedulerPlugin):
+    """Tells a telemetry what a scheduler plugin would."""
+
+    name = "listener"
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+
+    async def start(self, scheduler: distributed.Scheduler) -> None:
+        self.scheduler = scheduler
+        for ws in scheduler.workers.values():
+            self.telemetry.joined(ws.address, ws.nthreads)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if start == "processing" and finish == "memory":
+            self.telemetry.finished(
+                self.scheduler.tasks[key],
+                kwargs["worker"],
+                kwargs["startstops"],
+                kwargs["nbytes"],
+                kwargs["thread"],
+            )
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        self.telemetry.left(worker)
+
+
+@contextmanager
+def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
+    """A client of a cluster whose scheduler tells the telemetry meanwhile."""
+    cluster.sync(_listen, cluster.scheduler, telemetry)
+    try:
+        with Client(cluster) as client:
+            yield client
+    finally:
+        del cluster.scheduler.plugins[f"listener-{id(telemetry)}"]
+
+
+async def _listen(scheduler: distributed.Scheduler, telemetry: Telemetry) -> None:
+    listener = Listener(telemetry)
+    await listener.start(scheduler)
+    scheduler.add_plugin(listener, name=f"listener-{id(telemetry)}")
+
+
+def threads(n_workers: int, **kwargs: Any) -> LocalCluster:
+    """Workers of two threads each, in this process."""
+    return LocalCluster(
+        n_workers=n_workers, threads_per_worker=2, processes=False, dashboard_address=":0", **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalCluster]:
+    with threads(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def workers(shared: LocalCluster) -> list[str]:
+    return sorted(w.address for w in shared.workers.values())
+
+
+def slept(seconds: float, *inputs: object) -> bytes:
+    time.sleep(seconds)
+    return bytes(1000)
+
+
+def ran_in(number: int) -> int:
+    time.sleep(0.02)
+    return threading.get_ident()
+
+
+def test_a_run_is_recorded_with_its_values(shared: LocalCluster, workers: list[str]) -> None:
+    telemetry = Telemetry()
+    with recorded(shared, telemetry) as client:
+        a = client.submit(slept, 0.05, key="load-1", workers=[workers[0]])
+        b = client.submit(slept, 0.05, a, key=("join", 0), workers=[workers[1]])
+        distributed.wait(b)
+        trace = telemetry.trace()
+    assert [(t.key, t.prefix, t.group, t.dependencies) for t in trace.tasks] == [
+        ("load-1", "load", "load", ()),
+        (("join", 0), "join", "join", ("load-1",)),
+    ]
+    assert all(0.05 <= t.seconds < 1.0 and t.nbytes == 1000 for t in trace.tasks)
+    assert [(s.kind, s.key, s.worker, s.lane, s.nbytes, s.source) for s in trace.spans] == [
+        ("compute", "load-1", workers[0], 0, 1000, ""),
+        ("transfer", ("join", 0), workers[1], 0, 1000, workers[0]),
+        ("compute", ("join", 0), workers[1], 0, 1000, ""),
+    ]
+    assert trace.workers == dict.fromkeys(workers, 2)
+    assert trace.spans[0].start == 0.0
+    assert trace.busy_seconds == pytest.approx(sum(t.seconds for t in trace.tasks))
+
+
+def test_a_worker_has_a_lane_for_each_thread(shared: LocalCluster, workers: list[str]) -> None:
+    telemetry = Telemetry()
+    with recorded(shared, telemetry) as client:
+        futures = client.map(ran_in, range(20), workers=workers[:1])
+        threads = dict(zip([f.key for f in futures], client.gather(futures), strict=True))
+        spans = list(telemetry.trace().of("compute"))
+    assert {(s.worker, s.lane) for s in spans} == {(workers[0], 0), (workers[0], 1)}
+    assert len({(threads[s.key], s.lane) for s in spans}) == 2
+
+
+def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
+    telemetry = Telemetry()
+    with recorded(shared, telemetry) as client:
+        client.submit(slept, 0.01, key="before").result()
+        since = time.time()
+        client.submit(slept, 0.01, key="after").result()
+        trace = telemetry.trace(since)
+    assert [t.key for t in trace.tasks] == ["after"]
+    assert 0 < trace.spans[0].start < 1.0
+
+
+def test_started_forgets(shared: LocalCluster) -> None:
+    telemetry = Telemetry()
+    with recorded(shared, telemetry) as client:
+        client.submit(slept, 0.01, key="before").result()
+        telemetry.counts["requests"] += 1
+        telemetry.started(time.time())
+        client.submit(slept, 0.01, key="after").result()
+        trace = telemetry.trace()
+    assert [t.key for t in trace.tasks] == ["after"]
+    assert trace.counts == {}
+
+
+def test_length_bounds_and_zero_records_nothing(shared: LocalCluster) -> None:
+    short, off = Telemetry(length=3), Telemetry(length=0)
+    with recorded(shared, short), recorded(shared, off) as client:
+        value: Any = 0
+        for i in range(10):
+            value = client.submit(add, value, 1, key=f"add-{i}")
+        assert value.result() == 10
+        traces = short.trace(), off.trace()
+    assert [t.key for t in traces[0].tasks] == ["add-7", "add-8", "add-9"]
+    assert (traces[1].tasks, traces[1].spans, off.is_on, short.is_on) == ((), (), False, True)
+
+
+def test_a_task_that_ran_again_is_one_task_of_two_spans() -> None:
+    telemetry = Telemetry()
+    with threads(2) as cluster, recorded(cluster, telemetry) as client:
+        name, first = next((n, w.address) for n, w in cluster.workers.items())
+        lost = client.submit(slept, 0.01, key="lost", workers=[first], allow_other_workers=True)
+        distributed.wait(lost, timeout=30)
+        cluster.sync(cluster.workers[name].close, nanny=False)
+        distributed.wait(client.submit(slept, 0.01, lost, key="after"), timeout=30)
+        trace = telemetry.trace()
+    assert [t.key for t in trace.tasks] == ["lost", "after"]
+    assert [s.key for s in trace.of("compute")] == ["lost", "lost", "after"]
+
+
+def test_a_copy_changes_no_more() -> None:
+    telemetry = Telemetry()
+    telemetry.joined("a", 1)
+    telemetry.counts["confirmed"] += 1
+    telemetry.stolen("k", "v", "a", 1.0, 2.0)
+    copy, before = telemetry.copy(), telemetry.trace()
+    telemetry.joined("b", 1)
+    telemetry.left("a")
+    telemetry.counts["confirmed"] += 1
+    telemetry.stolen("k", "v", "a", 3.0, 4.0)
+    assert copy.trace() == before
+    assert telemetry.trace() != before
+
+
+def test_workers_that_left_are_in_the_traces_of_what_they_ran() -> None:
+    telemetry = Telemetry()
+    telemetry.joined("stays", 2)
+    telemetry.joined("leaves", 4)
+    telemetry.joined("leaves-idle", 8)
+    telemetry.stolen("k", "stays", "leaves", 1.0, 2.0)
+    telemetry.left("leaves")
+    telemetry.left("leaves-idle")
+    telemetry.left("never-came")
+    assert telemetry.trace().workers == {"stays": 2, "leaves": 4}
+
+
+@pytest.mark.parametrize(
+    ("steals", "wanted"),
+    [
+        pytest.param(
+            [("k", "v", "t", 10.0, 10.5, "p")],
+            [("k", "p", "t", 0.0, 0.5, "v")],
+            id="a steal starts the trace",
+        ),
+        pytest.param(
+            [("k", "v", "t", 8.0, 8.5, "p"), ("k", "v", "t", 10.0, 10.5, "p")],
+            [("k", "p", "t", 0.0, 0.5, "v")],
+            id="what began before the recording is left out",
+        ),
+        pytest.param(
+            [("k", "v", "t", 10.0, 10.5)], [("k", "", "t", 0.0, 0.5, "v")], id="no prefix is no error"
+        ),
+    ],
+)
+def test_steals_are_spans_of_the_thief(steals: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> None:
+    telemetry = Telemetry()
+    telemetry.started(9.0)
+    for steal in steals:
+        telemetry.stolen(*steal)
+    spans = telemetry.trace().of("steal")
+    assert [(s.key, s.prefix, s.worker, s.start, s.stop, s.source) for s in spans] == wanted
+
+
+class Shifted(Worker):
+    """A worker that believes the scheduler's clock to be elsewhere."""
+
+    delay = 0.0
+
+    @property
+    def scheduler_delay(self) -> float:
+        return self.delay
+
+    @scheduler_delay.setter
+    def scheduler_delay(self, value: float) -> None:
+        """Dask's own measurement is not taken."""
+
+
+class Behind(Shifted):
+    delay = -1000.0
+
+
+class Ahead(Shifted):
+    delay = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        pytest.param(Behind, -1000.0, id="workers shift their times themselves: not corrected twice"),
+        pytest.param(Ahead, 0.0, id="no task ends after the scheduler heard of it"),
+    ],
+)
+def test_clocks(kind: type[Worker], wanted: float) -> None:
+    telemetry = Telemetry()
+    telemetry.started(-1e9)
+    with threads(1, worker_class=kind) as cluster, recorded(cluster, telemetry) as client:
+        now = time.time()
+        client.submit(slept, 0.01, key="k").result()
+        (span,) = telemetry.trace(now - 5000.0).spans
+    assert span.start - 5000.0 == pytest.approx(wanted, abs=10.0)
+    assert 0.01 <= span.seconds < 1.0
+
+
+def test_an_input_counts_once_whoever_sent_it(shared: LocalCluster, workers: list[str]) -> None:
+    telemetry = Telemetry()
+    with recorded(shared, telemetry) as client:
+        a = client.submit(slept, 0.0, key="a", workers=workers[:1])
+        b = client.submit(slept, 0.0, key="b", workers=workers[1:2])
+        c = client.submit(slept, 0.0, a, b, key="c", workers=workers[2:])
+        d = client.submit(slept, 0.0, a, c, key="d", workers=workers[2:])
+        distributed.wait(d)
+        moved = sorted((s.key, s.source, s.nbytes) for s in telemetry.trace().of("transfer"))
+    assert moved == [("c", workers[0], 1000), ("c", workers[1], 1000)]
+
+
+@pytest.mark.cluster
+def test_processes_report_on_the_schedulers_clock() -> None:
+    telemetry = Telemetry()
+    processes = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with processes as cluster, recorded(cluster, telemetry) as client:
+        before = time.time()
+        futures = client.map(slept, [0.05] * 8, pure=False)
+        distributed.wait(client.submit(slept, 0.0, *futures, key="total"))
+        seconds = time.time() - before
+        trace = telemetry.trace(before)
+    assert len(trace.tasks) == 9
+    assert all(-0.05 < s.start <= s.stop < seconds + 0.05 for s in trace.spans)
+    at = next(s.worker for s in trace.of("compute") if s.key == "total")
+    elsewhere = [s for s in trace.of("compute") if s.worker != at]
+    assert sum(s.nbytes for s in trace.of("transfer")) == 1000 * len(elsewhere)

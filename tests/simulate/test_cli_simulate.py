@@ -1,0 +1,106 @@
+"""`dask ferro simulate`, called as a shell calls it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dask_ferro.cli import main
+from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.compare import of_trace
+from dask_ferro.simulate.engine import simulate
+from dask_ferro.simulate.workloads import build
+
+WORKFLOW = {
+    "name": "two",
+    "workflow": {
+        "tasks": [
+            {"name": "first_1", "id": "1", "runtimeInSeconds": 2.0, "parents": [], "children": ["second_2"]},
+            {"name": "second_2", "id": "2", "runtimeInSeconds": 3.0, "parents": ["first_1"], "children": []},
+        ]
+    },
+}
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)], prog_name="dask ferro")
+
+
+def compared(*arguments):
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_workload_is_compared_under_every_policy_that_was_named():
+    found = compared("--workload", "cholesky", "--workers", 8, "--policy", "informed,none,stock-none")
+    assert [row["policy"] for row in found["rows"]] == ["informed", "none", "stock-none"]
+    assert (found["graph"], found["tasks"], found["threads"]) == ("cholesky", 220, 8)
+    ours, none, stock = (row["over_lower_bound"] for row in found["rows"])
+    assert ours <= none < 1.4 < 6 < stock
+
+
+def test_the_table_has_a_line_for_each_policy():
+    done = call("--workload", "skew", "--param", "tasks=20", "--policy", "informed,stock")
+    assert done.exit_code == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["graph", "skew,", "20", "tasks"] in lines
+    assert [line[0] for line in lines if line and line[0] in ("informed", "stock")] == ["informed", "stock"]
+
+
+def test_parameters_and_threads_reach_workload_and_cluster():
+    found = compared("--workload", "straggler", "--param", "tasks=12", "--param", "seconds=0.5", "--threads", 3,
+                     "--workers", 2, "--policy", "none")  # fmt: skip
+    assert (found["tasks"], found["threads"], found["lower_bound"]) == (12, 6, pytest.approx(1.0))
+
+
+def test_a_recorded_run_is_simulated_again(tmp_path):
+    trace = simulate(build("gemm"), VirtualCluster.local(4), policy="none")
+    trace.save(tmp_path / "run.ferrotrace.gz")
+    found = compared("--graph", tmp_path / "run.ferrotrace.gz", "--workers", 4, "--policy", "none")
+    assert found["tasks"] == len(trace.tasks)
+    assert found["rows"][0]["makespan"] == pytest.approx(trace.counts["elapsed"], rel=0.03)
+
+
+def test_what_a_trace_read_from_outside_is_left_out():
+    trace = simulate(build("pinned"), VirtualCluster.local(2))
+    cut = trace.__class__(tasks=trace.tasks[10:])
+    assert len(of_trace(cut).tasks) == len(trace.tasks) - 10
+
+
+def test_a_workflow_of_wfcommons_is_simulated(tmp_path):
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(WORKFLOW))
+    assert compared("--graph", path, "--policy", "stock")["rows"][0]["makespan"] == pytest.approx(
+        5.0, rel=0.01
+    )
+
+
+def test_equal_seeds_print_equal_figures():
+    arguments = ("--workload", "skew", "--policy", "last-victim", "--seed", 3)
+    assert compared(*arguments) == compared(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((), "give either --workload NAME or --graph FILE", id="nothing to simulate"),
+        pytest.param(("--workload", "nothing"), "workload: got 'nothing'", id="no such workload"),
+        pytest.param(
+            ("--workload", "skew", "--param", "size=3"), "no parameter size", id="no such parameter"
+        ),
+        pytest.param(("--workload", "skew", "--param", "tasks=0"), "which it cannot have", id="no tasks"),
+        pytest.param(("--workload", "skew", "--param", "mean=-1"), "negative seconds", id="negative seconds"),
+        pytest.param(("--workload", "skew", "--policy", "best"), "no policy 'best'", id="no such policy"),
+        pytest.param(("--workload", "skew", "--workers", "0"), "--workers", id="no workers"),
+        pytest.param(("--graph", "THIS"), "THIS", id="a file that is no graph"),
+        pytest.param(("--graph", "THIS", "--param", "a=1"), "--param goes with --workload", id="both kinds"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line_and_status_two(tmp_path, arguments, message):
+    path = tmp_path / "THIS.json"
+    path.write_text("[]")
+    done = call(*(path if a == "THIS" else a for a in arguments))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

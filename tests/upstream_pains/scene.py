@@ -1,0 +1,244 @@
+"""A scheduler and workers in the test's own process and loop, with stock Dask's stealing or with ours.
+
+What ran where, and what moved, is read from the workers' own logs: it means the same whoever decided.
+Stock Dask looks every 20 ms here, not every second: what it does not do then, it never does.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Literal
+
+import dask
+from dask.utils import key_split
+from distributed import Client, Future, Scheduler, Worker
+from distributed.scheduler import WorkerState
+from distributed.worker_state_machine import ComputeTaskEvent, ExecuteSuccessEvent, StealRequestEvent
+
+import dask_ferro as ff
+from tests.upstream_pains import jobs
+
+Way = Literal["stock", "ours"]
+
+# Thirty of stock Dask's looks, and one of our slow ticks.
+A_WHILE_S = 0.6
+_PATIENCE_S = 20.0
+
+_CONFIG = {
+    "distributed.scheduler.work-stealing": True,
+    "distributed.scheduler.work-stealing-interval": "20ms",
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.low-level-log-length": 100_000,
+}
+
+
+class Scene:
+    """A running cluster, and what its workers did since the last `learn`."""
+
+    client: Client
+
+    def __init__(self, scheduler: Scheduler, way: Way, reports: bool) -> None:
+        self.scheduler = scheduler
+        self.way = way
+        self.reports = reports
+        self.workers: list[Worker] = []
+        self._count = 0
+        self._wanted: list[Future] = []  # a task whose future is gone is not run
+
+    # -- what there is -------------------------------------------------------------------------------------
+
+    async def join(self, threads: int = 1, resources: Mapping[str, float] | None = None) -> Worker:
+        """Start one more worker."""
+        worker = await Worker(
+            self.scheduler.address,
+            nthreads=threads,
+            resources=dict(resources or {}),
+            validate=True,
+            name=str(len(self.workers)),
+        )
+        if not self.reports:
+            worker.periodic_callbacks["heartbeat"].stop()
+        self.workers.append(worker)
+        return worker
+
+    async def blocks(self, count: int, nbytes: int, on: Worker) -> list[Future]:
+        """Put blocks of data on a worker."""
+        made = [jobs.Block(nbytes) for _ in range(count)]
+        futures: list[Future] = await self.client.scatter(made, workers=[on.address], hash=False)
+        return futures
+
+    def map(
+        self,
+        count: int,
+        job: Callable[..., Any],
+        *args: Any,
+        name: str = "job",
+        on: Sequence[Worker] = (),
+        strictly: bool = False,
+        **options: Any,
+    ) -> list[Future]:
+        """Submit so many tasks of a prefix at once, the most urgent first; pinned, softly by default."""
+        if on:
+            options |= {"workers": [w.address for w in on], "allow_other_workers": not strictly}
+        keys = [(name, self._count + i) for i in range(count)]
+        self._count += count
+        futures: list[Future] = self.client.map(job, *([a] * count for a in args), key=keys, **options)
+        self._wanted += futures
+        return futures
+
+    async def learn(self, seconds: float, *names: str) -> None:
+        """Let the scheduler measure prefixes, to so many seconds each.  Then the logs start anew."""
+        for name in names:
+            await self.map(1, jobs.take, seconds, name=name, on=self.workers[:1])[0]
+            self.scheduler.task_prefixes[name].duration_average = seconds  # whatever else the machine did
+        for worker in self.workers:
+            worker.state.stimulus_log.clear()
+
+    async def occupy(
+        self,
+        on: Worker,
+        job: Callable[..., Any] = jobs.behind,
+        *,
+        name: str = "gate",
+        gate: str = "gate",
+        **options: Any,
+    ) -> None:
+        """Run a task on a worker until a gate opens."""
+        (future,) = self.map(1, job, gate, name=name, on=[on], **options)
+        await self.until(lambda: any(ts.key == future.key for ts in on.state.all_running_tasks))
+
+    def state(self, worker: Worker) -> WorkerState:
+        """Return what the scheduler believes of a worker."""
+        return self.scheduler.workers[worker.address]
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Let nobody steal while a state is put together."""
+        if self.way == "ours":
+            await ff.install(self.client, stealing="none")
+            yield
+            await ff.install(self.client)
+        else:
+            looks = self.scheduler.periodic_callbacks["stealing"]
+            looks.stop()
+            yield
+            looks.start()
+
+    # -- what happened -------------------------------------------------------------------------------------
+
+    def ran(self, name: str = "job") -> list[int]:
+        """Tasks of a prefix that each worker has run to their ends, in the workers' order."""
+        return [len(self.keys_run(worker, name)) for worker in self.workers]
+
+    def keys_run(self, worker: Worker, name: str = "job") -> list[int]:
+        """Numbers of the tasks of a prefix that a worker has run to their ends, in ascending order."""
+        return sorted(key[1] for key in _keys(worker, ExecuteSuccessEvent) if key_split(key) == name)
+
+    @property
+    def requested(self) -> int:
+        """Requests to victims so far."""
+        return sum(len(_keys(worker, StealRequestEvent)) for worker in self.workers)
+
+    @property
+    def given(self) -> Counter[Any]:
+        """How many times each task was given to a worker: two are one move."""
+        return Counter(key for worker in self.workers for key in _keys(worker, ComputeTaskEvent))
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait for something that is sure to come."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not is_true():
+                await asyncio.sleep(0.002)
+
+    async def done(self, futures: Iterable[Future]) -> None:
+        """Wait for results."""
+        async with asyncio.timeout(_PATIENCE_S):
+            await self.client.gather(list(futures))
+
+    async def finished(self, futures: Sequence[Future]) -> int:
+        """Return how many of the tasks end within a while."""
+        for _ in range(int(A_WHILE_S / 0.02)):
+            if all(future.done() for future in futures):
+                break
+            await asyncio.sleep(0.02)
+        return sum(future.done() for future in futures)
+
+    async def rest(self) -> None:
+        """Open the gates and wait until nothing runs: a worker that is closed meanwhile says so, at length."""
+        jobs.open_all()
+        await self.client.cancel(self._wanted)
+        await self.until(lambda: not any(w.state.all_running_tasks for w in self.workers))
+        if self.way == "ours":
+            await ff.uninstall(self.client)
+
+    async def close_workers(self) -> None:
+        """Stop all workers."""
+        await asyncio.gather(*(worker.close(nanny=False) for worker in self.workers))
+
+    async def a_while(self) -> None:
+        """Let both stealers look for long enough to do what they would do."""
+        await asyncio.sleep(A_WHILE_S)
+
+
+def _keys(worker: Worker, kind: type) -> list[Any]:
+    return [event.key for event in worker.state.stimulus_log if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def _opened(
+    way: Way, workers: int, resources: Mapping[str, float] | None, reports: bool
+) -> AsyncIterator[Scene]:
+    """Start a cluster, with our plugin where asked for, and take everything down again."""
+    jobs.shut_all()
+    with dask.config.set(_CONFIG):
+        async with AsyncExitStack() as stack:
+            scheduler = Scheduler(
+                protocol="inproc://", dashboard=False, dashboard_address=":0", validate=True
+            )
+            await stack.enter_async_context(scheduler)
+            scene = Scene(scheduler, way, reports)
+            stack.push_async_callback(scene.close_workers)
+            for _ in range(workers):
+                await scene.join(resources=resources)
+            scene.client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
+            stack.push_async_callback(scene.rest)
+            if way == "ours":
+                await ff.install(scene.client)
+            yield scene
+
+
+def on_a_scene(
+    workers: int = 2, resources: Mapping[str, float] | None = None, reports: bool = False
+) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Way], None]]:
+    """Make a test of a play, to be run on a fresh cluster of one-thread workers for each way.
+
+    Parameters
+    ----------
+    reports : bool
+        Whether workers tell the scheduler meanwhile for how long their tasks have run.  They do every 0.5 s
+        in a cluster of ten, and every 6 s in one of a thousand.
+    """
+
+    def as_test(play: Callable[[Scene], Awaitable[None]]) -> Callable[[Way], None]:
+        async def run(way: Way) -> None:
+            async with _opened(way, workers, resources, reports) as scene:
+                await play(scene)
+
+        def test(way: Way) -> None:
+            asyncio.run(run(way))
+
+        test.__name__, test.__doc__ = play.__name__, play.__doc__
+        return test
+
+    return as_test
