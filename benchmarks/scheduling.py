@@ -3,9 +3,9 @@
     python benchmarks/scheduling.py                               # all workloads, eight worker processes each
     python benchmarks/scheduling.py --only cholesky --rounds 3 --in-process
 
-Tasks sleep, so that eight workers need no eight cores; what is measured is the schedule and its overhead.  Each
-contender has a cluster of its own that stays for all rounds, and contenders take turns.  The first run of each
-workload, when nothing is known of its durations, stands apart: it is no part of the median.
+Tasks sleep, so that eight workers need no eight cores; what is measured is the schedule and its overhead.  The
+contenders take turns on one cluster: the plugin comes on and off.  The first run of each workload stands apart: it
+is no part of the median.
 
 makespan   seconds from submission to the last output, over max(critical path, work / threads).
 steals     from the scheduler's own log of them; moved: bytes that workers sent each other.
@@ -75,23 +75,34 @@ class Sample(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A contender's cluster with its client."""
+    """A contender on the cluster that all of them share: idle worker processes of three would take half a core."""
 
+    name: str
     cluster: Any
     client: Client
+
+    def take_over(self) -> None:
+        """Make the scheduler this contender's."""
+        if self.name == "ferro":
+            ff.install(self.client)
+        else:
+            ff.uninstall(self.client)
+            self.client.run_on_scheduler(_set_stealing, on=self.name == STOCK)
+
+
+async def _set_stealing(on: bool, dask_scheduler: Any) -> None:
+    stealing = dask_scheduler.extensions["stealing"]
+    await (stealing.start() if on else stealing.stop())
 
 
 # ---- clusters ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def contender(name: str, site: Site) -> Iterator[Running]:
-    settings = {
-        "distributed.scheduler.work-stealing": name != "no-stealing",
-        "distributed.admin.low-level-log-length": 20_000,  # the stealing log keeps so many entries
-    }
+def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]:
+    log = {"distributed.admin.low-level-log-length": 20_000}  # the stealing log keeps so many entries
     with ExitStack() as stack:
-        with dask.config.set(settings):
+        with dask.config.set(log):
             cluster = stack.enter_context(
                 ff.LocalCluster(
                     n_workers=site.workers,
@@ -102,15 +113,7 @@ def contender(name: str, site: Site) -> Iterator[Running]:
             )
         # By address: a client of the cluster object would share the scheduler's thread, whose CPU is measured.
         client = stack.enter_context(Client(cluster.scheduler_address))
-        if name == "ferro":
-            ff.install(client)
-        yield Running(cluster, client)
-
-
-@contextmanager
-def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]:
-    with ExitStack() as stack:
-        yield {name: stack.enter_context(contender(name, site)) for name in names}
+        yield {name: Running(name, cluster, client) for name in names}
 
 
 # ---- one run -----------------------------------------------------------------------------------------------
@@ -118,6 +121,7 @@ def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]
 
 def once(on: Running, graph: TaskGraph, **options: Any) -> Sample:
     """Run a graph and read the scheduler's and the workers' meters around it."""
+    on.take_over()
     began, cpu = on.client.run_on_scheduler(_meter)
     sent = on.client.run(_sent)
     seconds = synthetic.run(on.client, graph, **options)

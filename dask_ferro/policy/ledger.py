@@ -22,6 +22,8 @@ from dask_ferro.policy.snapshot import Address, Key, Outcome, Snapshot, Task, Wo
 # A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
 VICTIMS = 10
 DEPTH = 64
+# Up to so many workers it is cheaper to look at all than to keep them in order.
+_FEW = 24
 # Ratios of measured to projected seconds say little until there are some, and a worker is rarely further off.
 _PRIOR_TASKS = 4
 _SLOWEST = 32.0
@@ -87,15 +89,19 @@ class Row:
         self.load: tuple[float, Address] | None = None
         self.version = 0
 
-    def starts_in(self, now: float) -> float:
-        """Return the seconds until a task that joins the queue now would start."""
+    def starts_in(self, now: float, priority: Any = None) -> float:
+        """Return the seconds until a task that joins the queue now would start: at its end, or by its priority."""
         free = self.nthreads - len(self.running) - len(self.queue) - self.incoming
         if free > 0:
             return 0.0
-        work = (self.waiting_seconds + self.incoming_seconds) * self.slowness
-        remaining = sorted(self._remaining(entry, now) for entry in self.running.values())
+        waits = self.waiting_seconds
+        if priority is not None and self.queue:
+            waits *= bisect_left(self.queue, (priority,)) / len(self.queue)  # type: ignore[arg-type]
+        work = (waits + self.incoming_seconds) * self.slowness
         if self.nthreads == 1:
-            return (remaining[0] if remaining else 0.0) + work
+            first = min([self._remaining(entry, now) for entry in self.running.values()], default=0.0)
+            return first + work
+        remaining = sorted(self._remaining(entry, now) for entry in self.running.values())
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
         for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
             room = (level - levels[index - 1]) * index
@@ -165,10 +171,14 @@ class Ledger:
         self, address: Address, nthreads: int, host: str = "", device: str = "cpu", accepts: bool = True
     ) -> Row:
         """Open a worker's page; of one that is known, change its facts."""
+        now = self._now
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = Row(address, nthreads, host, device, accepts)
             insort(self._everyone, address)
+            if len(self.rows) == _FEW + 1:
+                self._soonest = [(now + r.starts_in(now), a, r.version) for a, r in self.rows.items()]
+                heapify(self._soonest)
         # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
         row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
         self.hosts[address] = host
@@ -286,13 +296,16 @@ class Ledger:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def worker(self, address: Address, now: float) -> Worker:
-        """Return a worker's row."""
+    def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
+        """Return a worker's row, as it is for a task of some priority."""
         row = self.rows[address]
         queue = len(row.queue)
+        dry = row.starts_in(now)
         return Worker(
-            address, row.host, row.device, row.nthreads, row.starts_in(now),
+            address, row.host, row.device, row.nthreads,
+            dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
+            runs_dry_in=dry,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
@@ -330,11 +343,11 @@ class Ledger:
             tuple(outcomes),
         )
 
-    def soonest(self, now: float, count: int) -> list[Worker]:
-        """Return the accepting workers on which a task would start first."""
-        if len(self.rows) <= 2 * count:
-            open_ = (self.worker(row.address, now) for row in self.rows.values() if row.accepts)
-            return nsmallest(count, open_, key=lambda w: (w.starts_in, w.address))
+    def soonest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
+        """Return the accepting workers that run dry first, as rows for a task of some priority."""
+        if len(self.rows) <= _FEW:
+            open_ = [(row.starts_in(now), row.address) for row in self.rows.values() if row.accepts]
+            return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
         found: list[Worker] = []
         popped: list[tuple[float, Address, int]] = []
         while self._soonest and len(found) < count:
@@ -348,10 +361,19 @@ class Ledger:
                 continue
             popped.append(item)
             if row.accepts:
-                found.append(self.worker(row.address, now))
+                found.append(self.worker(row.address, now, priority))
         for item in popped:
             heappush(self._soonest, item)
         return found
+
+    def first(self, now: float) -> float:
+        """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
+        if len(self._loads) == len(self.rows):
+            return self._loads[0][0] if self._loads else float("inf")
+        if len(self.rows) <= _FEW:
+            return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=float("inf"))
+        found = self.soonest(now, 1)
+        return found[0].starts_in if found else float("inf")
 
     # -- the entries' way through the book -----------------------------------------------------------------
 
@@ -432,7 +454,7 @@ class Ledger:
         self._now = max(self._now, now)
         self._version += 1
         row.version = self._version
-        if self._is_here(row):
+        if len(self.rows) > _FEW and self._is_here(row):
             heappush(self._soonest, (now + row.starts_in(now), row.address, row.version))
             if len(self._soonest) > 4 * len(self.rows) + 64:
                 self._soonest = [item for item in self._soonest if self._is_current(item)]
@@ -447,7 +469,8 @@ class Ledger:
         return row is not None and row.version == item[2]
 
     def _load(self, row: Row) -> None:
-        self._unload(row)
+        if row.load is not None:
+            self._unload(row)
         if row.queue and self._is_here(row):
             row.load = (row.waiting_seconds * row.slowness / row.nthreads, row.address)
             insort(self._loads, row.load)

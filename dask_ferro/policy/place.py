@@ -28,6 +28,9 @@ class Placement:
         The same as a share of what the transfer is projected to take.
     candidates : int
         Workers that are weighed beside the holders: those on which a task would start first.
+    soon : float
+        A worker is given a task whose inputs others hold when it runs dry within this share of the task's seconds:
+        queues that differ by a task or two are no reason, and would send every other task somewhere else.
     light : int
         Bytes up to which an input is light: moving it takes little more than a message.
     """
@@ -35,6 +38,7 @@ class Placement:
     margin: float = 0.002
     transfer_margin: float = 0.5
     candidates: int = 4
+    soon: float = 1.0
     light: int = 64 * 1024
 
     def choose(
@@ -62,7 +66,24 @@ class Placement:
                 best = rank
         return best[2] if best is not None else None
 
+    def stays(self, seconds: float, first: float) -> bool:
+        """Whether a task stays with the holder of its inputs, however long the queue there.
+
+        Parameters
+        ----------
+        seconds : float
+            Projected, of the task.
+        first : float
+            Seconds until the first of all workers runs dry.
+        """
+        return first > self.soon * seconds
+
     def _near(self, task: Task, workers: list[Worker]) -> list[Worker]:
-        """Return the holders of the task's large inputs, if it has any and they may have it."""
+        """Return the holders of the task's inputs, or of the large ones, and who else may take it now."""
+        if not task.inputs:
+            return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
-        return [w for w in workers if any(w.address in held.holders for held in heavy)] or workers
+        holders = [w for w in workers if any(w.address in held.holders for held in heavy or task.inputs)]
+        if heavy or not holders:
+            return holders or workers
+        return [w for w in workers if not self.stays(task.seconds, w.runs_dry_in) or w in holders]

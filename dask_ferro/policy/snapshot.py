@@ -55,7 +55,10 @@ class Worker(NamedTuple):
     Attributes
     ----------
     starts_in : float
-        Seconds until a task that joined its queue now would start, moves on their way included.
+        Seconds until a task that joined its queue now would start, moves on their way included: at the end of the
+        queue or, of a row that is built for one task, at its place by priority.
+    runs_dry_in : float
+        Seconds until a thread has nothing to do.
     busy : int
         Threads that run a task or have one waiting for them.
     waiting : int
@@ -84,6 +87,7 @@ class Worker(NamedTuple):
     accepts: bool = True
     unlocks: bool = False
     running_for: float = 0.0
+    runs_dry_in: float = 0.0
 
 
 class Outcome(NamedTuple):

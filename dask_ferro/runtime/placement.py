@@ -51,6 +51,8 @@ class Placing:
 
     def _choose(self, ts: TaskState) -> WorkerState | None:
         now = time()
+        if (holder := self._only_holder(ts)) is not None and self._stays(ts, holder, now):
+            return holder
         allowed, preferred = self.stealing.restrictions(ts)
         workers = self._candidates(ts, allowed if allowed is not None else preferred, now)
         seconds, known = self._seconds(ts)
@@ -58,6 +60,33 @@ class Placing:
         task = Task(ts.key, seconds, known, inputs, allowed, preferred)
         address = self.settings.placing.choose(task, workers, self.stealing.links, self.stealing.ledger.hosts)
         return self.scheduler.workers.get(address) if address is not None else None
+
+    def _only_holder(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker that alone holds all inputs, of a task that may go anywhere."""
+        if seams.is_restricted(ts):
+            return None
+        holder: WorkerState | None = None
+        for dts in ts.dependencies:
+            who = dts.who_has
+            if not who or len(who) > 1:
+                return None
+            (ws,) = who
+            if holder is not None and ws is not holder:
+                return None
+            holder = ws
+        return holder
+
+    def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
+        placing, ledger = self.settings.placing, self.stealing.ledger
+        row = ledger.rows.get(holder.address)
+        if row is None or holder.status != Status.running:
+            return False
+        if (
+            placing.stays(self._seconds(ts)[0], ledger.first(now))
+            or row.starts_in(now, ts.priority) <= placing.margin
+        ):
+            return True
+        return any(dts.get_nbytes() > placing.light for dts in ts.dependencies)
 
     def queued(self) -> WorkerState | None:
         """Return the worker for a task from the scheduler's queue, or None while all are busy."""
@@ -73,14 +102,14 @@ class Placing:
         ledger = self.stealing.ledger
         if admitted:
             some = sorted(admitted)[:_ADMITTED]
-            found = [ledger.worker(a, now) for a in some if a in ledger.rows]
+            found = [ledger.worker(a, now, ts.priority) for a in some if a in ledger.rows]
             if found and (len(some) == len(admitted)):
                 return [self._current(w) for w in found]
-        found = ledger.soonest(now, self.settings.placing.candidates)
+        found = ledger.soonest(now, self.settings.placing.candidates, ts.priority)
         seen = {w.address for w in found}
         for address in self._holders(ts):
             if address not in seen and address in ledger.rows:
-                found.append(ledger.worker(address, now))
+                found.append(ledger.worker(address, now, ts.priority))
         return [self._current(w) for w in found]
 
     def _current(self, worker: Worker) -> Worker:

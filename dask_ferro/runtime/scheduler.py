@@ -56,7 +56,6 @@ class FerroScheduler(SchedulerPlugin):
         self.placing = Placing(scheduler, self.stealing, self.settings)
         if self.settings.placement:
             seams.put_placement(scheduler, self.placing.ready, self.placing.queued)
-        seams.put_sends(scheduler, scheduler.workers, self.settings.scheduler_sends)
         scheduler.handlers[REMOVE] = self.remove
         scheduler.handlers[FIGURES] = self.figures
         self._scheduler = scheduler
@@ -87,10 +86,6 @@ class FerroScheduler(SchedulerPlugin):
             "thresholds": dict(self.stealing.state.thresholds),
             "stealing": self.settings.stealing,
         }
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Shorten how long messages to a new worker are gathered."""
-        seams.put_sends(scheduler, [worker], self.settings.scheduler_sends)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Order the tasks of a new graph."""

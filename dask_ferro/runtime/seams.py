@@ -106,6 +106,11 @@ def stock_placement(scheduler: Scheduler, task: TaskState) -> WorkerState | None
     return type(scheduler).decide_worker_non_rootish(scheduler, task)
 
 
+def is_restricted(task: TaskState) -> bool:
+    """Whether a task may not, or would rather not, run on every worker."""
+    return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
+
+
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:
     """Set how long messages to workers are gathered before they are sent."""
     for address in addresses:

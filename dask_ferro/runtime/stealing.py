@@ -40,6 +40,8 @@ _THIEVES = 32
 _LEVELS = 15
 # Inputs of a task that are shown one by one; more are summed up by who holds them.
 _FEW_INPUTS = 8
+# Seconds of queue a thread from which a worker does not notice Dask's own 5 ms of gathering.
+_PLENTY = 0.01
 # Of a task that many wait for, so many are looked at.
 _FEW_DEPENDENTS = 16
 
@@ -87,6 +89,7 @@ class Stealing(WorkStealing):
         self._kick: Any = None
         self._kick_at = 0.0
         self._beats: dict[str, int] = {}
+        self._hurried: dict[str, bool] = {}
         self._refused = False
         super().__init__(scheduler)
         for worker in scheduler.workers.values():
@@ -118,6 +121,7 @@ class Stealing(WorkStealing):
         ws = self.scheduler.workers[worker]
         self.ledger.add_worker(worker, ws.nthreads, ws.host, accepts=ws.status == Status.running)
         self.telemetry.joined(worker, ws.nthreads)
+        self._set_sends(self.ledger.rows[worker])
         self._heard(ws)
         self._hungry[worker] = None
         self._ask()
@@ -129,6 +133,7 @@ class Stealing(WorkStealing):
         self.telemetry.left(worker)
         self._hungry.pop(worker, None)
         self._beats.pop(worker, None)
+        self._hurried.pop(worker, None)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
@@ -174,8 +179,21 @@ class Stealing(WorkStealing):
             return
         seconds = annotated_seconds(ts)
         entry = self.ledger.assign(time(), ts.key, ws.address, ts.prefix.name, ts.priority, ts, seconds)
+        self._set_sends(entry.worker)
         if entry.started is None and self._hungry:
             self._ask()
+
+    def _set_sends(self, row: Row) -> None:
+        """Let messages to a worker leave soon where it has little to do; where it has plenty, batches are cheaper."""
+        hurried = row.waiting_seconds * row.slowness < _PLENTY * row.nthreads
+        if hurried != self._hurried.get(row.address):
+            self._hurried[row.address] = hurried
+            seconds = (
+                self.settings.scheduler_sends
+                if hurried
+                else max(seams.WORKER_SENDS, self.settings.scheduler_sends)
+            )
+            seams.put_sends(self.scheduler, [row.address], seconds)
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
@@ -195,6 +213,7 @@ class Stealing(WorkStealing):
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
         entry = self.ledger.finish(time(), key, seconds)
         if entry is not None:
+            self._set_sends(entry.worker)
             self._look_at(entry.worker)
 
     def _arrived(self, ts: TaskState, seconds: float) -> None:
@@ -416,7 +435,7 @@ class Stealing(WorkStealing):
 
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Return the workers that a task must run on, and those that it would rather run on; None: any."""
-        if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+        if not seams.is_restricted(ts):
             return None, None
         valid = self.scheduler.valid_workers(ts)
         addresses = None if valid is None else frozenset(ws.address for ws in valid)

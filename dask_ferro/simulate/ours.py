@@ -180,8 +180,8 @@ class Ours:
         for dependency in job.inputs:
             for address in islice(dependency.holders, HOLDERS):
                 if address in ledger.rows and len(found) < HOLDERS:
-                    found.setdefault(address, ledger.worker(address, now))
-        for worker in ledger.soonest(now, self.placement.candidates):
+                    found.setdefault(address, ledger.worker(address, now, job.priority))
+        for worker in ledger.soonest(now, self.placement.candidates, job.priority):
             found.setdefault(worker.address, worker)
         seconds, known = ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
         task = Task(job.number, seconds, known, self._inputs(job, found))

@@ -8,7 +8,7 @@ from dask_ferro.policy.place import Placement
 from dask_ferro.policy.snapshot import Task
 from tests.policy.facts import MB, Stand, free_links, needs, stand, task
 
-PLACEMENT = Placement(margin=0.002, transfer_margin=0.5)
+PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
 HELD = (needs(MB, "a"),)  # 10 ms to move, 15 ms with the margin
 
 
@@ -83,6 +83,21 @@ def only(*addresses: str) -> frozenset[str]:
 )  # fmt: skip
 def test_a_ready_task_goes(ready: Task, stands: list[Stand], wanted: str | None) -> None:
     assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("stands", "wanted"),
+    [
+        pytest.param([stand("a", running=9.0), stand("b")], "a", id="stays with it, however long the queue"),
+        pytest.param(
+            [stand("a", running=0.2), stand("c", running=0.1)], "c", id="goes to the freer of two holders"
+        ),
+        pytest.param([stand("a", accepts=False), stand("b")], "b", id="leaves holders that are paused"),
+    ],
+)
+def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
+    large = task("t", inputs=(needs(2 * MB, "a", "c"), needs(10, "b")))
+    assert PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {}) == wanted
 
 
 def test_a_worker_that_is_weighed_twice_counts_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from dask_ferro.policy.steal import (
     Policy,
     State,
     adapted,
+    is_starving,
     named,
     threshold_of,
     with_threshold,
@@ -458,3 +460,37 @@ def test_another_seed_asks_others() -> None:
     stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
     found = {str(moves(LastVictim(P, seed=seed), *stands, hungry=["t"])) for seed in range(20)}
     assert len(found) > 4
+
+
+@pytest.mark.parametrize(
+    ("row", "is_thief"),
+    [
+        pytest.param({"starts_in": 0.0}, True, id="one with nothing to do"),
+        pytest.param({"starts_in": 0.004}, True, id="one that will soon have nothing to do"),
+        pytest.param({"starts_in": 0.006}, False, id="not one with more than its threshold"),
+        pytest.param(
+            {"starts_in": 0.004, "unlocks": True}, False, id="not one about to make work for itself"
+        ),
+        pytest.param(
+            {"starts_in": 0.0, "unlocks": True}, True, id="one with a free thread, whatever it makes"
+        ),
+        pytest.param({"starts_in": 0.0, "accepts": False}, False, id="not a paused one"),
+        pytest.param({"starts_in": 0.001, "waiting": 1}, False, id="not one with a queue"),
+    ],
+)
+def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
+    assert is_starving(stand("w").worker._replace(**row), 0.005) is is_thief
+
+
+@pytest.mark.parametrize(
+    ("running_for", "moved"),
+    [
+        pytest.param(0.1, [], id="stays while what runs before it is young"),
+        pytest.param(0.6, ["t"], id="moves when what runs before it takes long"),
+    ],
+)
+def test_the_one_task_of_unknown_duration_in_a_queue(running_for: float, moved: list[str]) -> None:
+    victim = stand("v", task("t", 0.5, known=False), running=0.6)
+    victim = victim._replace(worker=victim.worker._replace(running_for=running_for))
+    moves, _ = INFORMED.step(snapshot([victim, stand("w")]), State())
+    assert [move.key for move in moves] == moved
