@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import dask  # noqa: E402
+import dask.order  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 
@@ -37,6 +38,8 @@ from dask_ferro.policy.ledger import Ledger  # noqa: E402
 from dask_ferro.policy.snapshot import Replica, Task  # noqa: E402
 from dask_ferro.policy.steal import Informed  # noqa: E402
 from dask_ferro.runtime import synthetic  # noqa: E402
+from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
+from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
 from dask_ferro.simulate.workloads import NAMES, build  # noqa: E402
 
@@ -44,6 +47,7 @@ WORKERS = 8
 STOCK = "stock"
 CONTENDERS = (STOCK, "no-stealing", "ferro")
 OTHERS = ("tick", "no-op")
+SIMULATED = {STOCK: "stock", "no-stealing": "stock-none", "ferro": "informed"}
 TOY: Mapping[str, Mapping[str, Any]] = {
     "cholesky": {"nt": 3, "seconds": 0.01},
     "pinned": {"tasks": 8, "seconds": 0.01},
@@ -109,6 +113,7 @@ def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]
                     threads_per_worker=1,
                     processes=site.processes,
                     dashboard_address=":0",
+                    scheduler_kwargs={"preload": []},  # stock to begin with
                 )
             )
         # By address: a client of the cluster object would share the scheduler's thread, whose CPU is measured.
@@ -207,6 +212,14 @@ def _summary(
     }
 
 
+def simulated(graph: TaskGraph, workers: int, contender: str) -> float:
+    """Return the seconds that the simulator projects; it knows the graph's durations and Dask's order."""
+    tasks, _ = synthetic.dask_graph(graph)
+    cluster = VirtualCluster.local(workers)
+    trace = simulate(graph, cluster, policy=SIMULATED[contender], order=dask.order.order(dict(tasks)))
+    return trace.counts["elapsed"]
+
+
 def show(record: Mapping[str, Any], where: str) -> None:
     rows = [
         (
@@ -218,11 +231,13 @@ def show(record: Mapping[str, Any], where: str) -> None:
             *(f"{c[field].median:.0f}" for field in ("confirmed", "refused", "stale")),
             f"{c['moved'].median / 1e6:.1f}",
             f"{1e6 * c['cpu'].median:.0f}",
+            f"{c['simulated'] / c['seconds'].median:.2f}" if "simulated" in c else "-",
         )
         for name, c in record["contenders"].items()
     ]
     columns = (
         "makespan / bound", "spread", "first", "/ stock", "steals", "refused", "stale", "MB moved", "CPU us/task",
+        "simulated / measured",
     )  # fmt: skip
     title = f"{record['workload']}: {record['tasks']:,} tasks, bound {record['bound']:.2f} s, {where}"
     measure.show(title, ("", *columns), rows)
@@ -363,7 +378,10 @@ class Bench(NamedTuple):
         return build(name, **(TOY.get(name, {}) if self.toy else {}))
 
     def _one(self, name: str, running: Mapping[str, Running], site: Site) -> dict[str, Any]:
-        record = compare(self._graph(name), site.workers, running, self.rounds, self._about(name))
+        graph = self._graph(name)
+        record = compare(graph, site.workers, running, self.rounds, self._about(name))
+        for contender, found in record["contenders"].items():
+            found["simulated"] = simulated(graph, site.workers, contender)
         show(record, f"{site.workers} workers in {'processes' if site.processes else 'one process'}")
         return record
 

@@ -10,8 +10,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.scheduler import FIGURES, NAME, REMOVE, FerroScheduler
 from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.worker import NAME as WORKER_NAME
-from dask_ferro.runtime.worker import FerroWorker
 
 
 def install(client: Client, **options: Any) -> Any:
@@ -80,26 +78,21 @@ async def _install(client: Client, settings: Settings) -> None:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
-    await client.register_plugin(FerroWorker(sends=settings.worker_sends))
     seams.put_client_sends(client, settings.client_sends)
 
 
 async def _uninstall(client: Client) -> None:
-    on_scheduler, on_workers = await client.run_on_scheduler(_present)
-    if on_scheduler:
+    if await client.run_on_scheduler(_is_installed):
         await getattr(client.scheduler, REMOVE)()
-    if on_workers:
-        await client.unregister_worker_plugin(WORKER_NAME)
     seams.put_client_sends(client, seams.CLIENT_SENDS)
 
 
 async def _figures(client: Client) -> dict[str, Any]:
-    if not (await client.run_on_scheduler(_present))[0]:
+    if not await client.run_on_scheduler(_is_installed):
         raise ConfigError("dask_ferro is not installed on this cluster; ff.install(client) does it")
     found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
     return found
 
 
-def _present(dask_scheduler: Any = None) -> tuple[bool, bool]:
-    """Whether the plugins are on the scheduler and, put there by a client, on the workers."""
-    return NAME in dask_scheduler.plugins, WORKER_NAME in dask_scheduler.worker_plugins
+def _is_installed(dask_scheduler: Any = None) -> bool:
+    return NAME in dask_scheduler.plugins

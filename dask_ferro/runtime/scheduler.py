@@ -1,7 +1,7 @@
 """The scheduler plugin: what `ff.install` puts on a running scheduler, and takes off again.
 
 It joins the parts and decides nothing: stealing (`stealing`), placement (`placement`), and the intervals at which
-messages leave.  Taking it off gives stock Dask back.
+messages leave, and the worker plugin, which measures.  Taking it off gives stock Dask back.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import Any
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
 
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.placement import Placing
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.worker import NAME as WORKER_NAME
+from dask_ferro.runtime.worker import FerroWorker
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class FerroScheduler(SchedulerPlugin):
         self.placing = Placing(scheduler, self.stealing, self.settings)
         if self.settings.placement:
             seams.put_placement(scheduler, self.placing.ready, self.placing.queued)
+        worker = dumps(FerroWorker(sends=self.settings.worker_sends))
+        await scheduler.register_worker_plugin(None, worker, WORKER_NAME, idempotent=False)
         scheduler.handlers[REMOVE] = self.remove
         scheduler.handlers[FIGURES] = self.figures
         self._scheduler = scheduler
@@ -74,6 +79,8 @@ class FerroScheduler(SchedulerPlugin):
         scheduler.plugins.pop(NAME, None)
         scheduler.plugins.pop(Stealing.name, None)
         seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
+        if WORKER_NAME in scheduler.worker_plugins:
+            await scheduler.unregister_worker_plugin(None, WORKER_NAME)
         for handler in (REMOVE, FIGURES):
             scheduler.handlers.pop(handler, None)
         self.stealing = self.placing = None

@@ -77,12 +77,14 @@ def test_install_takes_over_and_uninstall_gives_stock_dask_back():
         assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
         assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
         assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
+        assert "ferro-worker" in scheduler.worker_plugins
         await ff.uninstall(client)
         await ff.uninstall(client)
         stock = scheduler.extensions["stealing"]
         assert type(stock) is WorkStealing
         assert scheduler.stream_handlers["steal-response"].__self__ is stock
         assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
+        assert "ferro-worker" not in scheduler.worker_plugins
         assert "decide_worker_non_rootish" not in vars(scheduler)
         assert "decide_worker_rootish_queuing_enabled" not in vars(scheduler)
         assert {s.interval for s in scheduler.stream_comms.values()} == {seams.WORKER_SENDS}
@@ -210,6 +212,15 @@ def test_by_configuration_the_plugin_is_on_from_the_start():
 
     with dask.config.set({"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]}):
         on_cluster(test)
+
+
+def test_our_local_cluster_has_it_from_the_start():
+    settings = {"processes": False, "n_workers": 1, "dashboard_address": ":0"}
+    with ff.LocalCluster(**settings) as cluster, Client(cluster) as client:
+        assert figures(client)["stealing"] == "informed"
+        assert client.submit(lambda: 1).result() == 1
+    with ff.LocalCluster(**settings, scheduler_kwargs={"preload": []}) as cluster:
+        assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
 
 
 def test_the_type_of_scheduler_is_untouched():
