@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from typing import Any, TypeVar
 
 from dask_ferro.policy.cost import Durations, Mean
@@ -40,8 +41,8 @@ class Entry:
     """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own."""
 
     __slots__ = (
-        "annotated", "device", "key", "known", "origins", "payload", "prefix", "priority", "requested", "seconds",
-        "sequence", "started", "thief", "worker",
+        "annotated", "device", "key", "known", "needs", "origins", "payload", "prefix", "priority", "requested",
+        "seconds", "sequence", "started", "thief", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class Entry:
         self.device = ""  # the class that `seconds` is projected for
         self.seconds = 0.0
         self.known = False
+        self.needs: Mapping[str, float] = {}
         self.origins: tuple[Address, ...] = ()
         self.started: float | None = None
         self.requested = 0.0
@@ -68,7 +70,7 @@ class Row:
 
     __slots__ = (
         "accepts", "address", "device", "host", "incoming", "incoming_seconds", "load", "measured", "nthreads",
-        "projected", "queue", "running", "slowness", "unknown", "version", "waiting_seconds",
+        "projected", "queue", "resources", "running", "slowness", "unknown", "version", "waiting_seconds",
     )  # fmt: skip
 
     def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
@@ -79,6 +81,7 @@ class Row:
         self.accepts = accepts
         self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
         self.running: dict[Key, Entry] = {}
+        self.resources: Mapping[str, float] = {}
         self.waiting_seconds = 0.0
         self.unknown = 0
         self.incoming = 0
@@ -119,6 +122,16 @@ class Row:
         elapsed = max(now - entry.started, 0.0)
         projected = entry.seconds * self.slowness
         return projected - elapsed if elapsed < projected else elapsed
+
+    def may_start(self, entry: Entry) -> bool:
+        """Whether a thread and the resources that the task needs are free."""
+        if len(self.running) >= self.nthreads or not self.accepts:
+            return False
+        for resource, amount in entry.needs.items():
+            used = sum(other.needs.get(resource, 0.0) for other in self.running.values())
+            if used + amount > self.resources.get(resource, 0.0):
+                return False
+        return True
 
     def learn(self, projected: float, measured: float) -> None:
         """Take the measured seconds of a task in whose projected seconds are known."""
@@ -164,11 +177,18 @@ class Ledger:
         self._now = 0.0  # of the latest event
         self._version = 0  # one count for all rows: a worker that comes back must not match what it left
         self._everyone: list[Address] = []
+        self.devices: set[str] = set()  # classes that are there
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def add_worker(
-        self, address: Address, nthreads: int, host: str = "", device: str = "cpu", accepts: bool = True
+        self,
+        address: Address,
+        nthreads: int,
+        host: str = "",
+        device: str = "cpu",
+        accepts: bool = True,
+        resources: Mapping[str, float] | None = None,
     ) -> Row:
         """Open a worker's page; of one that is known, change its facts."""
         now = self._now
@@ -181,6 +201,8 @@ class Ledger:
                 heapify(self._soonest)
         # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
         row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
+        row.resources = resources or {}
+        self.devices.add(device)
         self.hosts[address] = host
         self._fill(self._now, row)
         self._touch(row, self._now)
@@ -200,6 +222,20 @@ class Ledger:
         self._unload(row)
         return gone
 
+    def set_device(self, address: Address, device: str) -> None:
+        """Note a worker's device class; what it was given keeps its projected seconds."""
+        self.rows[address].device = device
+        self.devices = {row.device for row in self.rows.values()}
+
+    def others(self, entry: Entry) -> dict[str, float]:
+        """Return a task's seconds on the other device classes of the cluster, where they were measured."""
+        if len(self.devices) < 2:
+            return {}
+        found = {
+            d: self.durations.of(entry.prefix, d, entry.annotated) for d in self.devices if d != entry.device
+        }
+        return {device: seconds for device, (seconds, known) in found.items() if known}
+
     def set_accepts(self, address: Address, accepts: bool) -> None:
         """Note that a worker may be given tasks and starts what it has, or no longer."""
         row = self.rows[address]
@@ -218,13 +254,23 @@ class Ledger:
         priority: Any,
         payload: Any = None,
         annotated: float | None = None,
+        needs: Mapping[str, float] | None = None,
     ) -> Entry:
-        """Note that a task was given to a worker."""
+        """Note that a task was given to a worker.
+
+        Parameters
+        ----------
+        annotated : float, optional
+            The task's own estimate of its seconds.
+        needs : mapping, optional
+            Amounts of the worker's resources that it takes while it runs.
+        """
         row = self.rows[address]
         if key in self.entries:
             self.finish(now, key)
         self._sequence += 1
         entry = Entry(key, prefix, priority, payload, annotated, self._sequence)
+        entry.needs = needs or {}
         self.entries[key] = entry
         self._join(now, entry, row)
         return entry
@@ -325,14 +371,27 @@ class Ledger:
     def queue(self, address: Address, depth: int = DEPTH) -> tuple[Task, ...]:
         """Return what waits at a worker and may be moved, the last to start first."""
         row = self.rows[address]
-        rows = (self._describe(entry.payload, entry, row) for _, _, entry in reversed(row.queue[-depth:]))
-        return tuple(row for row in rows if row is not None)
+        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
+        rows = (self._describe(entry.payload, entry, row) for entry in last)
+        return tuple(islice((row for row in rows if row is not None), depth))
 
     def snapshot(
-        self, now: float, hungry: Iterable[Address], outcomes: Iterable[Outcome] = (), victims: int = VICTIMS
+        self,
+        now: float,
+        hungry: Iterable[Address],
+        outcomes: Iterable[Outcome] = (),
+        victims: int = VICTIMS,
+        skip: int = 0,
     ) -> Snapshot:
-        """Return the facts for a stealing policy; rows are built when they are looked at."""
-        busiest = tuple(address for _, address in reversed(self._loads[-victims:]))
+        """Return the facts for a stealing policy; rows are built when they are looked at.
+
+        Parameters
+        ----------
+        skip : int
+            So many of the longest queues are left out: nothing in them may move.
+        """
+        stop = len(self._loads) - (skip % len(self._loads) if self._loads else 0)
+        busiest = tuple(address for _, address in reversed(self._loads[max(stop - victims, 0) : stop]))
         return Snapshot(
             now,
             tuple(address for address in hungry if address in self.rows),
@@ -382,18 +441,22 @@ class Ledger:
         entry.seconds, entry.known = self.durations.of(entry.prefix, row.device, entry.annotated)
         if not entry.known:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
-        if row.accepts and len(row.running) < row.nthreads and not row.queue:
+        if not row.queue and row.may_start(entry):
             entry.started = now
             row.running[entry.key] = entry
         else:
             insort(row.queue, (entry.priority, entry.sequence, entry))
             self._count(row, entry, +1)
+            self._fill(now, row)
         self._touch(row, now)
 
     def _fill(self, now: float, row: Row) -> None:
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
-        while row.accepts and row.queue and len(row.running) < row.nthreads:
-            entry = row.queue[0][2]
+        while row.queue and row.accepts and len(row.running) < row.nthreads:
+            # One that waits for a resource lets the next ones pass.
+            entry = next((e for _, _, e in row.queue[:DEPTH] if not e.needs or row.may_start(e)), None)
+            if entry is None:
+                return
             self._take(row, entry)
             entry.started = now
             row.running[entry.key] = entry

@@ -35,7 +35,7 @@ class Placement:
         Bytes up to which an input is light: moving it takes little more than a message.
     """
 
-    margin: float = 0.002
+    margin: float = 0.005
     transfer_margin: float = 0.5
     candidates: int = 4
     soon: float = 1.0
@@ -58,7 +58,8 @@ class Placement:
         best: tuple[float, int, Address] | None = None
         for worker in self._near(task, liked or legal):
             transfer = links.seconds(task.inputs, worker, hosts)
-            finish = max(worker.starts_in, transfer) + task.seconds * worker.slowness
+            seconds = task.on(worker)
+            finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
             if transfer:
                 finish += self.margin + self.transfer_margin * transfer
             rank = (finish, worker.busy, worker.address)

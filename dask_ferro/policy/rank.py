@@ -44,10 +44,22 @@ def upward_ranks(dependents: Mapping[Key, Sequence[Key]], seconds: Mapping[Key, 
     return ranks
 
 
-def is_narrow(ranks: Mapping[Key, float], seconds: Mapping[Key, float], threads: int) -> bool:
-    """Whether the longest chain bounds the graph: its average width is at most a few tasks a thread."""
+def is_narrow(
+    dependents: Mapping[Key, Sequence[Key]],
+    ranks: Mapping[Key, float],
+    seconds: Mapping[Key, float],
+    threads: int,
+) -> bool:
+    """Whether the longest chain bounds the graph: its average width is at most a few tasks a thread.
+
+    In seconds, and in tasks: beside one long task, thousands of short ones are not narrow.
+    """
+    room = WIDE * threads
     longest = max(ranks.values(), default=0.0)
-    return sum(seconds[key] for key in ranks) <= WIDE * threads * longest
+    if sum(seconds[key] for key in ranks) > room * longest:
+        return False
+    depths = upward_ranks(dependents, dict.fromkeys(dependents, 1.0))
+    return len(depths) <= room * max(depths.values(), default=0.0)
 
 
 def order_by_rank(ranks: Mapping[Key, float], order: Mapping[Key, float]) -> dict[Key, int]:

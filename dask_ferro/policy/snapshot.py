@@ -38,6 +38,10 @@ class Task(NamedTuple):
         The workers that it would rather run on: loose restrictions.
     origins : tuple of addresses
         The workers that it was moved away from, oldest first.
+    device : str
+        The device class of `seconds`.
+    others : mapping of device class to seconds
+        Projected durations on other device classes, where they were measured.
     """
 
     key: Key
@@ -47,6 +51,13 @@ class Task(NamedTuple):
     allowed: frozenset[Address] | None = None
     preferred: frozenset[Address] | None = None
     origins: tuple[Address, ...] = ()
+    device: str = "cpu"
+    others: Mapping[str, float] = {}
+
+    def on(self, worker: Worker) -> float | None:
+        """Return the projected seconds on a worker; None: nothing is known of its device class."""
+        seconds = self.seconds if worker.device == self.device else self.others.get(worker.device)
+        return None if seconds is None else seconds * worker.slowness
 
 
 class Worker(NamedTuple):

@@ -132,6 +132,14 @@ def adapted(state: State, outcomes: tuple[Outcome, ...], parameters: Parameters)
     return state._replace(thresholds=thresholds, delays=delays, victims=victims)
 
 
+def without(state: State, worker: Address) -> State:
+    """Return the state without a worker that is gone."""
+    kept = {k: v for k, v in state.victims.items() if worker not in (k, v)}
+    thresholds = {k: v for k, v in state.thresholds.items() if k != worker}
+    delays = {k: v for k, v in state.delays.items() if k != worker}
+    return state._replace(thresholds=thresholds, victims=kept, delays=delays)
+
+
 def is_starving(worker: Worker, threshold: float) -> bool:
     """Whether a worker should look for work elsewhere.
 
@@ -162,7 +170,7 @@ class _Desk:
 
     def move(self, task: Task, victim: Worker, thief: Worker, transfer: float) -> None:
         self.queue(victim.address).remove(task)
-        there = task.seconds * thief.slowness
+        there = task.on(thief) or 0.0
         free = thief.nthreads - thief.busy
         self._changed[thief.address] = thief._replace(
             busy=min(thief.busy + 1, thief.nthreads),
@@ -264,8 +272,11 @@ class Informed:
             here = task.seconds * victim.slowness / victim.nthreads
             if victim.accepts and victim.starts_in - here < reserve:
                 continue
+            runs = task.on(thief)
+            if runs is None:  # nobody knows what it takes on such a device
+                continue
             transfer = desk.links.seconds(task.inputs, thief, desk.hosts)
-            there = max(thief.starts_in, transfer) + task.seconds * thief.slowness
+            there = max(thief.starts_in, transfer) + runs
             # As the last of its queue it finishes when the queue does; one before it could gain no more.
             stays = victim.starts_in - here + task.seconds * victim.slowness
             if not victim.accepts:

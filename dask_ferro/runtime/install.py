@@ -21,7 +21,8 @@ def install(client: Client, **options: Any) -> Any:
         Synchronous or asynchronous; with the latter, await what this returns.
     **options
         Settings by name, over those of the configuration (`ferro.scheduler`): ``stealing="none"``,
-        ``placement=False``, ``threshold=0.01``.  Installing again with other options replaces the first.
+        ``placement=False``, ``threshold=0.01``.  Installing again changes nothing; with other options it
+        replaces the first.
 
     Raises
     ------
@@ -71,9 +72,11 @@ def _checked(client: Any) -> None:
 
 
 async def _install(client: Client, settings: Settings) -> None:
-    await _uninstall(client)
     try:
-        await client.register_plugin(FerroScheduler(settings))
+        current = await client.run_on_scheduler(_settings)
+        if current != settings:
+            await _uninstall(client)
+            await client.register_plugin(FerroScheduler(settings))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
@@ -82,17 +85,19 @@ async def _install(client: Client, settings: Settings) -> None:
 
 
 async def _uninstall(client: Client) -> None:
-    if await client.run_on_scheduler(_is_installed):
-        await getattr(client.scheduler, REMOVE)()
     seams.put_client_sends(client, seams.CLIENT_SENDS)
+    if await client.run_on_scheduler(_settings) is not None:
+        await getattr(client.scheduler, REMOVE)()
 
 
 async def _figures(client: Client) -> dict[str, Any]:
-    if not await client.run_on_scheduler(_is_installed):
+    if await client.run_on_scheduler(_settings) is None:
         raise ConfigError("dask_ferro is not installed on this cluster; ff.install(client) does it")
     found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
     return found
 
 
-def _is_installed(dask_scheduler: Any = None) -> bool:
-    return NAME in dask_scheduler.plugins
+def _settings(dask_scheduler: Any = None) -> Settings | None:
+    """Return the settings of the plugin on a scheduler, or None where there is none."""
+    plugin = dask_scheduler.plugins.get(NAME)
+    return plugin.settings if isinstance(plugin, FerroScheduler) else None

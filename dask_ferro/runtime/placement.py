@@ -56,8 +56,9 @@ class Placing:
         allowed, preferred = self.stealing.restrictions(ts)
         workers = self._candidates(ts, allowed if allowed is not None else preferred, now)
         seconds, known = self._seconds(ts)
+        device, others = self._devices(ts)
         inputs = tuple(self.stealing.inputs(ts, [w.address for w in workers]))
-        task = Task(ts.key, seconds, known, inputs, allowed, preferred)
+        task = Task(ts.key, seconds, known, inputs, allowed, preferred, (), device, others)
         address = self.settings.placing.choose(task, workers, self.stealing.links, self.stealing.ledger.hosts)
         return self.scheduler.workers.get(address) if address is not None else None
 
@@ -128,7 +129,21 @@ class Placing:
         return sorted(held, key=lambda address: (-held[address], address))[:_HOLDERS]
 
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
-        return self.stealing.ledger.durations.of(ts.prefix.name, "cpu", annotated_seconds(ts))
+        """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
+        return self.stealing.ledger.durations.of(ts.prefix.name, self._first_device, annotated_seconds(ts))
+
+    @property
+    def _first_device(self) -> str:
+        return min(self.stealing.ledger.devices, default="cpu")
+
+    def _devices(self, ts: TaskState) -> tuple[str, dict[str, float]]:
+        """Return the device class of `_seconds`, and the task's measured seconds on the others."""
+        first, devices = self._first_device, self.stealing.ledger.devices
+        if len(devices) < 2:
+            return first, {}
+        told = annotated_seconds(ts)
+        found = {d: self.stealing.ledger.durations.of(ts.prefix.name, d, told) for d in devices if d != first}
+        return first, {device: seconds for device, (seconds, known) in found.items() if known}
 
     def rank(self, keys: list[Any]) -> None:
         """Give the new tasks of a narrow graph the order of their upward ranks."""
@@ -139,7 +154,7 @@ class Placing:
         dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}
         seconds = {key: self._seconds(ts)[0] for key, ts in new.items()}
         ranks = upward_ranks(dependents, seconds)
-        if not is_narrow(ranks, seconds, self.scheduler.total_nthreads):
+        if not is_narrow(dependents, ranks, seconds, self.scheduler.total_nthreads):
             return
         orders = {key: ts.priority or (0,) for key, ts in new.items()}
         places = order_by_rank(ranks, {key: order[-1] for key, order in orders.items()})

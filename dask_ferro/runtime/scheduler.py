@@ -6,8 +6,10 @@ messages leave, and the worker plugin, which measures.  Taking it off gives stoc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -28,6 +30,14 @@ REMOVE = "ferro_remove"
 FIGURES = "ferro_figures"
 
 
+# One comes on or goes off at a time.
+_turns: WeakKeyDictionary[Scheduler, asyncio.Lock] = WeakKeyDictionary()
+
+
+def _turn(scheduler: Scheduler) -> asyncio.Lock:
+    return _turns.setdefault(scheduler, asyncio.Lock())
+
+
 class FerroScheduler(SchedulerPlugin):
     """Adaptive stealing and placement, as a plugin of Dask's scheduler.
 
@@ -44,46 +54,72 @@ class FerroScheduler(SchedulerPlugin):
         self.settings = settings if settings is not None else Settings.configured()
         self.stealing: Stealing | None = None
         self.placing: Placing | None = None
+        self._scheduler: Scheduler | None = None
         self._had_stealing = True
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Take over from Dask's stealing and placement.  Idempotent."""
-        if self.stealing is not None:
-            return
+        """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent."""
+        async with _turn(scheduler):
+            current = scheduler.plugins.get(NAME)
+            if self.stealing is not None or current is self:
+                return
+            if isinstance(current, FerroScheduler):  # another client was quicker
+                await current.take_off()
+            try:
+                await self._put_on(scheduler)
+            except BaseException:
+                await self.take_off()
+                raise
+
+    async def remove(self, comm: Any = None) -> None:
+        """Give the scheduler its own stealing, placement and intervals back.  Idempotent."""
+        if self._scheduler is not None:
+            async with _turn(self._scheduler):
+                await self.take_off()
+
+    async def _put_on(self, scheduler: Scheduler) -> None:
         stock = seams.stealing_of(scheduler)
-        self._had_stealing = stock is not None
+        self._scheduler, self._had_stealing = scheduler, stock is not None
         await seams.quiet(stock, scheduler)
         self.stealing = Stealing(scheduler, self.settings)
-        seams.put_stealing(scheduler, self.stealing)
+        seams.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, self.settings)
         if self.settings.placement:
             seams.put_placement(scheduler, self.placing.ready, self.placing.queued)
-        worker = dumps(FerroWorker(sends=self.settings.worker_sends))
-        await scheduler.register_worker_plugin(None, worker, WORKER_NAME, idempotent=False)
         scheduler.handlers[REMOVE] = self.remove
         scheduler.handlers[FIGURES] = self.figures
-        self._scheduler = scheduler
+        await self._put_on_workers(scheduler)
 
-    async def remove(self, comm: Any = None) -> None:
-        """Give the scheduler its own stealing, placement and intervals back."""
-        if self.stealing is None:
-            return
+    async def _put_on_workers(self, scheduler: Scheduler) -> None:
+        plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
+        try:
+            await scheduler.register_worker_plugin(None, plugin, WORKER_NAME, idempotent=False)
+        except Exception as error:  # noqa: BLE001 - whatever a worker lacks
+            # It would keep every later worker from starting.  Without it nothing is measured on workers.
+            scheduler.worker_plugins.pop(WORKER_NAME, None)
+            logger.warning("dask_ferro is not on all workers, and measures nothing there: %r", error)
+
+    async def take_off(self) -> None:
+        """Do what `remove` does, for one whose turn it is."""
         scheduler = self._scheduler
-        await self.stealing.stop()
+        if scheduler is None:
+            return
+        if self.stealing is not None:
+            await self.stealing.stop()
         seams.put_stock_placement(scheduler)
         if self._had_stealing:
-            await seams.put_stock_stealing(scheduler)
+            await seams.put_stock_stealing(scheduler, self.stealing)
         else:
-            seams.put_stealing(scheduler, None)
-        scheduler.plugins.pop(NAME, None)
-        scheduler.plugins.pop(Stealing.name, None)
-        seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
-        if WORKER_NAME in scheduler.worker_plugins:
-            await scheduler.unregister_worker_plugin(None, WORKER_NAME)
+            seams.put_stealing(scheduler, None, self.stealing)
+        for name in (NAME, Stealing.name):
+            scheduler.plugins.pop(name, None)
         for handler in (REMOVE, FIGURES):
             scheduler.handlers.pop(handler, None)
-        self.stealing = self.placing = None
+        seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
+        self.stealing = self.placing = self._scheduler = None
+        if WORKER_NAME in scheduler.worker_plugins:
+            await scheduler.unregister_worker_plugin(None, WORKER_NAME)
 
     def figures(self, comm: Any = None) -> dict[str, Any]:
         """Return what was moved so far, and each worker's threshold in seconds."""

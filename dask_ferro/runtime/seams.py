@@ -6,6 +6,8 @@ when one of them moves.  Each function here has one that takes it back, and toge
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +38,11 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "distributed.worker.Worker": ("batched_stream", "contact_address", "metrics", "transfer_incoming_log"),
 }  # fmt: skip
 
+logger = logging.getLogger(__name__)
+
+# Seconds for which a victim's answer is awaited when one stealing follows another.
+_PATIENCE = 5.0
+
 # What Dask sets itself, in seconds: the timer of messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
 CLIENT_SENDS = 0.010
@@ -52,32 +59,64 @@ def stealing_of(scheduler: Scheduler) -> Any:
 async def quiet(stealing: Any, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until no request of its is on the way.
 
-    Its own `stop` waits for an event that is only set once it was started: in a preload, for ever.
+    Its own `stop` waits for an event that is only set once it was started: in a preload, for ever.  A victim that
+    does not answer within some seconds hangs; its tasks stay where they are.
     """
+    stop_ticks(scheduler)
+    if stealing is not None and stealing.in_flight:
+        try:
+            await asyncio.wait_for(stealing._in_flight_event.wait(), _PATIENCE)
+        except TimeoutError:
+            logger.warning("dask_ferro: %d steal requests are not answered", len(stealing.in_flight))
+
+
+def stop_ticks(scheduler: Scheduler) -> None:
+    """Stop the periodic callback of whichever stealing has one."""
     callback = scheduler.periodic_callbacks.pop("stealing", None)
     if callback is not None:
         callback.stop()
-    if stealing is not None and stealing.in_flight:
-        await stealing._in_flight_event.wait()
 
 
-def put_stealing(scheduler: Scheduler, stealing: Any) -> None:
-    """Make `stealing`, built a moment ago, the scheduler's one; None: have none."""
+def put_stealing(scheduler: Scheduler, stealing: Any, previous: Any = None) -> None:
+    """Make `stealing`, built a moment ago, the scheduler's one; None: have none.
+
+    Parameters
+    ----------
+    previous : WorkStealing or None
+        Which it follows: it is given the answers that it still waits for.
+    """
+    stop_ticks(scheduler)
     for name, plugin in list(scheduler.plugins.items()):
         if isinstance(plugin, WorkStealing) and plugin is not stealing:
             del scheduler.plugins[name]
     if stealing is None:
         scheduler.extensions.pop("stealing", None)
-        scheduler.stream_handlers.pop("steal-response", None)
     else:
         scheduler.extensions["stealing"] = stealing
-        scheduler.stream_handlers["steal-response"] = stealing.move_task_confirm
+    # An answer may still be on its way: without a handler it would cost the worker its connection.
+    own = stealing.move_task_confirm if stealing is not None else _ignored
+    waits = previous is not None and bool(previous.in_flight)
+    scheduler.stream_handlers["steal-response"] = _forwarding(own, previous) if waits else own
 
 
-async def put_stock_stealing(scheduler: Scheduler) -> None:
+def _ignored(**answer: Any) -> None:
+    """An answer that comes after stealing was taken off."""
+
+
+def _forwarding(own: Callable[..., None], left: Any) -> Callable[..., None]:
+    """Return a handler that gives one's predecessor the answers that it still waits for."""
+
+    def confirm(*, key: Any, stimulus_id: str, **answer: Any) -> None:
+        waits = any(info["stimulus_id"] == stimulus_id for info in left.in_flight.values())
+        (left.move_task_confirm if waits else own)(key=key, stimulus_id=stimulus_id, **answer)
+
+    return confirm
+
+
+async def put_stock_stealing(scheduler: Scheduler, previous: Any = None) -> None:
     """Give the scheduler Dask's own stealing, aware of all tasks that it would know of had it always been there."""
     stock = WorkStealing(scheduler)
-    put_stealing(scheduler, stock)
+    put_stealing(scheduler, stock, previous)
     for worker in scheduler.workers.values():
         for task in worker.processing:
             if task not in worker.long_running:

@@ -84,4 +84,41 @@ class Settings:
             client_sends=seconds("scheduler.client-sends"),
             recorded_tasks=int(config.number("scheduler.recorded-tasks")),
         )
-        return replace(settings, **{k: v for k, v in options.items() if k in own})
+        settings = replace(settings, **{k: v for k, v in options.items() if k in own})
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        """Refuse values of the wrong kind before they reach a scheduler."""
+        p = self.parameters
+        durations = (
+            "threshold",
+            "threshold_least",
+            "threshold_most",
+            "reach",
+            "margin",
+            "shortest",
+            "patience",
+        )
+        numbers = {name: getattr(p, name) for name in durations} | {"transfer_margin": p.transfer_margin}
+        numbers |= {
+            n: getattr(self, n) for n in ("coalesce", "scheduler_sends", "worker_sends", "client_sends")
+        }
+        wrong = {name: value for name, value in numbers.items() if not _is_number(value) or value < 0}
+        if not _is_number(p.chunk) or not 0 <= p.chunk <= 1:
+            wrong["chunk"] = p.chunk
+        if not _is_number(self.tick) or self.tick <= 0:
+            wrong["tick"] = self.tick
+        wrong |= {
+            n: getattr(self, n) for n in ("placement", "rank") if not isinstance(getattr(self, n), bool)
+        }
+        if wrong:
+            told = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+            raise ConfigError(
+                f"dask_ferro's scheduler settings: got {told}; wanted seconds of at least 0 (tick: more), a chunk"
+                " from 0 to 1, and placement and rank true or false"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

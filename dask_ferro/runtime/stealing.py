@@ -16,17 +16,19 @@ from collections.abc import Iterator
 from itertools import islice
 from math import log2
 from typing import Any, cast
+from uuid import uuid4
 
 from distributed import Scheduler, Status
+from distributed.comm.core import CommClosedError
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT, WorkStealing
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.cost import Links
-from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.ledger import VICTIMS, Entry, Ledger, Row
 from dask_ferro.policy.snapshot import Move, Outcome, Replica, Task
-from dask_ferro.policy.steal import State, named, threshold_of
+from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.telemetry import Telemetry
@@ -84,6 +86,7 @@ class Stealing(WorkStealing):
             Any, tuple[str, float, bool]
         ] = {}  # key: victim, requested, whether the thief is dry
         self._hungry: dict[str, None] = {}
+        self._skip = 0
         self._thieves: list[str] = []  # of the step that is being taken
         self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
         self._kick: Any = None
@@ -91,6 +94,7 @@ class Stealing(WorkStealing):
         self._beats: dict[str, int] = {}
         self._hurried: dict[str, bool] = {}
         self._refused = False
+        self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
         super().__init__(scheduler)
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
@@ -113,13 +117,21 @@ class Stealing(WorkStealing):
         self._unkick()
         await seams.quiet(self, self.scheduler)
 
+    def teardown(self) -> None:
+        """Take no more steps: the scheduler is going."""
+        self._refused = True
+        self._unkick()
+        super().teardown()
+
     # -- what happens --------------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
         """Open the worker's page; it is a thief until it has something to do."""
         super().add_worker(scheduler, worker)
         ws = self.scheduler.workers[worker]
-        self.ledger.add_worker(worker, ws.nthreads, ws.host, accepts=ws.status == Status.running)
+        self.ledger.add_worker(
+            worker, ws.nthreads, ws.host, accepts=ws.status == Status.running, resources=ws.resources
+        )
         self.telemetry.joined(worker, ws.nthreads)
         self._set_sends(self.ledger.rows[worker])
         self._heard(ws)
@@ -134,6 +146,10 @@ class Stealing(WorkStealing):
         self._hungry.pop(worker, None)
         self._beats.pop(worker, None)
         self._hurried.pop(worker, None)
+        self._outcomes = [outcome for outcome in self._outcomes if outcome.thief != worker]
+        self.state = without(self.state, worker)
+        if not self.in_flight:
+            self.in_flight_tasks.clear()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
@@ -178,7 +194,9 @@ class Stealing(WorkStealing):
         if ws is None or ws.address not in self.ledger.rows:
             return
         seconds = annotated_seconds(ts)
-        entry = self.ledger.assign(time(), ts.key, ws.address, ts.prefix.name, ts.priority, ts, seconds)
+        entry = self.ledger.assign(
+            time(), ts.key, ws.address, ts.prefix.name, ts.priority, ts, seconds, ts.resource_restrictions
+        )
         self._set_sends(entry.worker)
         if entry.started is None and self._hungry:
             self._ask()
@@ -198,8 +216,10 @@ class Stealing(WorkStealing):
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
         self._arriving.pop(key, None) if finish != "memory" else None
-        if self._remove_from_in_flight(ts) is not None:
+        info = self._remove_from_in_flight(ts)
+        if info is not None:  # it was done before the victim was asked
             self.counts["stale"] += 1
+            self._outcomes.append(Outcome("stale", info["victim"].address, info["thief"].address))
         seconds = None
         if finish == "memory":
             spans = message.get("startstops") or ()
@@ -215,6 +235,8 @@ class Stealing(WorkStealing):
         if entry is not None:
             self._set_sends(entry.worker)
             self._look_at(entry.worker)
+        if info is not None and (thief := self.ledger.rows.get(info["thief"].address)) is not None:
+            self._look_at(thief)
 
     def _arrived(self, ts: TaskState, seconds: float) -> None:
         """Note when a stolen task had started: its end, seen here, less its duration; no clock but this one."""
@@ -272,7 +294,8 @@ class Stealing(WorkStealing):
         if not told or self._beats.get(ws.address) == told["beat"]:
             return
         self._beats[ws.address] = told["beat"]
-        self.ledger.rows[ws.address].device = told["device"]
+        if self.ledger.rows[ws.address].device != told["device"]:
+            self.ledger.set_device(ws.address, told["device"])
         for kind, nbytes, seconds in samples(told, self.ledger.hosts):
             self.links.add(kind, nbytes, seconds)
 
@@ -281,7 +304,8 @@ class Stealing(WorkStealing):
     def balance(self) -> None:
         """Show the policy the facts, and request the moves that it decides."""
         self._unkick()
-        idle = [a for a in self._hungry if (row := self.ledger.rows.get(a)) is not None and not row.queue]
+        rows = self.ledger.rows
+        idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.accepts and not row.queue]
         self._hungry = dict.fromkeys(idle)
         if not self._outcomes and (not idle or not self._is_worth_it()):
             return
@@ -289,13 +313,17 @@ class Stealing(WorkStealing):
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
         self._thieves = hungry[:_THIEVES]
         self._coming = self._resources_coming()
-        snapshot = self.ledger.snapshot(now, self._thieves, self._outcomes)
+        snapshot = self.ledger.snapshot(now, self._thieves, self._outcomes, skip=self._skip)
         self._outcomes = []
         moves, self.state = self.policy.step(snapshot, self.state)
         requests = [record for move in moves if (record := self._request(move, now)) is not None]
         if requests:
             self.log(("request", requests))
             self.count += 1
+        # Others have their turn next time: at the thieves' end, and where nothing may move at the victims' as well.
+        seen = dict.fromkeys(self._thieves)
+        self._hungry = {**{a: None for a in idle if a not in seen}, **seen}
+        self._skip = 0 if moves or not hungry else self._skip + VICTIMS
         if len(hungry) > _THIEVES and moves:
             self._ask()
         else:
@@ -334,12 +362,8 @@ class Stealing(WorkStealing):
             return None
         row = self.ledger.rows[move.victim]
         before, after = row.starts_in(now), self.ledger.rows[move.thief].starts_in(now)
-        stimulus_id = f"ferro-steal-{self._request_counter}"
+        stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
-        for resource, amount in (ts.resource_restrictions or {}).items():
-            self._coming[move.thief, resource] += amount  # type: ignore[assignment]
-        message = {"op": "steal-request", "key": move.key, "stimulus_id": stimulus_id}
-        scheduler.stream_comms[move.victim].send(message)
         self.ledger.request(now, move.key, move.thief)
         self._add_to_in_flight(
             ts,
@@ -351,6 +375,15 @@ class Stealing(WorkStealing):
                 "stimulus_id": stimulus_id,
             },
         )
+        for resource, amount in (ts.resource_restrictions or {}).items():
+            self._coming[move.thief, resource] += amount  # type: ignore[assignment]
+        try:
+            message = {"op": "steal-request", "key": move.key, "stimulus_id": stimulus_id}
+            scheduler.stream_comms[move.victim].send(message)
+        except CommClosedError:  # the victim is going; Dask will take its tasks back
+            self._remove_from_in_flight(ts)
+            self.ledger.refuse(now, move.key)
+            return None
         level = _level(move.cost, entry.seconds)
         self.metrics["request_count_total"][level] += 1
         self.metrics["request_cost_total"][level] += entry.seconds + move.cost
@@ -408,7 +441,10 @@ class Stealing(WorkStealing):
         self._outcomes.append(Outcome("refused", victim.address, thief.address))
         entry = self.ledger.entries.get(key)
         if entry is not None and entry.thief is not None:
-            self.ledger.refuse(time(), key)
+            if entry.payload in victim.long_running:  # it seceded meanwhile: it has no thread
+                self.ledger.finish(time(), key)
+            else:
+                self.ledger.refuse(time(), key)
         if thief.address in self.ledger.rows:
             self._look_at(self.ledger.rows[thief.address])
 
@@ -428,10 +464,22 @@ class Stealing(WorkStealing):
             return None
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:
-            has = (w.address for w in self.scheduler.workers.values() if self._has_resources(ts, w))
-            allowed = frozenset(has) & allowed if allowed is not None else frozenset(has)
+            workers = self.scheduler.workers
+            has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
+            allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._thieves))
-        return Task(ts.key, entry.seconds, entry.known, inputs, allowed, preferred, entry.origins)
+        others = self.ledger.others(entry)
+        return Task(
+            ts.key,
+            entry.seconds,
+            entry.known,
+            inputs,
+            allowed,
+            preferred,
+            entry.origins,
+            entry.device,
+            others,
+        )
 
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Return the workers that a task must run on, and those that it would rather run on; None: any."""

@@ -119,8 +119,9 @@ def prioritize(jobs: list[Job], order: Mapping[Key, int] | None, threads: int, r
         seconds: dict[Key, float] = {
             job.number: guess if job.spec.annotated is None else job.spec.annotated for job in jobs
         }
-        ranks = upward_ranks({job.number: [a.number for a in job.after] for job in jobs}, seconds)
-        if is_narrow(ranks, seconds, threads):
+        dependents: dict[Key, list[Key]] = {job.number: [a.number for a in job.after] for job in jobs}
+        ranks = upward_ranks(dependents, seconds)
+        if is_narrow(dependents, ranks, seconds, threads):
             places = cast(dict[int, int], order_by_rank(ranks, cast(dict[Key, float], places)))
     for job in jobs:
         job.priority = places[job.number]

@@ -195,7 +195,15 @@ class Ours:
         if job.pinned:
             return None
         inputs = self._inputs(job, self._thieves)
-        return Task(job.number, entry.seconds, entry.known, inputs, origins=entry.origins)
+        return Task(
+            job.number,
+            entry.seconds,
+            entry.known,
+            inputs,
+            origins=entry.origins,
+            device=entry.device,
+            others=self.ledger.others(entry),
+        )
 
     def _inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """The inputs; workers of `fetching` that are being sent one count as its holders."""

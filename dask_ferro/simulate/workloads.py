@@ -88,7 +88,7 @@ def hot_block(tasks: int = 800, seconds: float = 0.02, block_bytes: int = 16 * _
     return draft.graph()
 
 
-def short(tasks: int = 2000, roots: int = 40, seconds: float = 0.005) -> TaskGraph:
+def short(tasks: int = 1000, roots: int = 40, seconds: float = 0.01) -> TaskGraph:
     """Return short tasks: a few root-ish ones, and many that each read one of those and are not."""
     draft = Draft("short", tasks=tasks, roots=roots, seconds=seconds)
     made = [draft.add("short-root", index, seconds=seconds, nbytes=_KB) for index in range(roots)]
@@ -134,7 +134,7 @@ def pinned(tasks: int = 40, roots: int = 6, seconds: float = 0.1, nbytes: int = 
 
 
 def chains(
-    count: int = 32, length: int = 24, seconds: float = 0.01, fast: float = 0.001, every: int = 2
+    count: int = 24, length: int = 16, seconds: float = 0.025, fast: float = 0.001, every: int = 2
 ) -> TaskGraph:
     """Return chains of ops of one length with a fast op after every few of them.
 

@@ -111,7 +111,7 @@ def chains(count: int, length: int) -> Dependents:
 )
 def test_narrow(graph: Dependents, threads: int, wanted: bool) -> None:
     seconds = dict.fromkeys(graph, 0.04)
-    assert is_narrow(upward_ranks(graph, seconds), seconds, threads) is wanted
+    assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads) is wanted
 
 
 def test_the_critical_path_of_a_cholesky_goes_first() -> None:
@@ -122,3 +122,9 @@ def test_the_critical_path_of_a_cholesky_goes_first() -> None:
     assert max(ranks.values()) == 3 * 6 - 2
     assert places["trsm", 0, 1] < places["trsm", 0, 5]
     assert places["potrf", 1] < places["update", 0, 4, 5]
+
+
+def test_one_long_task_makes_thousands_of_short_ones_no_narrow_graph() -> None:
+    graph: dict[Key, list[Key]] = {**{f"load-{i}": ["sum"] for i in range(1000)}, "sum": [], "long": []}
+    seconds = dict.fromkeys(graph, 0.01) | {"long": 60.0}
+    assert not is_narrow(graph, upward_ranks(graph, seconds), seconds, 8)

@@ -141,3 +141,6 @@ def test_random_graphs_under_disturbance_are_right_and_leave_clean_books(caplog)
         }  # fmt: skip
         assert cluster.scheduler.extensions["stealing"].counts["confirmed"] > 0
     assert "AssertionError" not in caplog.text
+    assert "Plugin failed" not in caplog.text
+    ours = ("dask_ferro", "tornado.application")
+    assert not [r for r in caplog.records if r.levelname == "ERROR" and r.name.startswith(ours)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+from dataclasses import replace
 
 import dask
+import distributed
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, wait
 from distributed.stealing import WorkStealing
@@ -15,6 +17,7 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.install import figures
+from dask_ferro.runtime.scheduler import FerroScheduler
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
 
@@ -121,6 +124,94 @@ def test_install_and_uninstall_in_the_middle_of_work_lose_nothing():
     on_cluster(test)
 
 
+def test_clients_that_install_and_uninstall_at_once_leave_one_stealer():
+    async def test(client, scheduler):
+        async with Client(scheduler.address, asynchronous=True) as other:
+            await asyncio.gather(ff.install(client, margin=0.001), ff.install(other, margin=0.003))
+            stealing = scheduler.extensions["stealing"]
+            assert isinstance(stealing, Stealing)
+            assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stealing]
+            assert scheduler.periodic_callbacks["stealing"].callback == stealing._tick
+            assert scheduler.stream_handlers["steal-response"] == stealing.move_task_confirm
+            await asyncio.gather(ff.uninstall(client), ff.uninstall(other))
+            stock = scheduler.extensions["stealing"]
+            assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stock]
+            assert type(stock) is WorkStealing
+            assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
+
+    on_cluster(test)
+
+
+def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+        first = next(iter(scheduler.workers))
+        stealing = scheduler.extensions["stealing"]
+        blocker, tasks = _dependents(client, "mid-steal", 20, first)
+        while not stealing.in_flight:
+            await asyncio.sleep(0)
+        await ff.uninstall(client)
+        await Event("mid-steal").set()
+        assert await client.gather(tasks) == list(range(20))
+        await blocker
+        assert len(scheduler.workers) == 2
+
+    on_cluster(test)
+    with dask.config.set({"distributed.scheduler.work-stealing": False}):  # nobody is there for late answers
+        on_cluster(test)
+
+
+def test_an_install_that_fails_leaves_stock_dask():
+    async def test(client, scheduler):
+        plugin = FerroScheduler(replace(Settings.configured(), tick=0))
+        with pytest.raises(ValueError, match="positive"):
+            await plugin.start(scheduler)
+        assert type(scheduler.extensions["stealing"]) is WorkStealing
+        assert scheduler.periodic_callbacks["stealing"].callback == scheduler.extensions["stealing"].balance
+        await ff.install(client)
+        assert isinstance(scheduler.extensions["stealing"], Stealing)
+
+    on_cluster(test)
+
+
+def test_a_restart_empties_the_book():
+    async def test(client, scheduler):
+        await ff.install(client)
+        first = next(iter(scheduler.workers))
+        _, tasks = _dependents(client, "restart", 5, first)
+        await asyncio.sleep(0.1)
+        await Event("restart").set()
+        await client.restart(wait_for_workers=False)  # without nannies the workers do not come back
+        stealing = scheduler.extensions["stealing"]
+        assert isinstance(stealing, Stealing)
+        assert (len(stealing.ledger.entries), stealing.ledger.waiting, len(stealing.in_flight)) == (0, 0, 0)
+        assert sorted(stealing.ledger.rows) == sorted(scheduler.workers)
+        del tasks
+
+    on_cluster(test)
+
+
+def test_a_task_that_secedes_frees_its_thread_in_the_book():
+    async def test(client, scheduler):
+        await ff.install(client)
+
+        def seceding():
+            distributed.secede()
+            Event("seceded").set()
+            Event("go").wait()
+
+        future = client.submit(seceding)
+        await Event("seceded").wait()
+        ledger = scheduler.extensions["stealing"].ledger
+        while ledger.entries:
+            await asyncio.sleep(0.01)
+        assert [row.starts_in(0.0) for row in ledger.rows.values()] == [0.0, 0.0]
+        await Event("go").set()
+        await future
+
+    on_cluster(test)
+
+
 def test_stock_stealing_that_was_off_stays_off_afterwards():
     async def test(client, scheduler):
         assert "stealing" not in scheduler.extensions
@@ -182,6 +273,7 @@ def test_resource_accounting_stays_exact_through_moves():
                 for i in range(40)
             ]
         assert await client.gather(tasks) == list(range(40))
+        assert scheduler.extensions["stealing"].counts["confirmed"] > 0
         assert [dict(ws.used_resources) for ws in scheduler.workers.values()] == [{"GPU": 0}] * 2
 
     on_cluster(test, resources={"GPU": 1})
@@ -190,6 +282,10 @@ def test_resource_accounting_stays_exact_through_moves():
 def test_an_option_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match="unknown tresh"):
         Settings.configured(tresh=1)
+    with pytest.raises(ConfigError, match="got tick=0; wanted"):
+        Settings.configured(tick=0)
+    with pytest.raises(ConfigError, match="threshold='x'"):
+        Settings.configured(threshold="x")
     with pytest.raises(ConfigError, match=r"wanted a distributed\.Client"):
         ff.install("tcp://localhost:8786")
 

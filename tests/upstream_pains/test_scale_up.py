@@ -39,9 +39,7 @@ async def test_one_long_task_that_waits_on_each_goes_to_newcomers(s: Scene) -> N
     await s.until(lambda: sum(len(w.state.executing) for w in s.workers) == 3)
     for _ in range(3):
         await s.join()
-    await s.a_while()
-    await s.a_while()
-    assert [len(w.state.executing) for w in s.workers] == [1] * 6
+    await s.until(lambda: [len(w.state.executing) for w in s.workers] == [1] * 6)
 
 
 @on_a_scene(workers=4)
