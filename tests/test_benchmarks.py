@@ -117,7 +117,23 @@ def test_memory_at_toy_size(tmp_path):
     assert shared["scheduler"] < 150
 
 
-@pytest.mark.parametrize("script", ["inference.py", "overhead.py", "memory.py", "device_profile.py"])
+@pytest.mark.cluster
+def test_scheduling_at_toy_size(tmp_path):
+    printed, record = toy("scheduling.py", tmp_path / "record.json", "--in-process")
+    results = record["results"]
+    assert set(results) == {"scale-up", "straggler", "tick", "cholesky", "pinned", "no-op"}
+    for name in ("scale-up", "straggler", "cholesky", "pinned"):
+        assert set(results[name]["contenders"]) == {"stock", "no-stealing", "ferro"}
+    assert results["pinned"]["contenders"]["no-stealing"]["confirmed"]["median"] == 0
+    assert results["cholesky"]["contenders"]["ferro"]["simulated"] > results["cholesky"]["bound"]
+    assert results["tick"]["moves"] > 0
+    for name in ("makespan / bound", "tick:", "no-op:"):
+        assert name in printed
+
+
+@pytest.mark.parametrize(
+    "script", ["scheduling.py", "inference.py", "overhead.py", "memory.py", "device_profile.py"]
+)
 def test_benchmarks_explain_themselves(script):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--help"], capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,18 +14,29 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_there_is_an_example():
-    assert len(BLOCKS) == 1
+def test_there_is_an_example_of_each():
+    assert len(BLOCKS) == 2  # a model, the scheduler
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_example_runs(number, tmp_path):
+def _run(number, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[number], encoding="utf-8")
     run = subprocess.run(
         [sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    assert "(1000, 10)" in run.stdout
-    assert "digits_mlp" in run.stdout
+    return run.stdout
+
+
+@pytest.mark.cluster
+def test_the_model_runs(tmp_path):
+    printed = _run(0, tmp_path)
+    assert "(1000, 10)" in printed
+    assert "digits_mlp" in printed
+
+
+@pytest.mark.cluster
+def test_the_naps_are_shared(tmp_path):
+    few, many = ast.literal_eval(_run(1, tmp_path))
+    assert few + many == 40
+    assert few >= 10

@@ -11,7 +11,7 @@ is new work while one starves.  Events within a millisecond or so share a step; 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from itertools import islice
 from math import log2
@@ -44,6 +44,8 @@ _LEVELS = 15
 _FEW_INPUTS = 8
 # Seconds of queue a thread from which a worker does not notice Dask's own 5 ms of gathering.
 _PLENTY = 0.01
+# Changes of thresholds that are kept: 100 kB.
+_HISTORY = 1000
 # Of a task that many wait for, so many are looked at.
 _FEW_DEPENDENTS = 16
 
@@ -64,6 +66,8 @@ class Stealing(WorkStealing):
         What moving bytes costs.
     state : State
         The policy's.
+    thresholds : deque of (time, address, seconds)
+        How the workers' thresholds changed, the newest last.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale", "seconds gained" (projected), "seconds moving" (projected).
     """
@@ -81,6 +85,7 @@ class Stealing(WorkStealing):
         self.state: State = self.policy.init()
         self.counts: dict[str, float] = defaultdict(float)
         self.telemetry = Telemetry(settings.recorded_tasks)
+        self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=_HISTORY)
         self._outcomes: list[Outcome] = []
         self._arriving: dict[
             Any, tuple[str, float, bool]
@@ -315,7 +320,11 @@ class Stealing(WorkStealing):
         self._coming = self._resources_coming()
         snapshot = self.ledger.snapshot(now, self._thieves, self._outcomes, skip=self._skip)
         self._outcomes = []
+        before = self.state.thresholds
         moves, self.state = self.policy.step(snapshot, self.state)
+        if self.state.thresholds is not before:
+            changed = ((a, t) for a, t in self.state.thresholds.items() if before.get(a) != t)
+            self.thresholds.extend((now, address, threshold) for address, threshold in changed)
         requests = [record for move in moves if (record := self._request(move, now)) is not None]
         if requests:
             self.log(("request", requests))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import dask
 import distributed
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, wait
 from distributed.stealing import WorkStealing
+from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
@@ -20,6 +26,8 @@ from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scheduler import FerroScheduler
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
 
 def on_cluster(test, *, workers=2, threads=1, scheduler_kwargs=None, **worker_kwargs):
@@ -64,6 +72,19 @@ def test_every_private_attribute_that_we_lean_on_is_there(owner, names):
     source = inspect.getsource(cls)
     moved = [n for n in names if not hasattr(cls, n) and f"self.{n}" not in source]
     assert not moved, f"upstream moved {owner}: {moved}"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("decide_worker_non_rootish", ["self", "ts"]),
+        ("decide_worker_rootish_queuing_enabled", ["self"]),
+        ("_reschedule", ["self", "key", "worker", "stimulus_id"]),
+        ("send_task_to_worker", ["self", "worker", "ts"]),
+    ],
+)
+def test_what_we_override_or_call_takes_what_we_think(name, arguments):
+    assert list(inspect.signature(getattr(Scheduler, name)).parameters) == arguments
 
 
 def test_install_takes_over_and_uninstall_gives_stock_dask_back():
@@ -308,6 +329,78 @@ def test_by_configuration_the_plugin_is_on_from_the_start():
 
     with dask.config.set({"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]}):
         on_cluster(test)
+
+
+def test_dasks_own_stealing_page_and_metrics_go_on_working():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+        first = next(iter(scheduler.workers))
+        blocker, tasks = _dependents(client, "metrics", 20, first)
+        await wait(tasks)
+        fetch = AsyncHTTPClient().fetch
+        root = f"http://127.0.0.1:{scheduler.http_server.port}"
+        assert (await fetch(f"{root}/stealing")).code == 200
+        metrics = (await fetch(f"{root}/metrics")).body.decode()
+        counts = [
+            line.split() for line in metrics.splitlines() if line.startswith("dask_stealing_request_count")
+        ]
+        assert sum(float(value) for name, value in counts if "_created" not in name) >= 10
+        requests = [entry for _, entry in scheduler.get_events("stealing") if entry[0] == "request"]
+        assert {len(line) for _, lines in requests for line in lines} == {8}
+        await Event("metrics").set()
+        await blocker
+
+    on_cluster(test)
+
+
+def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0, threshold=0.2)
+        first, second = scheduler.workers
+        blocker, tasks = _dependents(client, "adapts", 40, first)
+        await wait(tasks)
+        await Event("adapts").set()
+        await blocker
+        stealing = scheduler.extensions["stealing"]
+        await client.submit(str)
+        stealing.balance()
+        assert stealing.state.thresholds[second] < 0.2
+        assert {address for _, address, _ in stealing.thresholds} == {second}
+
+    on_cluster(test)
+
+
+def test_by_a_real_preload():
+    command = ["scheduler", "--port", "0", "--no-dashboard", "--scheduler-file"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scheduler.json"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *command, str(file),
+             "--preload", str(PLUGINS / "ferro_scheduler.py")],
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            while not file.exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            with Client(scheduler_file=str(file)) as client:
+                assert figures(client)["stealing"] == "informed"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def test_by_the_scheduler_options_of_dask_jobqueue():
+    jobqueue = importlib.import_module("dask_jobqueue")
+
+    async def run():
+        options = {"preload": ["dask_ferro.runtime.preload"], "dashboard_address": ":0"}
+        async with jobqueue.SLURMCluster(
+            cores=1, memory="1GB", processes=1, interface="lo", scheduler_options=options, asynchronous=True
+        ) as cluster:
+            assert isinstance(cluster.scheduler.extensions["stealing"], Stealing)
+
+    asyncio.run(run())
 
 
 def test_our_local_cluster_has_it_from_the_start():
