@@ -134,7 +134,9 @@ class Row:
         return True
 
     def learn(self, projected: float, measured: float) -> None:
-        """Take the measured seconds of a task in whose projected seconds are known."""
+        """Take the measured seconds of a task whose projected seconds are known; very short ones tell nothing."""
+        if measured < _PRIOR_SECONDS and projected < _PRIOR_SECONDS:
+            return
         self.projected.add(projected)
         self.measured.add(measured)
         weight = min(self.measured.count, 10)
@@ -453,8 +455,9 @@ class Ledger:
     def _fill(self, now: float, row: Row) -> None:
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
-            # One that waits for a resource lets the next ones pass.
-            entry = next((e for _, _, e in row.queue[:DEPTH] if not e.needs or row.may_start(e)), None)
+            entry: Entry | None = row.queue[0][2]
+            if entry is not None and entry.needs:  # one that waits for a resource lets the next ones pass
+                entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return
             self._take(row, entry)

@@ -91,13 +91,16 @@ class Placing:
 
     def queued(self) -> WorkerState | None:
         """Return the worker for a task from the scheduler's queue, or None while all are busy."""
+        free = self.scheduler.idle_task_count
+        if len(free) == 1:
+            return next(iter(free))
         rows = self.stealing.ledger.rows
 
         def busy(ws: WorkerState) -> tuple[float, float, str]:
             row = rows.get(ws.address)
             return len(ws.processing) / ws.nthreads, row.slowness if row is not None else 1.0, ws.address
 
-        return min(self.scheduler.idle_task_count, key=busy, default=None)
+        return min(free, key=busy, default=None)
 
     def _candidates(self, ts: TaskState, admitted: frozenset[str] | None, now: float) -> list[Worker]:
         ledger = self.stealing.ledger
@@ -149,7 +152,7 @@ class Placing:
         """Give the new tasks of a narrow graph the order of their upward ranks."""
         tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
         new: Mapping[Any, TaskState] = {ts.key: ts for ts in tasks if ts.state == "released" and ts.priority}
-        if len(new) < 2:
+        if not any(ts.dependents for ts in new.values()):
             return
         dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}
         seconds = {key: self._seconds(ts)[0] for key, ts in new.items()}

@@ -20,7 +20,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_reschedule", "acquire_resources", "check_idle_saturated", "decide_worker_non_rootish",
         "decide_worker_rootish_queuing_enabled", "idle_task_count", "release_resources", "send_task_to_worker",
         "register_worker_plugin", "running",
-        "stream_comms", "stream_handlers", "task_prefixes", "unregister_worker_plugin", "valid_workers",
+        "stream_comms", "task_prefixes", "unregister_worker_plugin", "valid_workers",
         "worker_plugins",
     ),
     "distributed.scheduler.WorkerState": (

@@ -220,22 +220,24 @@ class Stealing(WorkStealing):
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
-        self._arriving.pop(key, None) if finish != "memory" else None
-        info = self._remove_from_in_flight(ts)
+        info = self._remove_from_in_flight(ts) if self.in_flight else None
         if info is not None:  # it was done before the victim was asked
             self.counts["stale"] += 1
             self._outcomes.append(Outcome("stale", info["victim"].address, info["thief"].address))
         seconds = None
         if finish == "memory":
             spans = message.get("startstops") or ()
-            # The last one counts: a worker that ran the task before sends that run too.
-            seconds = next(
-                (s["stop"] - s["start"] for s in reversed(spans) if s["action"] == "compute"), None
-            )
-            self._arrived(ts, seconds or 0.0)
+            for span in reversed(spans):  # a worker that ran the task before sends that run too
+                if span["action"] == "compute":
+                    seconds = span["stop"] - span["start"]
+                    break
+            if self._arriving:
+                self._arrived(ts, seconds or 0.0)
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
+        elif self._arriving:
+            self._arriving.pop(key, None)
         entry = self.ledger.finish(time(), key, seconds)
         if entry is not None:
             self._set_sends(entry.worker)
@@ -261,7 +263,7 @@ class Stealing(WorkStealing):
         if row.queue or row.address not in self.ledger.rows:
             return
         self._hungry[row.address] = None
-        if self.ledger.waiting:
+        if self._is_worth_it():
             self._ask(max(self._left_over(row.address, time()), 0.0))
 
     def _ask(self, wait: float = 0.0) -> None:
