@@ -14,7 +14,7 @@ measured seconds from a request to the stolen task's start, so that the task com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from dask_ferro.policy.cost import Links
@@ -381,8 +381,3 @@ def named(name: str, links: Links, hosts: Mapping[Address, str], parameters: Par
     if name == "none":
         return NoStealing(parameters)
     raise ValueError(f'stealing policy: got {name!r}, wanted "informed", "last-victim" or "none"')
-
-
-def with_threshold(parameters: Parameters, seconds: float) -> Parameters:
-    """Return the parameters with a threshold that stays where it is."""
-    return replace(parameters, threshold=seconds, threshold_least=seconds, threshold_most=seconds)

@@ -26,7 +26,8 @@ from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT, Wo
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.cost import Links
-from dask_ferro.policy.ledger import VICTIMS, Entry, Ledger, Row
+from dask_ferro.policy.ledger import VICTIMS, Ledger
+from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Move, Outcome, Replica, Task
 from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams

@@ -10,8 +10,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from dask_ferro.policy.cost import Links
-from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
+from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Address, Outcome, Replica, Task, Worker
 from dask_ferro.policy.steal import LastVictim, NoStealing, Parameters, Policy, named, threshold_of
 from dask_ferro.simulate.jobs import Job

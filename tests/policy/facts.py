@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dask_ferro.policy.cost import Durations, Link, Links
-from dask_ferro.policy.ledger import Entry, Ledger, Row
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Key, Move, Outcome, Replica, Snapshot, Task, Worker
 
 MB = 1_000_000

@@ -20,7 +20,6 @@ from dask_ferro.policy.steal import (
     is_starving,
     named,
     threshold_of,
-    with_threshold,
 )
 from tests.policy.facts import MB, Stand, free_links, needs, snapshot, stand, task, ways
 
@@ -381,12 +380,6 @@ def test_a_threshold_is_bounded(outcomes: list[Outcome], bound: float) -> None:
 def test_a_threshold_is_of_one_worker() -> None:
     state = adapted(State(), (outcome("refused"),), P)
     assert (threshold_of(state, "v", P), list(state.thresholds)) == (P.threshold, ["t"])
-
-
-def test_a_threshold_may_be_fixed() -> None:
-    fixed = with_threshold(P, 0.03)
-    state = adapted(State(), (outcome("started", 9.0, dry=True), outcome("refused")), fixed)
-    assert threshold_of(state, "t", fixed) == 0.03
 
 
 def test_a_success_is_remembered_until_a_failure() -> None:

@@ -1,0 +1,131 @@
+"""A worker's page in the ledger, and a task on it: when would a task that comes now start there?
+
+Durations are seconds.  A page holds what is believed; the `Ledger` keeps the pages in step with each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from dask_ferro.policy.cost import Mean
+from dask_ferro.policy.snapshot import Address, Key
+
+# Ratios of measured to projected seconds say little until there are some, and a worker is rarely further off.
+_PRIOR_TASKS = 4
+_SLOWEST = 32.0
+# Within this factor it is the spread of the durations and not the worker: of ten lognormal ones, sigma 1, the mean is
+# off by a third.
+_SPREAD = 2.0
+# Tasks of a few microseconds measure the clock and not the worker.
+_PRIOR_SECONDS = 0.001
+
+
+class Entry:
+    """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own."""
+
+    __slots__ = (
+        "annotated", "device", "key", "known", "needs", "origins", "payload", "prefix", "priority", "requested",
+        "seconds", "sequence", "started", "thief", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: Key, prefix: str, priority: Any, payload: Any, annotated: float | None, sequence: int
+    ) -> None:
+        self.key = key
+        self.prefix = prefix
+        self.priority = priority
+        self.payload = payload
+        self.annotated = annotated
+        self.sequence = sequence
+        self.device = ""  # the class that `seconds` is projected for
+        self.seconds = 0.0
+        self.known = False
+        self.needs: Mapping[str, float] = {}
+        self.origins: tuple[Address, ...] = ()
+        self.started: float | None = None
+        self.requested = 0.0
+        self.worker: Row
+        self.thief: Row | None = None
+
+
+class Row:
+    """A worker's page in the book."""
+
+    __slots__ = (
+        "accepts", "address", "device", "host", "incoming", "incoming_seconds", "load", "measured", "nthreads",
+        "projected", "queue", "resources", "running", "slowness", "unknown", "version", "waiting_seconds",
+    )  # fmt: skip
+
+    def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
+        self.address = address
+        self.nthreads = nthreads
+        self.host = host
+        self.device = device
+        self.accepts = accepts
+        self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
+        self.running: dict[Key, Entry] = {}
+        self.resources: Mapping[str, float] = {}
+        self.waiting_seconds = 0.0
+        self.unknown = 0
+        self.incoming = 0
+        self.incoming_seconds = 0.0
+        self.measured = Mean()
+        self.projected = Mean()
+        self.slowness = 1.0
+        self.load: tuple[float, Address] | None = None
+        self.version = 0
+
+    def starts_in(self, now: float, priority: Any = None) -> float:
+        """Return the seconds until a task that joins the queue now would start: at its end, or by its priority."""
+        free = self.nthreads - len(self.running) - len(self.queue) - self.incoming
+        if free > 0:
+            return 0.0
+        waits = self.waiting_seconds
+        if priority is not None and self.queue:
+            waits *= bisect_left(self.queue, (priority,)) / len(self.queue)  # type: ignore[arg-type]
+        work = (waits + self.incoming_seconds) * self.slowness
+        if self.nthreads == 1:
+            first = min([self._remaining(entry, now) for entry in self.running.values()], default=0.0)
+            return first + work
+        remaining = sorted(self._remaining(entry, now) for entry in self.running.values())
+        levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
+        for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
+            room = (level - levels[index - 1]) * index
+            if work <= room:
+                return levels[index - 1] + work / index
+            work -= room
+        return levels[-1] + work / self.nthreads
+
+    def _remaining(self, entry: Entry, now: float) -> float:
+        """A task that has run for longer than projected is projected to run for as long again.
+
+        Of processes' lifetimes: Harchol-Balter and Downey, ACM TOCS 15(3), 1997.
+        """
+        assert entry.started is not None
+        elapsed = max(now - entry.started, 0.0)
+        projected = entry.seconds * self.slowness
+        return projected - elapsed if elapsed < projected else elapsed
+
+    def may_start(self, entry: Entry) -> bool:
+        """Whether a thread and the resources that the task needs are free."""
+        if len(self.running) >= self.nthreads or not self.accepts:
+            return False
+        for resource, amount in entry.needs.items():
+            used = sum(other.needs.get(resource, 0.0) for other in self.running.values())
+            if used + amount > self.resources.get(resource, 0.0):
+                return False
+        return True
+
+    def learn(self, projected: float, measured: float) -> None:
+        """Take the measured seconds of a task whose projected seconds are known; very short ones tell nothing."""
+        if measured < _PRIOR_SECONDS and projected < _PRIOR_SECONDS:
+            return
+        self.projected.add(projected)
+        self.measured.add(measured)
+        weight = min(self.measured.count, 10)
+        prior = max(_PRIOR_TASKS * self.projected.value, _PRIOR_SECONDS)
+        ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
+        is_noise = 1 / _SPREAD < ratio < _SPREAD
+        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / _SLOWEST), _SLOWEST)
