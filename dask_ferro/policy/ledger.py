@@ -275,7 +275,9 @@ class Ledger:
         skip : int
             So many of the longest queues are left out: nothing in them may move.
         """
-        stop = len(self._loads) - (skip % len(self._loads) if self._loads else 0)
+        stop = len(self._loads)
+        if stop > victims:
+            stop -= skip % stop
         busiest = tuple(address for _, address in reversed(self._loads[max(stop - victims, 0) : stop]))
         return Snapshot(
             now,

@@ -421,3 +421,19 @@ def test_a_book_that_nobody_reads_does_not_grow() -> None:
         assign(book, "a", turn)
         book.finish(0.0, turn, 0.1)
     assert len(book._soonest) <= 4 * 2 + 64
+
+
+@pytest.mark.parametrize(
+    ("workers", "skip", "seen"),
+    [
+        pytest.param(3, 0, ["w2", "w1", "w0"], id="shows all of a few"),
+        pytest.param(3, 2, ["w2", "w1", "w0"], id="never hides one of a few"),
+        pytest.param(5, 0, ["w4", "w3", "w2", "w1"], id="shows the longest queues of many"),
+        pytest.param(5, 4, ["w0"], id="shows the next ones where nothing may move in those"),
+    ],
+)
+def test_a_snapshot(workers: int, skip: int, seen: list[str]) -> None:
+    book = ledger({f"w{i}": 1 for i in range(workers)}, p=1.0)
+    for index in range(workers):
+        assign(book, f"w{index}", *((index, place) for place in range(index + 2)))
+    assert list(book.snapshot(0.0, (), victims=4, skip=skip).busiest) == seen
