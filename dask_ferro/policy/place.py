@@ -79,6 +79,20 @@ class Placement:
         """
         return first > self.soon * seconds
 
+    def settles(self, seconds: float, starts_in: float, first: float, largest: int) -> bool:
+        """Whether `choose` would give a task to the one holder of all its inputs, known without a look at the others.
+
+        Parameters
+        ----------
+        seconds, first : float
+            As for `stays`.
+        starts_in : float
+            Seconds until the task would start at the holder.
+        largest : int
+            Bytes of its largest input.
+        """
+        return self.stays(seconds, first) or starts_in <= self.margin or largest > self.light
+
     def _near(self, task: Task, workers: list[Worker]) -> list[Worker]:
         """Return the holders of the task's inputs, or of the large ones, and who else may take it now."""
         if not task.inputs:

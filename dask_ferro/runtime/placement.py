@@ -82,12 +82,9 @@ class Placing:
         row = ledger.rows.get(holder.address)
         if row is None or holder.status != Status.running:
             return False
-        if (
-            placing.stays(self._seconds(ts)[0], ledger.first(now))
-            or row.starts_in(now, ts.priority) <= placing.margin
-        ):
-            return True
-        return any(dts.get_nbytes() > placing.light for dts in ts.dependencies)
+        largest = max(dts.get_nbytes() for dts in ts.dependencies)
+        starts_in = row.starts_in(now, ts.priority)
+        return placing.settles(self._seconds(ts)[0], starts_in, ledger.first(now), largest)
 
     def queued(self) -> WorkerState | None:
         """Return the worker for a task from the scheduler's queue, or None while all are busy."""

@@ -103,3 +103,26 @@ def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
 def test_a_worker_that_is_weighed_twice_counts_once() -> None:
     workers = [stand("a", running=0.1).worker, stand("b").worker] * 2
     assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("running", "other", "nbytes", "settled"),
+    [
+        pytest.param(0.001, 0.0, 10, True, id="settles where the holder is as good as free"),
+        pytest.param(9.0, 0.2, 10, True, id="settles where nobody else runs dry in time"),
+        pytest.param(9.0, 0.0, 2 * MB, True, id="settles with a large input"),
+        pytest.param(9.0, 0.0, 10, False, id="looks around where another worker is free"),
+    ],
+)
+def test_a_task_whose_inputs_one_worker_holds(
+    running: float, other: float, nbytes: int, settled: bool
+) -> None:
+    """And where it settles, `choose` says the same of all workers."""
+    ready = task("t", 0.1, inputs=(needs(nbytes, "a"),))
+    workers = [
+        s.worker._replace(runs_dry_in=s.worker.starts_in)
+        for s in (stand("a", running=running), stand("b", running=other) if other else stand("b"))
+    ]
+    first = min(w.starts_in for w in workers)
+    assert PLACEMENT.settles(0.1, running, first, nbytes) is settled
+    assert PLACEMENT.choose(ready, workers, free_links(), {}) == ("a" if settled else "b")
