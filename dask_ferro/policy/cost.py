@@ -15,6 +15,9 @@ from dask_ferro.policy.snapshot import Replica, Worker
 # The newest of many measurements counts for a tenth: durations of one prefix vary, and an estimate that follows
 # the last one (Dask's counts it half) makes moves that the next one takes back.
 _NEWEST = 0.1
+# Seconds that are left between the end of a task and that of its worker: half of all tasks take longer than their
+# mean, and a result of a gigabyte takes one second to leave.
+SPARE = 2.0
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
+from math import inf
 from typing import Any, TypeVar
 
 from dask_ferro.policy.cost import Durations
@@ -40,6 +41,13 @@ class Ledger:
         Learned from `finish`.
     unlocks : callable (payload) -> bool
         Whether a task is the last that some other task waits for.
+
+    Attributes
+    ----------
+    ends : mapping of address to float
+        When workers end, on the caller's clock, of those that do; also of workers that are still to come.
+    fresh : float
+        Seconds that a worker would have that joined now; 0: nobody would come.
     """
 
     def __init__(
@@ -52,6 +60,8 @@ class Ledger:
         self.rows: dict[Address, Row] = {}
         self.entries: dict[Key, Entry] = {}
         self.hosts: dict[Address, str] = {}
+        self.ends: dict[Address, float] = {}
+        self.fresh = 0.0
         self.waiting = 0  # tasks in queues, of all workers
         self._describe = describe
         self._unlocks = unlocks
@@ -62,6 +72,8 @@ class Ledger:
         self._now = 0.0  # of the latest event
         self._version = 0  # one count for all rows: a worker that comes back must not match what it left
         self._everyone: list[Address] = []
+        self._outlasted: dict[Address, None] = {}
+        self._last: float | None = None  # the latest of all ends; None: to be found
         self.devices: set[str] = set()  # classes that are there
 
     # -- workers -------------------------------------------------------------------------------------------
@@ -87,6 +99,8 @@ class Ledger:
         # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
         row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
         row.resources = resources or {}
+        row.ends_at = self.ends.get(address, inf)
+        self._last = None
         self.devices.add(device)
         self.hosts[address] = host
         self._fill(self._now, row)
@@ -97,6 +111,9 @@ class Ledger:
         """Close a worker's page; return the keys that stood on it."""
         row = self.rows.pop(address, None)
         self.hosts.pop(address, None)
+        self.ends.pop(address, None)
+        self._outlasted.pop(address, None)
+        self._last = None
         if row is None:
             return []
         self._everyone.remove(address)
@@ -127,6 +144,18 @@ class Ledger:
         row.accepts = accepts
         self._fill(self._now, row)
         self._touch(row, self._now)
+
+    def set_end(self, address: Address, at: float | None) -> None:
+        """Note when a worker, one that is still to come included, will be gone; None: nobody knows."""
+        if at is None:
+            self.ends.pop(address, None)
+        else:
+            self.ends[address] = at
+        row = self.rows.get(address)
+        if row is not None:
+            row.ends_at = inf if at is None else at
+            self._last = None
+            self._touch(row, self._now)
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -236,7 +265,7 @@ class Ledger:
             address, row.host, row.device, row.nthreads,
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
-            runs_dry_in=dry,
+            False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
@@ -287,13 +316,27 @@ class Ledger:
             _Rows(self.rows, lambda address: self._seen(address, now)),
             _Rows(self.rows, self.queue),
             tuple(outcomes),
+            self._nearest(victims) if self._outlasted else (),
         )
 
-    def soonest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
-        """Return the accepting workers that run dry first, as rows for a task of some priority."""
+    def _nearest(self, count: int) -> tuple[Address, ...]:
+        return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
+
+    def soonest(self, now: float, count: int, priority: Any = None, lasting: float = 0.0) -> list[Worker]:
+        """Return the accepting workers that run dry first, as rows for a task of some priority.
+
+        Parameters
+        ----------
+        lasting : float
+            Only those that have so many seconds left when the task would start; 0: all.
+        """
+        if lasting and self._last_end() < now + lasting:
+            return []
         if len(self.rows) <= _FEW:
             open_ = [(row.starts_in(now), row.address) for row in self.rows.values() if row.accepts]
-            return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
+            order = sorted(open_) if lasting else nsmallest(count, open_)
+            rows = (self.worker(address, now, priority) for _, address in order)
+            return list(islice((w for w in rows if not lasting or w.has_time(w.starts_in, lasting)), count))
         found: list[Worker] = []
         popped: list[tuple[float, Address, int]] = []
         while self._soonest and len(found) < count:
@@ -307,10 +350,22 @@ class Ledger:
                 continue
             popped.append(item)
             if row.accepts:
-                found.append(self.worker(row.address, now, priority))
+                worker = self.worker(row.address, now, priority)
+                if not lasting or worker.has_time(worker.starts_in, lasting):
+                    found.append(worker)
         for item in popped:
             heappush(self._soonest, item)
         return found
+
+    def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
+        """Return the accepting workers that end last, as rows for a task of some priority."""
+        open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
+        return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
+
+    def _last_end(self) -> float:
+        if self._last is None:
+            self._last = max((row.ends_at for row in self.rows.values()), default=inf)
+        return self._last
 
     def first(self, now: float) -> float:
         """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
@@ -410,7 +465,15 @@ class Ledger:
             if len(self._soonest) > 4 * len(self.rows) + 64:
                 self._soonest = [item for item in self._soonest if self._is_current(item)]
                 heapify(self._soonest)
+        if self.ends:
+            self._judge_end(row, now)
         self._load(row)
+
+    def _judge_end(self, row: Row, now: float) -> None:
+        if row.queue and row.ends_at < now + row.starts_in(now) and self._is_here(row):
+            self._outlasted[row.address] = None
+        else:
+            self._outlasted.pop(row.address, None)
 
     def _is_here(self, row: Row) -> bool:
         return self.rows.get(row.address) is row

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from dask_ferro.policy.cost import Mean
@@ -54,8 +55,8 @@ class Row:
     """A worker's page in the book."""
 
     __slots__ = (
-        "accepts", "address", "device", "host", "incoming", "incoming_seconds", "load", "measured", "nthreads",
-        "projected", "queue", "resources", "running", "slowness", "unknown", "version", "waiting_seconds",
+        "accepts", "address", "device", "ends_at", "host", "incoming", "incoming_seconds", "load", "measured",
+        "nthreads", "projected", "queue", "resources", "running", "slowness", "unknown", "version", "waiting_seconds",
     )  # fmt: skip
 
     def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
@@ -64,6 +65,7 @@ class Row:
         self.host = host
         self.device = device
         self.accepts = accepts
+        self.ends_at = inf  # on the caller's clock
         self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
         self.running: dict[Key, Entry] = {}
         self.resources: Mapping[str, float] = {}

@@ -8,6 +8,7 @@ with twenty tasks and with twenty thousand.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 Key = Hashable
@@ -84,6 +85,8 @@ class Worker(NamedTuple):
         Whether a task that it runs is the last that some other task waits for.
     running_for : float
         Seconds since it started the youngest of its running tasks; 0 with a free thread.
+    ends_in : float
+        Seconds until it is gone, whatever it does then: its job's walltime, its lifetime.
     """
 
     address: Address
@@ -99,6 +102,11 @@ class Worker(NamedTuple):
     unlocks: bool = False
     running_for: float = 0.0
     runs_dry_in: float = 0.0
+    ends_in: float = inf
+
+    def has_time(self, begins: float, seconds: float) -> bool:
+        """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""
+        return begins + seconds <= self.ends_in
 
 
 class Outcome(NamedTuple):
@@ -155,6 +163,8 @@ class Snapshot(NamedTuple):
         The end of each worker's queue, the task that would start last first.
     outcomes : tuple of Outcome
         Since the last snapshot.
+    outlasted : tuple of addresses
+        Workers that end before the last of their queue would start, the nearest end first.
     """
 
     now: float
@@ -164,3 +174,4 @@ class Snapshot(NamedTuple):
     workers: Mapping[Address, Worker]
     queues: Mapping[Address, tuple[Task, ...]]
     outcomes: tuple[Outcome, ...] = ()
+    outlasted: tuple[Address, ...] = ()

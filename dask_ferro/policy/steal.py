@@ -6,6 +6,8 @@ Rules, of every policy here:
 And of `Informed`, which knows enough for it:
 - a victim is not left under its own threshold, unless it is paused and starts nothing;
 - a task moves when it is projected to finish earlier by a margin; a short one does not move at all.
+- no task of known seconds moves to a worker that ends before it would; one that waits where it will not be done in
+  time leaves first, and whatever it costs.
 
 A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
 measured seconds from a request to the stolen task's start, so that the task comes just when the thief runs dry.
@@ -15,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol
 
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.cost import SPARE, Links
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
 
 # Seconds that a paused worker is projected to stay so.  Dask looks at a worker's memory ten times a second, and what
@@ -53,6 +56,8 @@ class Parameters:
         Seconds after which they may be taken from a shorter one, when what runs before them is not done.
     tries : int
         Tasks of a queue that are weighed for one move.
+    spare : float
+        Seconds between the end of a task and that of its worker, at least, as in placement.
     """
 
     threshold: float = 0.005
@@ -67,6 +72,7 @@ class Parameters:
     guesses: int = 2
     patience: float = 0.5
     tries: int = 8
+    spare: float = SPARE
 
 
 class State(NamedTuple):
@@ -187,6 +193,11 @@ def _may(task: Task, thief: Worker) -> bool:
     return (task.allowed is None or thief.address in task.allowed) and thief.address not in task.origins
 
 
+def _outlasts(task: Task, thief: Worker, spare: float) -> bool:
+    """Whether the task would not be done before the thief ends; of a guess nobody knows."""
+    return task.known and not thief.has_time(thief.starts_in, (task.on(thief) or task.seconds) + spare)
+
+
 def _keeps(task: Task, thief: Worker) -> bool:
     """Whether the task's affinity is for other workers than the thief."""
     return task.preferred is not None and thief.address not in task.preferred
@@ -231,8 +242,8 @@ class Informed:
         p = self.parameters
         moves: list[Move] = []
         victims = sorted(
-            (desk.worker(v) for v in snapshot.busiest if v != address),
-            key=lambda w: (-w.starts_in, w.address),
+            (desk.worker(v) for v in dict.fromkeys(snapshot.outlasted + snapshot.busiest) if v != address),
+            key=lambda w: (w.starts_in <= w.ends_in, -w.starts_in, w.address),
         )
         for first in victims:
             surplus = first.starts_in - threshold_of(state, first.address, p)
@@ -262,28 +273,37 @@ class Informed:
         for place, task in enumerate(desk.queue(victim.address)):
             if tried >= p.tries:
                 break
-            if not _may(task, thief) or (victim.accepts and task.seconds < p.shortest):
+            seconds = task.seconds * victim.slowness
+            here = seconds / victim.nthreads
+            # Where it is now it would be lost, and run again from its beginning.
+            lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - here, seconds + p.spare)
+            is_held = victim.accepts and not lost
+            if not _may(task, thief) or (is_held and task.seconds < p.shortest):
                 continue
             few = victim.unknown < p.guesses * victim.nthreads and victim.running_for < p.patience
-            few = few and victim.accepts
+            few = few and is_held
             if not task.known and (few or task.origins):
                 continue
             tried += 1
-            here = task.seconds * victim.slowness / victim.nthreads
-            if victim.accepts and victim.starts_in - here < reserve:
+            if is_held and victim.starts_in - here < reserve:
                 continue
             runs = task.on(thief)
             if runs is None:  # nobody knows what it takes on such a device
                 continue
             transfer = desk.links.seconds(task.inputs, thief, desk.hosts)
-            there = max(thief.starts_in, transfer) + runs
+            begins = max(thief.starts_in, transfer)
+            if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
+                continue
+            there = begins + runs
             # As the last of its queue it finishes when the queue does; one before it could gain no more.
-            stays = victim.starts_in - here + task.seconds * victim.slowness
+            stays = victim.starts_in - here + seconds
             if not victim.accepts:
                 stays += _PAUSE
             gain = stays - there - p.margin - p.transfer_margin * transfer
             if _keeps(task, thief):
                 gain -= task.seconds
+            if lost:
+                gain = max(gain, seconds)
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)
         return best[1:] if best is not None else None
@@ -335,9 +355,13 @@ class LastVictim:
         victim = desk.worker(asked)
         tasks = [task for task in desk.queue(asked) if _may(task, thief)]
         spare = min(victim.waiting // 2, len(tasks))
+        moves = []
         for task in tasks[:spare]:
-            desk.move(task, desk.worker(asked), desk.worker(thief.address), 0.0)
-        return [Move(task.key, asked, thief.address, 0.0, 0.0) for task in tasks[:spare]]
+            taker = desk.worker(thief.address)
+            if not _outlasts(task, taker, self.parameters.spare):
+                desk.move(task, desk.worker(asked), taker, 0.0)
+                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0))
+        return moves
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.cost import Durations, Link, Links
@@ -38,6 +39,7 @@ def stand(
     slowness: float = 1.0,
     accepts: bool = True,
     host: str = "h",
+    ends_in: float = inf,
 ) -> Stand:
     """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given."""
     busy = nthreads if running is not None or len(queue) >= nthreads else len(queue)
@@ -45,7 +47,7 @@ def stand(
     starts_in = (running or 0.0) + work if busy == nthreads else 0.0
     unknown = sum(not t.known for t in queue)
     row = Worker(address, host, "cpu", nthreads, starts_in, busy, len(queue), unknown, slowness, accepts)
-    return Stand(row, queue)
+    return Stand(row._replace(ends_in=ends_in), queue)
 
 
 def snapshot(
@@ -66,6 +68,7 @@ def snapshot(
         workers=workers,
         queues={s.worker.address: s.queue for s in stands},
         outcomes=tuple(outcomes),
+        outlasted=tuple(a for a, w in workers.items() if w.waiting and w.starts_in > w.ends_in),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -74,6 +75,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), accepts=st.booleans())
     def pause(self, data: st.DataObject, accepts: bool) -> None:
         self.book.set_accepts(data.draw(st.sampled_from(sorted(self.book.rows))), accepts)
+
+    @rule(address=addresses, seconds=st.sampled_from([None, 0.0, 0.4, 5.0]))
+    def end(self, address: str, seconds: float | None) -> None:
+        self.book.set_end(address, None if seconds is None else self.now + seconds)
 
     @precondition(lambda self: self.book.rows)
     @rule(
@@ -194,6 +199,26 @@ class LedgerMachine(RuleBasedStateMachine):
             assert all(w.accepts for w in found)
 
     @invariant()
+    def the_soonest_that_last_are_those_of_a_search_of_all(self) -> None:
+        for lasting in (0.1, 1.0):
+            open_ = [self.book.worker(a, self.now) for a, row in self.book.rows.items() if row.accepts]
+            having = [w for w in open_ if w.starts_in + lasting <= w.ends_in]
+            found = self.book.soonest(self.now, 2, lasting=lasting)
+            wanted = sorted(w.starts_in for w in having)[:2]
+            assert [w.starts_in for w in found] == pytest.approx(wanted, abs=1e-9)
+            assert all(w.address in {h.address for h in having} for w in found)
+
+    @invariant()
+    def ends_are_those_that_were_told(self) -> None:
+        for address in self.book.rows:
+            at = self.book.ends.get(address, math.inf)
+            assert self.book.worker(address, self.now).ends_in == pytest.approx(at - self.now)
+        for address in self.book.snapshot(self.now, []).outlasted:
+            row = self.book.rows[address]
+            assert row.queue
+            assert row.ends_at < math.inf
+
+    @invariant()
     def the_facts_of_a_worker_are_sane(self) -> None:
         for address, row in self.book.rows.items():
             worker = self.book.worker(address, self.now)
@@ -249,18 +274,20 @@ queues = st.lists(st.sampled_from(_kinds(100)), max_size=7)
 seats = st.sampled_from(
     list(itertools.product([1, 2, 3], [None, 0.0005, 0.02, 0.3], [0.5, 1.0, 3.0], [False, False, True]))
 )
+# Seconds that a worker has left; none of the queues above takes longer than 7 s.
+ends = st.sampled_from([math.inf, math.inf, math.inf, 60.0, 2.3, 0.1])
 
 
 @st.composite
 def stands(draw: st.DrawFn) -> list[Stand]:
     """Up to six workers with queues of any tasks."""
     made = []
-    for address, (seat, kinds) in zip(
-        ADDRESSES, draw(st.lists(st.tuples(seats, queues), max_size=6)), strict=False
+    for address, (seat, kinds, ends_in) in zip(
+        ADDRESSES, draw(st.lists(st.tuples(seats, queues, ends), max_size=6)), strict=False
     ):
         nthreads, running, slowness, paused = seat
         queue = [task((address, number), **kind) for number, kind in enumerate(kinds)]
-        facts = {"nthreads": nthreads, "slowness": slowness, "accepts": not paused}
+        facts = {"nthreads": nthreads, "slowness": slowness, "accepts": not paused, "ends_in": ends_in}
         made.append(stand(address, *queue, running=(running or 0.0) if queue else running, **facts))
     return made
 
@@ -305,6 +332,8 @@ def test_every_move_is_legal(policy: Policy, stands: list[Stand], state: State, 
         assert is_starving(thief, threshold_of(after, move.thief, policy.parameters))
         assert moved.allowed is None or move.thief in moved.allowed
         assert move.thief not in moved.origins
+        seconds = moved.seconds * thief.slowness
+        assert not moved.known or thief.has_time(thief.starts_in, seconds + policy.parameters.spare)
 
 
 @properties
@@ -317,6 +346,8 @@ def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: State
         seconds = {t.key: t.seconds for t in shown.queues[address]}
         given_away = sum(seconds[move.key] for move in found if move.victim == address)
         left = victim.starts_in - given_away * victim.slowness / victim.nthreads
+        if victim.ends_in < math.inf:  # what would be lost leaves in any case
+            continue
         assert not victim.accepts or left >= threshold_of(after, address, PARAMETERS) - 1e-9
 
 
@@ -414,6 +445,26 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
     assert chosen in open_ if open_ else chosen is None
     assert Placement().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
+
+
+@properties
+@given(stands=stands(), known=st.booleans(), fresh=st.sampled_from([0.0, 1.0, 60.0]))
+def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
+    stands: list[Stand], known: bool, fresh: float
+) -> None:
+    workers = [s.worker for s in stands]
+    ready = task("t", 0.05, known=known)
+    spare = Placement().spare
+    chosen = Placement().choose(ready, workers, free_links(), {}, fresh)
+    open_ = {w.address: w for w in workers if w.accepts}
+    in_time = {a for a, w in open_.items() if w.has_time(w.starts_in, 0.05 * w.slowness + spare)}
+    if not known or in_time or not open_:
+        assert chosen in (in_time if known else open_) if open_ else chosen is None
+    elif 0.05 + spare <= fresh:
+        assert chosen is None
+    else:
+        left = {address: w.ends_in - w.starts_in for address, w in open_.items()}
+        assert left[str(chosen)] == max(left.values())
 
 
 def shuffled(rows: Mapping, chance: random.Random) -> dict:

@@ -1,0 +1,236 @@
+"""The jobs and the work of one moment, as scaling sees them: who counts, since when, and what one more would bring.
+
+A job that is about to end counts as gone, and a job on its way as there from the moment that it is expected.  A
+wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
+`Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.profile import Profile, cleaned, merged
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of scaling.
+
+    Attributes
+    ----------
+    efficiency : float
+        The parallel efficiency below which another job is not worth its node-seconds: the share of them, start-up
+        included, in which it has something to run.  Near 1 hardly anything pays for its start, small values buy
+        speed at any price.
+    minimum, maximum : float
+        Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
+        contradict each other then, the minimum holds.
+    max_pending : float
+        Jobs that wait in the batch system's queue at a time.
+    worth : float
+        Job-seconds that another job has to save all jobs together: with 5, so many are asked for that each is busy
+        for about 5 s, as with Dask's `target-duration`.
+    cooldown : float
+        Seconds from a growth or a shrink to the next shrink.
+    patience, patience_most : float
+        Seconds for which a job may be idle.  Between these two it is what a new one would take to come.
+    notice : float
+        Seconds before its end at which a job is drained whatever it runs.
+    """
+
+    efficiency: float = 0.6
+    minimum: float = 0.0
+    maximum: float = inf
+    max_pending: float = inf
+    worth: float = 5.0
+    cooldown: float = 5.0
+    patience: float = 10.0
+    patience_most: float = 600.0
+    notice: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning.
+
+        Raises
+        ------
+        ValueError
+            Naming the parameter, with what it got and what is wanted.
+        """
+        if not 0.0 < self.efficiency <= 1.0:
+            raise ValueError(f"efficiency: got {self.efficiency!r}, wanted a share above 0, at most 1")
+        for name in (
+            "minimum",
+            "maximum",
+            "max_pending",
+            "worth",
+            "cooldown",
+            "patience",
+            "patience_most",
+            "notice",
+        ):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, wanted a number of at least 0")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum: got {self.minimum!r}, wanted at most maximum, {self.maximum!r}")
+
+
+class Work(NamedTuple):
+    """The demands that the same pools may run, as one."""
+
+    pools: tuple[Name, ...]
+    speeds: Mapping[Name, float]
+    profile: Profile
+    longest: float
+
+    def speed(self, pool: Name) -> float:
+        """Return how many times faster than projected a pool runs it."""
+        speed = self.speeds.get(pool, 1.0)
+        return speed if 0.0 < speed < inf else 1.0
+
+
+class Crew:
+    """Who is there and what there is to do, changed by each decision of a step.
+
+    Attributes
+    ----------
+    pools : dict of Pool
+        With numbers that make sense.
+    works : list of Work
+        The most restricted first.
+    spent : list of Job
+        Those that count as gone: they are about to end.
+    coming : Counter
+        By pool, new jobs that this step asks for.
+    """
+
+    def __init__(self, staff: Staff, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.pools = {pool.name: _sane(pool) for pool in staff.pools}
+        self.works = _works(staff.demands, self.pools)
+        self.coming: Counter[Name] = Counter()
+        known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
+        known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
+        self._waits = {name: self._wait(name, known) for name in self.pools}
+        self.spent = [job for job in known if self.is_spent(job)]
+        gone = {job.name for job in self.spent}
+        self._there = {job.name: job for job in known if job.name not in gone}
+        self._counts = Counter(job.pool for job in self._there.values())
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that count, by order of submission."""
+        return list(self._there.values())
+
+    def _wait(self, pool: Name, jobs: Iterable[Job]) -> float:
+        usual = self.pools[pool].queue_wait
+        pending = (abs(usual - _finite(job.age)) for job in jobs if job.pool == pool and job.state == PENDING)
+        return max(usual, max(pending, default=0.0))
+
+    def lead(self, pool: Name) -> float:
+        """Return the seconds until a job that is asked for now would help."""
+        return self._waits[pool] + self.pools[pool].start_up
+
+    def limit(self, pool: Name, queued: bool = True) -> float:
+        """Return the seconds for which a job of a pool may be idle.
+
+        Parameters
+        ----------
+        queued : bool
+            Whether the jobs that wait now say what a new one would take; otherwise, those that came do.
+        """
+        p, usual = self.parameters, self.pools[pool].queue_wait + self.pools[pool].start_up
+        return max(p.patience, min(self.lead(pool) if queued else usual, p.patience_most))
+
+    def arrival(self, job: Job) -> float:
+        """Return the seconds until a job is expected to help."""
+        pool, age = self.pools[job.pool], _finite(job.age)
+        if job.state == PENDING:
+            return abs(pool.queue_wait - age) + pool.start_up
+        return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
+
+    def is_spent(self, job: Job) -> bool:
+        """Whether a job ends before a successor that is asked for now could take the next task from it.
+
+        Half of a short life is not given up for that.
+        """
+        if job.state == PENDING:
+            return False
+        pool, lead = self.pools[job.pool], self.lead(job.pool)
+        longest = max((work.longest for work in self.works if job.pool in work.pools), default=0.0)
+        return job.ends_in <= max(self.parameters.notice, lead, min(lead + longest, pool.lifetime / 2))
+
+    def power(self, work: Work, pool: Name, threads: int = 0) -> float:
+        """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
+        return (threads if threads > 0 else self.pools[pool].threads) * work.speed(pool)
+
+    def powers(self, work: Work) -> dict[Name, float]:
+        """Return by pool the threads of all jobs that count and may run a work, with the new ones."""
+        found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
+        for job in self.jobs:
+            if job.pool in found:
+                found[job.pool] += self.power(work, job.pool, job.threads)
+        return found
+
+    def team(self, work: Work) -> list[Job]:
+        """Return the jobs that count and may run a work."""
+        return [job for job in self.jobs if job.pool in work.pools]
+
+    def on_the_way(self, pool: Name) -> bool:
+        """Whether jobs of a pool are asked for and not there."""
+        return self.coming[pool] > 0 or any(job.pool == pool and job.state != RUNNING for job in self.jobs)
+
+    def remove(self, gone: Job) -> None:
+        """Let a job count no more."""
+        if self._there.pop(gone.name, None) is not None:
+            self._counts[gone.pool] -= 1
+
+    def count(self, pool: Name) -> int:
+        """Return the jobs of a pool that count, with the new ones."""
+        return self._counts[pool] + self.coming[pool]
+
+    def workers(self, new: bool = True) -> int:
+        """Return the workers of all jobs that count, with or without the new ones."""
+        return sum(
+            (self._counts[name] + new * self.coming[name]) * pool.processes
+            for name, pool in self.pools.items()
+        )
+
+
+def _finite(value: float) -> float:
+    return value if 0.0 <= value < inf else 0.0
+
+
+def _sane(pool: Pool) -> Pool:
+    return pool._replace(
+        threads=max(pool.threads, 1),
+        processes=max(pool.processes, 1),
+        queue_wait=_finite(pool.queue_wait),
+        start_up=_finite(pool.start_up),
+        minimum=_finite(pool.minimum),
+        maximum=pool.maximum if pool.maximum >= 0 else inf,
+        lifetime=pool.lifetime if pool.lifetime > 0 else inf,
+        cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
+    )
+
+
+def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
+    """Return the demands as works: one for those that the same pools run at the same speeds."""
+    groups: dict[tuple[tuple[Name, float], ...], list[Demand]] = {}
+    for demand in demands:
+        able = [name for name in pools if demand.pools is None or name in demand.pools]
+        groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
+    works = [
+        Work(
+            tuple(name for name, _ in able),
+            dict(able),
+            cleaned(merged(cleaned(demand.profile) for demand in group)),
+            max(_finite(demand.longest) for demand in group),
+        )
+        for able, group in groups.items()
+    ]
+    return sorted((work for work in works if work.pools and work.profile), key=lambda work: len(work.pools))

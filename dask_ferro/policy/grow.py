@@ -1,0 +1,203 @@
+"""How many more jobs the work is worth, and of which pools.
+
+For each work, the most restricted first: what will be left of it when a new job could help, what one more would
+save then, and at which efficiency.  The pool with the smallest product of projected finish and price gets them;
+where its bounds end it, the next one.  A work that nobody may run gets one job before others get their second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor, inf
+from typing import NamedTuple
+
+from dask_ferro.policy.crew import Crew, Work
+from dask_ferro.policy.profile import Profile, left, merged, span, used, useful_share, widest, work
+from dask_ferro.policy.staff import PENDING, RUNNING, Name, Pool, Submit
+
+# Shares are compared with room for rounding.
+_ROUNDING = 1e-9
+# Jobs beyond any cluster: a width is the user's number, and may be anything.
+_MOST = 10**6
+
+
+class _Offer(NamedTuple):
+    """What growing one pool would bring one work; the smallest is the best."""
+
+    score: float
+    place: int
+    pool: Pool
+    jobs: int
+    bounded: bool
+    finish: float
+
+
+def grow(crew: Crew) -> list[Submit]:
+    """Take the jobs that are worth it into `crew.coming`, and return what to ask for now."""
+    reasons: dict[Name, str] = {}
+    _fill_pools(crew, reasons)
+    loads: list[tuple[Work, Profile]] = []
+    for item in crew.works:
+        load = merged([item.profile, *(_shared(crew, item, *other) for other in loads)])
+        _serve(crew, item, load, reasons)
+        powers = crew.powers(item)
+        loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
+    _fill(crew, reasons)
+    _succeed(crew, reasons)
+    return _within_queue(crew, reasons)
+
+
+def starves(crew: Crew, item: Work) -> bool:
+    """Whether nobody may run a work that could begin soon."""
+    if any(crew.powers(item).values()):
+        return False
+    wait = 0.0
+    for seconds, width in item.profile:
+        if width > 0.0:
+            return any(wait <= crew.lead(name) + crew.limit(name) / 2 for name in item.pools)
+        wait += seconds
+    return False
+
+
+def _shared(crew: Crew, item: Work, other: Work, busy: Profile) -> Profile:
+    """Return what another work keeps busy of the pools of this one."""
+    powers = crew.powers(other)
+    total = sum(powers.values())
+    share = sum(power for name, power in powers.items() if name in item.pools) / total if total else 0.0
+    return [(seconds, width * share) for seconds, width in busy] if share else []
+
+
+def fastest(item: Work, powers: Mapping[Name, float]) -> float:
+    """Return the speed of the fastest pool that has threads for a work."""
+    return max((item.speed(name) for name, power in powers.items() if power), default=1.0)
+
+
+def _serve(crew: Crew, item: Work, load: Profile, reasons: dict[Name, str]) -> None:
+    """Grow pools for one work until another job is not worth it, or none is allowed."""
+    closed = [
+        f"{name} is closed ({crew.pools[name].closed})" for name in item.pools if crew.pools[name].closed
+    ]
+    for _ in item.pools:
+        offers = [_offer(crew, item, load, place, name) for place, name in enumerate(item.pools)]
+        best = min((offer for offer in offers if offer is not None), default=None)
+        if best is None:
+            return
+        crew.coming[best.pool.name] += best.jobs
+        why = f"{work(load):.3g} s of work, {widest(load):.3g} wide, will take {best.finish:.3g} s with these"
+        reasons[best.pool.name] = "; ".join([why, *closed])
+        if not best.bounded:
+            return
+
+
+def _offer(crew: Crew, item: Work, load: Profile, place: int, name: Name) -> _Offer | None:
+    """Return what growing a pool would bring, None where no job is worth it."""
+    pool, lead = crew.pools[name], crew.lead(name)
+    room = _room(crew, pool, item)
+    if room < 1:
+        return None
+    team, powers = crew.team(item), crew.powers(item)
+    shifts = [(crew.arrival(job), inf, crew.power(item, job.pool, job.threads)) for job in team]
+    shifts += [
+        (crew.arrival(job), job.ends_in, crew.power(item, job.pool, job.threads))
+        for job in crew.spent
+        if job.pool in item.pools
+    ]
+    rest = left(load, shifts, lead, fastest(item, powers))
+    present = sum(powers.values())
+    count = _worthwhile(crew, item, pool, rest, present, room)
+    if not count:
+        return None
+    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(name))
+    runs = span(rest, present + count * crew.power(item, name), speed)
+    price = pool.cost * count * (pool.start_up + runs)
+    return _Offer((lead + runs) * price, place, pool, count, count == room, lead + runs)
+
+
+def _room(crew: Crew, pool: Pool, item: Work) -> int:
+    """Return how many more jobs of a pool a work may get: for others that starve, room for one job is kept."""
+    if pool.closed:
+        return 0
+    workers = crew.parameters.maximum - crew.workers()
+    kept = sum(
+        min(crew.pools[name].processes for name in other.pools)
+        for other in crew.works
+        if pool.name not in other.pools and starves(crew, other)
+    )
+    least = min(pool.processes, workers) if starves(crew, item) else 0
+    return floor(
+        min(max(workers - kept, least) / pool.processes, pool.maximum - crew.count(pool.name), _MOST)
+    )
+
+
+def _worthwhile(crew: Crew, item: Work, pool: Pool, rest: Profile, present: float, room: int) -> int:
+    """Return the largest number of new jobs of which the last one still pays: each pays less than the one before."""
+    p, each, speed = crew.parameters, crew.power(item, pool.name), item.speed(pool.name)
+    within = crew.limit(pool.name) / 2
+
+    def pays(count: int) -> bool:
+        threads = present + count * each
+        share = useful_share(rest, threads, each, pool.start_up, within, speed)
+        if threads <= each:
+            return share > 0.0  # nobody else would do it
+        saved = (span(rest, threads - each, speed) - span(rest, threads, speed)) * threads / each
+        return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
+
+    low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, _MOST)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle - 1)
+    return low
+
+
+def _fill_pools(crew: Crew, reasons: dict[Name, str]) -> None:
+    """Grow pools to their own minimum, as far as the maximum over all allows."""
+    for name, pool in crew.pools.items():
+        room = (crew.parameters.maximum - crew.workers()) / pool.processes
+        missing = floor(min(ceil(min(pool.minimum, pool.maximum, _MOST)) - crew.count(name), room))
+        if missing > 0 and not pool.closed:
+            crew.coming[name] += missing
+            reasons[name] = f"at least {pool.minimum:g} jobs of {name}"
+
+
+def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
+    """Grow to the minimum over all pools, with those that are in use and fit, else with the cheapest."""
+
+    def last(pool: Pool) -> tuple[bool, float]:
+        fits = crew.workers() + pool.processes <= crew.parameters.maximum
+        return not (fits and crew.count(pool.name) > 0), pool.cost
+
+    for pool in sorted(crew.pools.values(), key=last):
+        missing = ceil(max(crew.parameters.minimum - crew.workers(), 0.0) / pool.processes)
+        missing = floor(min(missing, pool.maximum - crew.count(pool.name), _MOST))
+        if missing > 0 and not pool.closed:
+            crew.coming[pool.name] += missing
+            reasons.setdefault(pool.name, f"at least {crew.parameters.minimum:g} workers")
+
+
+def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
+    """Ask for one job where those that are about to end hold what fits nowhere, and nobody else is on the way."""
+    held = sum(max(job.unique, 0) for job in crew.spent if job.state == RUNNING)
+    free = sum(max(job.free, 0) for job in crew.jobs if job.state == RUNNING)
+    if held <= free or any(crew.on_the_way(name) for name in crew.pools):
+        return
+    room = crew.parameters.maximum - crew.workers()
+    for name in dict.fromkeys(job.pool for job in crew.spent):
+        pool = crew.pools[name]
+        if not pool.closed and pool.processes <= room and crew.count(name) < pool.maximum:
+            crew.coming[name] += 1
+            reasons[name] = "somebody has to take over what jobs hold that are about to end"
+            return
+
+
+def _within_queue(crew: Crew, reasons: dict[Name, str]) -> list[Submit]:
+    """Return what to ask for now: the batch system's queue takes `max_pending` jobs."""
+    free = crew.parameters.max_pending - sum(job.state == PENDING for job in crew.jobs)
+    found = []
+    for name, why in reasons.items():
+        count = floor(min(crew.coming[name], free))
+        free -= max(count, 0)
+        ending = sum(job.pool == name for job in crew.spent)
+        why += f"; {ending} of its jobs are about to end" if ending else ""
+        if count > 0:
+            found.append(Submit(name, count, why))
+    return found

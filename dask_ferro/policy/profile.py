@@ -1,0 +1,155 @@
+"""What a number of threads makes of the remaining work, when the work is known as a profile.
+
+A profile says how wide the work would be, and for how long, had it threads without end:
+
+    width  .  ____           with p threads an entry of s seconds and width w
+           . |    |__        takes s * max(1, w / p): no entry is quicker than its
+           |_|       |____   tasks, and none does more than p of them at a time
+           +------------->
+
+Threads are counted in the speed that the seconds were projected for: one that is twice as fast counts as two.
+Nothing here knows of jobs' names, pools or bounds.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import ceil, inf
+
+Profile = Sequence[tuple[float, float]]
+Shift = tuple[float, float, float]  # threads that are there: from, until, how many
+
+# Entries to which a profile is shortened: a decision weighs some dozen sizes, at less than 50 us each.
+_ENTRIES = 256
+# Widths are means: so much of a task beside the others is none.
+_PART = 0.5
+# A width that is what rounding left of a sum.
+_NOTHING = 1e-9
+
+
+def cleaned(profile: Profile) -> Profile:
+    """Return a profile without entries that are no numbers or take no time, shortened to a bounded length.
+
+    Neighbours are joined where there are too many: the work and the critical path stay, peaks become lower.
+    """
+    sane = [(s, max(w, 0.0)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
+    each = ceil(len(sane) / _ENTRIES)
+    if each <= 1:
+        return sane
+    return [_joined(sane[start : start + each]) for start in range(0, len(sane), each)]
+
+
+def _joined(entries: Profile) -> tuple[float, float]:
+    seconds = sum(s for s, _ in entries)
+    return seconds, work(entries) / seconds
+
+
+def work(profile: Profile) -> float:
+    """Return the seconds that one thread would take."""
+    return sum(s * w for s, w in profile)
+
+
+def widest(profile: Profile) -> float:
+    """Return the largest width; 0 for no work."""
+    return max((w for _, w in profile), default=0.0)
+
+
+def merged(profiles: Iterable[Profile]) -> Profile:
+    """Return the profile of works that run side by side: their widths, added."""
+    profiles = [profile for profile in profiles if profile]
+    if len(profiles) == 1:
+        return profiles[0]
+    steps: list[tuple[float, float]] = []
+    for profile in profiles:
+        at = 0.0
+        for seconds, width in profile:
+            steps += [(at, width), (at + seconds, -width)]
+            at += seconds
+    steps.sort()
+    found: list[tuple[float, float]] = []
+    width = 0.0
+    for (at, change), (until, _) in pairwise(steps):
+        width += change
+        if until > at:
+            found.append((until - at, width if width > _NOTHING else 0.0))
+    return found
+
+
+def takes(seconds: float, width: float, threads: float, fastest: float = 1.0) -> float:
+    """Return the seconds of an entry on so many threads, of which the fastest has such a speed."""
+    if width <= 0.0:
+        return seconds  # nothing of it may run yet, whoever is there
+    return seconds * max(1.0 / fastest, width / threads) if threads > 0.0 else inf
+
+
+def span(profile: Profile, threads: float, fastest: float = 1.0) -> float:
+    """Return the projected seconds of the whole profile on so many threads."""
+    return sum(takes(s, w, threads, fastest) for s, w in profile)
+
+
+def used(profile: Profile, threads: float, fastest: float = 1.0) -> Profile:
+    """Return how many of the threads the work keeps busy, and for how long."""
+    taken = ((takes(s, w, threads, fastest), s * w) for s, w in profile)
+    return [(seconds, amount / seconds) for seconds, amount in taken if seconds < inf]
+
+
+def left(profile: Profile, shifts: Iterable[Shift], until: float, fastest: float = 1.0) -> Profile:
+    """Return what is left of a profile at a time, given who is there before it."""
+    changes: dict[float, float] = {0.0: 0.0, until: 0.0}
+    for since, to, count in shifts:
+        if since < min(to, until):
+            changes[max(since, 0.0)] = changes.get(max(since, 0.0), 0.0) + count
+            changes[to] = changes.get(to, 0.0) - count
+    times = sorted(t for t in changes if t <= until)
+    rest, threads = list(reversed(profile)), 0.0
+    for now, then in pairwise(times):
+        threads += changes[now]
+        budget = then - now
+        while rest and budget > 0.0:
+            seconds, width = rest.pop()
+            need = takes(seconds, width, threads, fastest)
+            if need > budget:
+                rest.append((seconds * (1.0 - budget / need), width))
+            budget -= need
+    return rest[::-1]
+
+
+def peak(profile: Profile, threads: float, within: float, fastest: float = 1.0) -> float:
+    """Return the largest width of what begins within so many seconds on so many threads."""
+    at, found = 0.0, 0.0
+    for seconds, width in profile:
+        if at > within:
+            break
+        found = max(found, width)
+        at += takes(seconds, width, threads, fastest)
+    return found
+
+
+def useful_share(
+    profile: Profile, threads: float, each: float, start_up: float, within: float, speed: float = 1.0
+) -> float:
+    """Return the share of its seconds, start-up included, in which the last of the jobs has a task to run.
+
+    It has one where the profile is wider than the jobs before it.  It is there until the moment when this share is
+    largest, since nobody has to keep it through a narrow end.  0 for one that would find nothing to do in time.
+
+    Parameters
+    ----------
+    threads, each : float
+        Of all jobs with it, and of it alone.
+    within : float
+        Seconds within which it has to find something to do.
+    speed : float
+        Of its threads.
+    """
+    there, busy, best = 0.0, 0.0, 0.0
+    for seconds, width in profile:
+        if not busy and there > within:
+            break
+        duration = takes(seconds, width, threads, speed)
+        there += duration
+        if width * speed - (threads - each) > _PART * speed:
+            busy += duration
+            best = max(best, busy / (start_up + there))
+    return best

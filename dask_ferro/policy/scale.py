@@ -1,0 +1,84 @@
+"""How many jobs the remaining work is worth, of which pools, and which of them go.
+
+Grow to what shortens the makespan for its price.  A new job helps only with what is left when it comes (queue wait
+and start-up), it has to spend most of its node-seconds working (`efficiency`), and all of them together have to
+gain from it (`worth`).  Jobs on their way count as there.  One that is about to end counts as gone: its successor
+is asked for ahead.
+Shrink by whole jobs: what is pending, newest first, then what has been idle for as long as it would take to get it
+back.  A running job goes only where what it alone holds fits on those that stay; one that boots never goes.
+No clock, no chance: ties break by order of submission.  Works are served from the most restricted one on; the
+threads that one keeps busy are not there for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.crew import Crew, Parameters
+from dask_ferro.policy.grow import grow
+from dask_ferro.policy.profile import span, widest, work
+from dask_ferro.policy.shrink import shrink, useful
+from dask_ferro.policy.staff import LEAVING, Action, Decision, Name, Staff
+
+__all__ = ["Parameters", "State", "step"]
+
+
+class State(NamedTuple):
+    """What hysteresis remembers, in the caller's clock.
+
+    Attributes
+    ----------
+    grown, shrunk : float
+        When jobs were asked for last, and when some were given back.
+    surplus : mapping of pool to float
+        Since when its pending jobs have been more than the work could use.
+    """
+
+    grown: float = -inf
+    shrunk: float = -inf
+    surplus: Mapping[Name, float] = {}
+
+
+def step(staff: Staff, state: State, parameters: Parameters) -> tuple[Decision, State]:
+    """Return what to do now, and the state for the next step.
+
+    Parameters
+    ----------
+    staff : Staff
+        The facts.
+    state : State
+        Of the step before; `State()` to begin with.
+    """
+    crew = Crew(staff, parameters)
+    submits = grow(crew)
+    wanted = useful(crew)
+    rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
+    moving = sum(max(job.unique, 0) for job in staff.jobs if job.state == LEAVING)
+    # Where jobs are to come, none goes for want of work, even while the queue takes no more of them.
+    may_shrink = rested and not crew.coming.total()
+    leaving, surplus = shrink(crew, state.surplus, staff.now, may_shrink, moving)
+    actions: list[Action] = [*submits, *leaving]
+    state = State(
+        staff.now if submits else state.grown,
+        staff.now if leaving else state.shrunk,
+        surplus,
+    )
+    return Decision(tuple(actions), wanted, _why(crew, staff)), state
+
+
+def _why(crew: Crew, staff: Staff) -> str:
+    """Return what `wanted` follows from."""
+    parts = []
+    for item in crew.works:
+        pools = " or ".join(item.pools)
+        parts.append(
+            f"{work(item.profile):.3g} s of work for {pools}, up to {widest(item.profile):.3g} wide, "
+            f"{span(item.profile, inf):.3g} s at least"
+        )
+    if any(d.pools is not None and not set(d.pools) & set(crew.pools) for d in staff.demands):
+        parts.append("work that no pool may run")
+    if crew.spent:
+        parts.append(f"{len(crew.spent)} jobs about to end")
+    return "; ".join(parts) or "no work"

@@ -1,0 +1,265 @@
+"""Which jobs go: those over the bounds, those about to end, and those that have had nothing to do for long enough.
+
+Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
+system's queue is kept.  Of the running ones go those with the least that nobody else holds, then those that end
+first, then the newest; none goes whose data fits nowhere, and a booting one never.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import inf
+
+from dask_ferro.policy.crew import Crew, Work
+from dask_ferro.policy.grow import fastest, starves
+from dask_ferro.policy.profile import peak
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Action, Cancel, Drain, Job, Keep, Name
+
+
+def shrink(
+    crew: Crew, surplus: Mapping[Name, float], now: float, may_shrink: bool, moving: int = 0
+) -> tuple[list[Action], dict[Name, float]]:
+    """Take those that go out of the crew; return what to do, and since when pools have had too many pending jobs.
+
+    Parameters
+    ----------
+    surplus : mapping of pool to float
+        What the step before returned.
+    may_shrink : bool
+        Whether jobs may go for want of work, or in favour of other work: false during the cooldown.
+    moving : int
+        Bytes that earlier leavers are still to hand over.
+    """
+    hold = _Hold(crew, moving)
+    actions = _end(crew, hold) + _release_excess(crew, hold)
+    if may_shrink and not actions:
+        actions = _make_room(crew, hold)
+    waiting = _spare(crew, [job for job in crew.jobs if job.state == PENDING], inf)
+    since = {job.pool: surplus.get(job.pool, now) for job in waiting}
+    if may_shrink:
+        ripe = [job for job in waiting if now - since[job.pool] >= crew.limit(job.pool, queued=False)]
+        actions += _dismiss(crew, hold, ripe, "nothing that they could do is left")
+        idle = [job for job in crew.jobs if job.state == RUNNING and job.idle_for >= crew.limit(job.pool)]
+        actions += _dismiss_idle(crew, hold, idle)
+    return actions, since
+
+
+def useful(crew: Crew) -> dict[Name, int]:
+    """Return by pool the jobs that the work can use soon, or that the bounds ask for, with the new ones."""
+    spare = Counter(job.pool for job in _spare(crew, crew.jobs))
+    return {name: crew.count(name) - spare[name] for name in crew.pools}
+
+
+class _Hold:
+    """The memory of those that stay, as leavers take it up."""
+
+    def __init__(self, crew: Crew, moving: int) -> None:
+        self._stay = {job.name: max(job.free, 0) for job in crew.jobs if job.state == RUNNING}
+        self._free = sum(self._stay.values())
+        self._load = moving
+
+    def admits(self, job: Job) -> bool:
+        """Whether what a job alone holds fits on those that stay; where nobody does, whether it holds nothing."""
+        if len(self._stay) == (job.name in self._stay):
+            return job.nbytes <= 0 and self._load <= 0
+        own = self._stay.get(job.name, 0)
+        changes_nothing = job.unique <= 0 and own <= 0
+        return changes_nothing or self._load + max(job.unique, 0) <= self._free - own
+
+    def take(self, job: Job) -> None:
+        self._load += max(job.unique, 0)
+        self._free -= self._stay.pop(job.name, 0)
+
+
+class _Leavers:
+    """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
+
+    def __init__(self, crew: Crew, hold: _Hold, why: str) -> None:
+        self._crew, self._hold, self._why = crew, hold, why
+        self._cancelled: list[Name] = []
+        self._drained: list[Name] = []
+        self._kept: list[Name] = []
+
+    def take(self, job: Job) -> bool:
+        """Let a job go, out of the crew; return whether it may."""
+        if job.state == PENDING:
+            self._cancelled.append(job.name)
+        elif self._hold.admits(job):
+            self._hold.take(job)
+            self._drained.append(job.name)
+        else:
+            self._kept.append(job.name)
+            return False
+        self._crew.remove(job)
+        return True
+
+    def actions(self) -> list[Action]:
+        found: list[Action] = []
+        if self._cancelled:
+            found.append(Cancel(tuple(self._cancelled), self._why))
+        if self._drained:
+            found.append(Drain(tuple(self._drained), self._why))
+        if self._kept:
+            found.append(Keep(tuple(self._kept), f"{self._why}, but what only they hold fits nowhere else"))
+        return found
+
+
+def _order(job: Job) -> tuple[int, bool, int, float, int]:
+    """Sort those that go first to the front; booting ones, which do not go, are the last to be thought of."""
+    if job.state == PENDING:
+        return 0, False, 0, 0.0, -job.order
+    return 1 + (job.state == BOOTING), job.idle_for <= 0.0, job.unique, job.ends_in, -job.order
+
+
+def _end(crew: Crew, hold: _Hold) -> list[Action]:
+    """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
+    leavers = _Leavers(crew, hold, "their time ends")
+    for job in sorted(crew.spent, key=_order):
+        if job.state != RUNNING:
+            continue
+        longest = max((work.longest for work in crew.works if job.pool in work.pools), default=0.0)
+        idle = job.idle_for > (0.0 if job.ends_in < longest else crew.limit(job.pool))
+        if job.ends_in <= crew.parameters.notice or (idle and not crew.on_the_way(job.pool)):
+            leavers.take(job)
+    return leavers.actions()
+
+
+def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
+    """Let jobs go down to the maximum, busy ones too."""
+    p = crew.parameters
+    leavers = _Leavers(crew, hold, f"at most {p.maximum:g} workers")
+    lone, rounding = _lone(crew), max((pool.processes for pool in crew.pools.values()), default=1) - 1
+    for job in sorted(crew.jobs, key=lambda job: (job.name in lone, _order(job))):
+        pool, workers = crew.pools[job.pool], crew.workers(new=False)
+        many = workers > p.maximum or crew.count(job.pool) - crew.coming[job.pool] > pool.maximum
+        # What whole jobs add to the minimum is borne with rather than that work has nobody.
+        bound = p.minimum + (rounding if job.name in lone else pool.processes - 1)
+        if many and job.state != BOOTING and workers > bound:
+            leavers.take(job)
+    return leavers.actions()
+
+
+def _make_room(crew: Crew, hold: _Hold) -> list[Action]:
+    """Let jobs go that have nothing to do, where the maximum leaves no room for work that nobody else may run.
+
+    Until the other job is asked for, in the next step, there may be less than the minimum.
+    """
+    for work in crew.works:
+        asked = [crew.pools[name].processes for name in work.pools if not crew.pools[name].closed]
+        missing = min(asked, default=0) + crew.workers() - crew.parameters.maximum
+        if not asked or missing <= 0 or not starves(crew, work):
+            continue
+        leavers = _Leavers(crew, hold, f"room for work that only {' or '.join(work.pools)} may run")
+        able = _dispensable(crew, hold, work.pools)
+        if sum(crew.pools[job.pool].processes for job in able) < missing:
+            continue
+        for job in able:
+            if missing > 0 and leavers.take(job):
+                missing -= crew.pools[job.pool].processes
+        return leavers.actions()
+    return []
+
+
+def _dispensable(crew: Crew, hold: _Hold, pools: tuple[Name, ...]) -> list[Job]:
+    """Return the jobs of other pools that have nothing to do at this moment; work that could run keeps one job."""
+    teams = [{job.name for job in team} for team in _teams(crew)]
+    found = []
+    for job in sorted(crew.jobs, key=_order):
+        free = job.state == PENDING or (job.state == RUNNING and job.idle_for > 0.0 and hold.admits(job))
+        if free and job.pool not in pools and {job.name} not in teams:
+            found.append(job)
+            teams = [team - {job.name} for team in teams]
+    return found
+
+
+def _teams(crew: Crew) -> list[list[Job]]:
+    """Return for each work of which something could run now the jobs that may run it."""
+    return [crew.team(work) for work in crew.works if work.profile[0][1] > 0.0]
+
+
+def _lone(crew: Crew) -> set[Name]:
+    """Return the jobs that are the only ones for work that could run now."""
+    return {team[0].name for team in _teams(crew) if len(team) == 1}
+
+
+def _dismiss(crew: Crew, hold: _Hold, jobs: list[Job], why: str) -> list[Action]:
+    leavers = _Leavers(crew, hold, why)
+    for job in jobs:
+        leavers.take(job)
+    return leavers.actions()
+
+
+def _dismiss_idle(crew: Crew, hold: _Hold, idle: list[Job]) -> list[Action]:
+    """Let the idle jobs go that the work cannot use soon; one that its data keeps does not stand for another."""
+    leavers = _Leavers(crew, hold, "nothing to do for longer than a new job would take to come")
+    slack = _Slack(crew)
+    for job in sorted(idle, key=_order):
+        if slack.spares(job) and leavers.take(job):
+            slack.drop(job)
+    return leavers.actions()
+
+
+def _spare(crew: Crew, jobs: list[Job], within: float | None = None) -> list[Job]:
+    """Return those of the jobs that the work cannot use and the bounds do not ask for."""
+    slack = _Slack(crew, within)
+    found = []
+    for job in sorted(jobs, key=_order):
+        if slack.spares(job):
+            slack.drop(job)
+            found.append(job)
+    return found
+
+
+class _Slack:
+    """How many threads each work could lose and still have one for each task that could run side by side.
+
+    Looks so many seconds ahead; by default as far as a job may be idle, and as a new one would take.
+    """
+
+    def __init__(self, crew: Crew, within: float | None = None) -> None:
+        self._crew = crew
+        self._workers = crew.workers()
+        self._counts = {name: crew.count(name) for name in crew.pools}
+        self._slack: list[tuple[Work, float]] = []
+        needs: list[tuple[dict[Name, float], float]] = []
+        for work in crew.works:
+            powers = crew.powers(work)
+            total = sum(powers.values())
+            need = _width(crew, work, powers, within)
+            # What the more restricted ones keep busy is not there for this one.
+            beside = sum(
+                min(other, sum(theirs.values()))
+                * sum(power for name, power in theirs.items() if name in powers)
+                / max(sum(theirs.values()), 1.0)
+                for theirs, other in needs
+            )
+            needs.append((powers, need))
+            self._slack.append((work, total - need - beside))
+
+    def spares(self, job: Job) -> bool:
+        """Whether neither the work nor the bounds need a job."""
+        p, pool = self._crew.parameters, self._crew.pools[job.pool]
+        if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
+            return False
+        return all(left >= self._crew.power(work, job.pool, job.threads) for work, left in self._of(job))
+
+    def drop(self, job: Job) -> None:
+        """Count a job as gone."""
+        self._workers -= self._crew.pools[job.pool].processes
+        self._counts[job.pool] -= 1
+        self._slack = [
+            (work, left - self._crew.power(work, job.pool, job.threads) if job.pool in work.pools else left)
+            for work, left in self._slack
+        ]
+
+    def _of(self, job: Job) -> list[tuple[Work, float]]:
+        return [(work, left) for work, left in self._slack if job.pool in work.pools]
+
+
+def _width(crew: Crew, work: Work, powers: dict[Name, float], within: float | None) -> float:
+    """Return the threads that a work could use at a time, at the speed of its fastest pool."""
+    if within is None:
+        within = max(crew.lead(name) + crew.limit(name) for name in work.pools)
+    speed = max(work.speed(name) for name in work.pools)
+    return speed * peak(work.profile, sum(powers.values()), within, fastest(work, powers))
