@@ -67,7 +67,7 @@ class VirtualCluster:
     Attributes
     ----------
     workers : tuple of VirtualWorker
-        One that joins later is among them.
+        One that joins later is among them.  Empty: jobs bring them (`elastic`).
     changes : tuple of Change
     wire : float
         Seconds of a message between the scheduler and a worker, beside the timers.
@@ -111,7 +111,7 @@ class VirtualCluster:
         for change in self.changes:
             if change.worker not in known:
                 raise ValueError(f"virtual cluster: change of {change.worker!r}, which is no worker of it")
-        if not self.at_start:
+        if self.workers and not self.at_start:
             raise ValueError("virtual cluster: no worker is there at the start")
         for worker in self.workers:
             if worker.nthreads < 1 or not worker.speed > 0:

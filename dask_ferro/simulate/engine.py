@@ -6,9 +6,10 @@ really takes.  Equal arguments give equal traces: there is no clock, and chance 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dask_ferro.policy.place import Placement
+from dask_ferro.policy.snapshot import Address
 from dask_ferro.policy.steal import Parameters
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import (
@@ -47,6 +48,7 @@ def simulate(
     rank: bool = True,
     parameters: Parameters | None = None,
     order: Mapping[Key, int] | None = None,
+    attach: Callable[[Site], None] | None = None,
 ) -> Trace:
     """Return the trace of a graph on a virtual cluster.
 
@@ -65,6 +67,8 @@ def simulate(
         Of stealing, for the first two.
     order : mapping of key to int, optional
         Dask's order of the tasks; without it they go depth first.
+    attach : callable (Site), optional
+        Called before the first event: who brings and takes workers while it runs.
 
     Returns
     -------
@@ -83,18 +87,20 @@ def simulate(
         raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
     jobs = jobs_of(graph)
     is_stock = policy in STOCK
-    prioritize(jobs, order, sum(w.nthreads for w in cluster.at_start), rank and not is_stock)
+    prioritize(jobs, order, max(sum(w.nthreads for w in cluster.at_start), 1), rank and not is_stock)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
-    scheduler = Scheduler(world, jobs)
+    scheduler = Scheduler(world, jobs, graph.stops)
     scheduler.decider = _decider(
         scheduler, policy, placement or Placement(), parameters or Parameters(), seed
     )
     _connect(world, scheduler)
-    _populate(world, scheduler, is_stock)
+    site = Site(world, scheduler, is_stock)
+    _populate(site)
     scheduler.decider.begin()
-    submission = cluster.per_call + cluster.per_submitted * len(jobs)
-    world.clock.at(submission, scheduler.receive, scheduler.submitted)
+    if attach is not None:
+        attach(site)
+    scheduler.submit()
     if jobs and not world.clock.run(lambda: not scheduler.remaining):
         left = next(job for job in jobs if not job.done)
         raise Stuck(f"{scheduler.remaining} tasks are left, {left.spec.key!r} among them ({left.state})")
@@ -116,25 +122,38 @@ _COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_
 
 
 def _connect(world: World, scheduler: Scheduler) -> None:
-    decider = scheduler.decider
     world.told = lambda address, held: scheduler.receive(scheduler.finished, address, held)
-    world.answered = lambda *answer: scheduler.receive(decider.replied, *answer)
-    world.sampled = decider.arrived
+    world.answered = lambda *answer: scheduler.receive(scheduler.answered, *answer)
+    world.sampled = scheduler.decider.arrived
 
 
-def _populate(world: World, scheduler: Scheduler, is_stock: bool) -> None:
-    cluster, clock = world.cluster, world.clock
-    to_worker = cluster.to_worker
-    to_scheduler = cluster.to_scheduler
-    if to_worker is None:
+class Site:
+    """A virtual cluster that runs, for who brings and takes its workers."""
+
+    def __init__(self, world: World, scheduler: Scheduler, is_stock: bool) -> None:
+        self.world = world
+        self.scheduler = scheduler
+        cluster = world.cluster
         to_worker = STOCK_TO_WORKER if is_stock else SHORT
-    if to_scheduler is None:
         to_scheduler = STOCK_TO_SCHEDULER if is_stock else SHORT
+        self._to_worker = to_worker if cluster.to_worker is None else cluster.to_worker
+        self._to_scheduler = to_scheduler if cluster.to_scheduler is None else cluster.to_scheduler
 
-    def join(spec: VirtualWorker) -> None:
-        live = world.workers[spec.address] = LiveWorker(spec, world, to_worker, to_scheduler)
-        scheduler.receive(scheduler.joined, live)
+    def join(self, spec: VirtualWorker) -> None:
+        """Connect a worker."""
+        live = LiveWorker(spec, self.world, self._to_worker, self._to_scheduler)
+        self.world.workers[spec.address] = live
+        self.scheduler.receive(self.scheduler.joined, live)
 
+    def kill(self, address: Address) -> None:
+        """End a worker process; the scheduler hears of it a little later."""
+        self.world.workers[address].kill()
+        heard = self.world.clock.now + self.world.cluster.detection
+        self.world.clock.at(heard, self.scheduler.receive, self.scheduler.died, address)
+
+
+def _populate(site: Site) -> None:
+    cluster, clock, join = site.world.cluster, site.world.clock, site.join
     specs = {worker.address: worker for worker in cluster.workers}
     for worker in cluster.at_start:
         join(worker)
@@ -142,17 +161,16 @@ def _populate(world: World, scheduler: Scheduler, is_stock: bool) -> None:
         if change.kind == "join":
             clock.at(change.seconds, join, specs[change.worker])
         else:
-            clock.at(change.seconds, _change, world, scheduler, change)
+            clock.at(change.seconds, _change, site, change)
 
 
-def _change(world: World, scheduler: Scheduler, change: Change) -> None:
+def _change(site: Site, change: Change) -> None:
+    world, scheduler = site.world, site.scheduler
     live = world.workers.get(change.worker)
     if live is None or not live.alive:
         return
     if change.kind == "kill":
-        live.kill()
-        heard = world.clock.now + world.cluster.detection
-        world.clock.at(heard, scheduler.receive, scheduler.died, change.worker)
+        site.kill(change.worker)
         return
     pause = change.kind == "pause"
     live.pause(pause)
@@ -165,8 +183,9 @@ def _trace(world: World, jobs: list[Job], first_done: dict[int, Held]) -> Trace:
     for number, held in first_done.items():
         spec = jobs[number].spec
         seconds = held.stop - held.start
+        inputs = tuple(spec.dependencies)
         tasks.append(
-            TracedTask(spec.key, spec.prefix, spec.group, seconds, spec.nbytes, tuple(spec.dependencies))
+            TracedTask(spec.key, spec.prefix, spec.group, seconds, spec.nbytes, inputs, jobs[number].priority)
         )
     spans = sorted(world.spans, key=lambda span: (span.start, span.stop, span.worker, span.lane))
     threads = {address: live.spec.nthreads for address, live in world.workers.items()}

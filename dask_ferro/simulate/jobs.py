@@ -54,8 +54,13 @@ def jobs_of(graph: TaskGraph) -> list[Job]:
     Raises
     ------
     ValueError
-        For a key that is there twice, or a task that stands before one of its dependencies.
+        For a key that is there twice, a task that stands before one of its dependencies, or phases that are not all
+        tasks.
     """
+    if graph.stops[-1] != len(graph.tasks):
+        raise ValueError(
+            f"task graph {graph.name!r}: phases of {graph.stops[-1]} tasks, it has {len(graph.tasks)}"
+        )
     known: dict[Key, Job] = {}
     for number, spec in enumerate(graph.tasks):
         if spec.key in known:
@@ -74,8 +79,11 @@ def jobs_of(graph: TaskGraph) -> list[Job]:
         job.pinned = graph.pinned == "one" and not job.inputs
         known[spec.key] = job
     jobs = list(known.values())
-    for job in jobs:
-        job.wanted = not job.after
+    first = 0
+    for stop in graph.stops:
+        for job in jobs[first:stop]:
+            job.wanted = not any(after.number < stop for after in job.after)
+        first = stop
     return jobs
 
 

@@ -66,6 +66,7 @@ class Ours:
         self._requests: dict[int, tuple[Job, _Request]] = {}
         self._in_flight: dict[int, _Request] = {}  # by task
         self._moved: dict[int, _Request] = {}
+        self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._asked = 0
         self._touched: dict[Address, None] = {}
         self._starving: dict[Address, None] = {}
@@ -182,11 +183,56 @@ class Ours:
             for address in islice(dependency.holders, HOLDERS):
                 if address in ledger.rows and len(found) < HOLDERS:
                     found.setdefault(address, ledger.worker(address, now, job.priority))
-        for worker in ledger.soonest(now, self.placement.candidates, job.priority):
-            found.setdefault(worker.address, worker)
         seconds, known = ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
+        count, lasting = self.placement.candidates, self._lasting(seconds, known)
+        soonest = ledger.soonest(now, count, job.priority, lasting)
+        if lasting and not soonest:
+            soonest = ledger.latest(now, count, job.priority)
+        for worker in soonest:
+            found.setdefault(worker.address, worker)
         task = Task(job.number, seconds, known, self._inputs(job, found))
-        return self.placement.choose(task, found.values(), self.links, ledger.hosts)
+        fresh = ledger.fresh if lasting else 0.0
+        return self.placement.choose(task, found.values(), self.links, ledger.hosts, fresh)
+
+    def _lasting(self, seconds: float, known: bool) -> float:
+        """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
+        return seconds + self.placement.spare if known and self.ledger.ends else 0.0
+
+    def suits(self, job: Job, seat: Seat) -> bool:
+        """Whether the worker has the time, or nobody will."""
+        if not self.ledger.ends:
+            return True
+        seconds, known = self.ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
+        lasting, now = self._lasting(seconds, known), self._clock.now
+        worker = self.ledger.worker(seat.address, now)
+        if not lasting or worker.has_time(worker.starts_in, lasting):
+            return True
+        return not self.placement.waits(seconds, self.ledger.fresh) and not self.ledger.soonest(
+            now, 1, lasting=lasting
+        )
+
+    def projected(self, job: Job) -> float:
+        """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
+
+        Where nothing was measured, a task takes twice what one of its prefix has run for by now, but no less than the
+        guess: as in Dask.
+        """
+        prefix = job.spec.prefix
+        seconds, known = self.ledger.durations.of(prefix, "cpu", job.spec.annotated)
+        entry = self.ledger.entries.get(job.number)
+        ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
+        if not known:
+            self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
+            seconds = max(2 * self._ran[prefix], seconds)
+        return seconds - ran if ran < seconds else ran
+
+    def set_end(self, address: Address, at: float) -> None:
+        """Write the end on the worker's page."""
+        self.ledger.set_end(address, at)
+
+    def set_fresh(self, seconds: float) -> None:
+        """Note what a fresh worker would have."""
+        self.ledger.fresh = seconds
 
     def busy(self, seat: Seat) -> tuple[float, float]:
         """Return the tasks that a thread has, and how slow it is."""

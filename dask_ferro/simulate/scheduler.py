@@ -7,7 +7,7 @@ come meanwhile wait.  It knows what it was told, never what a worker really does
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -16,11 +16,14 @@ from dask_ferro.simulate.jobs import Job, Roots
 from dask_ferro.simulate.seat import Decider, Seat
 from dask_ferro.simulate.worker import Held, LiveWorker, World
 
+# The number of the requests for what a leaving worker has not started; those of steals count from 1.
+_BACK = 0
+
 
 class Scheduler:
     """The server."""
 
-    def __init__(self, world: World, jobs: list[Job]) -> None:
+    def __init__(self, world: World, jobs: list[Job], stops: Sequence[int]) -> None:
         self.world = world
         self.clock = world.clock
         self.jobs = jobs
@@ -29,20 +32,23 @@ class Scheduler:
         self._seated = 0
         self.remaining = len(jobs)
         self.first_done: dict[int, Held] = {}
+        self.known = 0  # tasks that were submitted
+        self.submissions: list[float] = []
+        self._stops = (0, *stops)
         self.decider: Decider
         self._cluster = world.cluster
         self._roots = Roots(jobs)
         self._queue: list[tuple[int, int]] = []
         self._open: list[tuple[tuple[float, float], int, int, Seat]] = []  # a heap: the least busy first
         self._unplaced: list[Job] = []
-        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._free_at = 0.0
         self._cost = 0.0
         self._outbox: list[tuple[Seat, Callable[..., None], tuple[Any, ...]]] = []
 
     # ---- the server ----------------------------------------------------------------------------------------
 
-    def receive(self, act: Callable[..., None], *args: Any) -> None:
+    def receive(self, act: Callable[..., object], *args: Any) -> None:
         """Hear of something: now, or when the server has thought about what came before."""
         self._inbox.append((act, args))
         if len(self._inbox) == 1:
@@ -72,7 +78,7 @@ class Scheduler:
         if self._inbox:
             self.clock.at(self._free_at, self._serve)
 
-    def _do(self, act: Callable[..., None], *args: Any) -> None:
+    def _do(self, act: Callable[..., object], *args: Any) -> None:
         self._cost = 0.0
         act(*args)
         self.decider.settled()
@@ -83,9 +89,29 @@ class Scheduler:
 
     # ---- what it hears -------------------------------------------------------------------------------------
 
-    def submitted(self) -> None:
+    def submit(self) -> None:
+        """Let a client submit the next phase: it arrives, and has been read, after a while."""
+        self.submissions.append(self.clock.now)
+        phase = len(self.submissions)
+        tasks = self._stops[phase] - self._stops[phase - 1]
+        seconds = self._cluster.per_call + self._cluster.per_submitted * tasks
+        self.clock.at(self.clock.now + seconds, self.receive, self._submitted)
+
+    def _submitted(self) -> None:
         """Take the graph: place what is ready."""
-        self._place(job for job in self.jobs if not job.missing)
+        first, self.known = self.known, self._stops[len(self.submissions)]
+        self._place(job for job in self.jobs[first : self.known] if not job.missing)
+
+    def _phase_done(self) -> None:
+        """Drop what the phase before left, and let the client go on."""
+        phase = len(self.submissions)
+        if phase > 1:
+            for job in self.jobs[self._stops[phase - 2] : self._stops[phase - 1]]:
+                job.wanted = False
+                if not job.needed and job.state == "memory":
+                    self._release(job)
+        if self.known < len(self.jobs):
+            self.submit()
 
     def finished(self, address: Address, held: Held) -> None:
         """Hear that a worker computed a task."""
@@ -107,9 +133,12 @@ class Scheduler:
         for after in job.after:
             if after.state == "waiting":
                 after.missing -= 1
-                if not after.missing:
+                if not after.missing and after.number < self.known:
                     ready.append(after)
         self._place(ready)
+        is_read = self.known == self._stops[len(self.submissions)]
+        if is_read and self.remaining == len(self.jobs) - self.known:
+            self._phase_done()
 
     def joined(self, live: LiveWorker) -> None:
         """Hear of a new worker."""
@@ -119,7 +148,7 @@ class Scheduler:
         self.threads += seat.nthreads
         self.decider.joined(seat)
         self._offer(seat)
-        self._retry()
+        self.retry()
 
     def paused(self, address: Address, paused: bool) -> None:
         """Hear that a worker starts nothing any more, or again."""
@@ -128,13 +157,19 @@ class Scheduler:
             seat.accepts = not paused
             self.decider.changed(seat)
             self._offer(seat)
-            self._retry()
+            self.retry()
 
     def died(self, address: Address) -> None:
         """Hear that a worker is gone: what stood on it and what only it held is computed again."""
+        if self.left(address):
+            for live in self.world.workers.values():
+                live.fetch_elsewhere()
+
+    def left(self, address: Address) -> bool:
+        """Take a worker off; return whether it was there.  It still serves who fetches from it."""
         seat = self.seats.pop(address, None)
         if seat is None:
-            return
+            return False
         self.threads -= seat.nthreads
         seat.accepts = False
         again = list(seat.processing.values())
@@ -142,14 +177,29 @@ class Scheduler:
             self._take_back(job, seat, tell=False)
         self.decider.left(seat)
         lost = []
-        for job in self.jobs:
-            if address in job.holders:
-                del job.holders[address]
-                if not job.holders and job.state == "memory":
-                    lost.append(job)
+        for number in sorted(seat.live.has):
+            job = self.jobs[number]
+            if job.holders.pop(address, self) is None and not job.holders and job.state == "memory":
+                lost.append(job)
         self._compute_again(lost, again)
-        for live in self.world.workers.values():
-            live.fetch_elsewhere()
+        return True
+
+    def leaving(self, address: Address) -> None:
+        """Give a worker nothing any more, and ask for all that it has not started."""
+        seat = self.seats.get(address)
+        if seat is None:
+            return
+        seat.accepts = False
+        self.decider.changed(seat)
+        for job in seat.processing.values():
+            self.send(seat, seat.live.asked, job, _BACK)
+
+    def answered(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Hear a worker's answer to who asked for a task."""
+        if request != _BACK:
+            self.decider.replied(address, job, request, state)
+        elif state == "ready" and job.on == address:
+            self.place_again(job, self.seats[address])
 
     # ---- placing -------------------------------------------------------------------------------------------
 
@@ -194,17 +244,27 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Give queued tasks to the least busy workers with a free slot."""
+        passed = []
         while self._queue and self._open:
-            _, _, version, seat = self._open[0]
-            if version != seat.version or seat.address not in self.seats:
+            item = self._open[0]
+            seat = item[3]
+            if item[2] != seat.version or seat.address not in self.seats:
                 heappop(self._open)
                 continue
-            job = self.jobs[heappop(self._queue)[1]]
-            if job.state == "queued":
+            job = self.jobs[self._queue[0][1]]
+            if job.state != "queued":
+                heappop(self._queue)
+            elif self.decider.suits(job, seat):
+                heappop(self._queue)
                 self.give(job, seat)
                 self.decider.assigned(job, seat)
+            else:
+                passed.append(heappop(self._open))
+        for item in passed:
+            heappush(self._open, item)
 
-    def _retry(self) -> None:
+    def retry(self) -> None:
+        """Look again for workers for what has none."""
         waiting, self._unplaced = self._unplaced, []
         self._place(job for job in waiting if job.state == "unplaced")
 
@@ -266,4 +326,5 @@ class Scheduler:
                     touched[after] = None
         for job in touched:
             job.missing = sum(dependency.state != "memory" for dependency in job.inputs)
-        self._place([job for job in touched if job.state == "waiting" and not job.missing])
+        ready = (job for job in touched if job.state == "waiting" and not job.missing)
+        self._place(job for job in ready if job.number < self.known)

@@ -73,5 +73,17 @@ class Decider(Protocol):
     def settled(self) -> None:
         """Hear that all that followed from one message was heard."""
 
+    def projected(self, job: Job) -> float:
+        """Return the seconds that a task is thought to take, those that it has run already apart."""
+
+    def set_end(self, address: Address, at: float) -> None:
+        """Hear when a worker ends."""
+
+    def set_fresh(self, seconds: float) -> None:
+        """Hear how many seconds a worker would have that joined now; 0: nobody would."""
+
+    def suits(self, job: Job, seat: Seat) -> bool:
+        """Whether a task from the queue is to be given to a worker with a free slot."""
+
     def replied(self, address: Address, job: Job, request: int, state: str) -> None:
         """Hear a victim's answer: "ready" (given up), "running" or "gone"."""

@@ -231,5 +231,19 @@ class Stock:
             least = next(i for k in range(len(pool)) if work[i := (k + turn) % len(pool)] == 0)
         return pool[least]
 
+    def projected(self, job: Job) -> float:
+        """Return the prefix's average."""
+        return self.seconds(job.spec.prefix)
+
+    def set_end(self, address: Address, at: float) -> None:
+        """Stock Dask does not ask."""
+
+    def set_fresh(self, seconds: float) -> None:
+        """Nor this."""
+
+    def suits(self, job: Job, seat: Seat) -> bool:
+        """Any worker is as good as another."""
+        return True
+
     def replied(self, address: Address, job: Job, request: int, state: str) -> None:
         """Nobody was asked."""

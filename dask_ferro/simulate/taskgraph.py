@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 Key = Hashable
@@ -54,11 +55,20 @@ class TaskGraph:
         Each after its dependencies.
     pinned : str
         Where roots start: "" anywhere, "one" all on one worker.
+    phases : tuple of int
+        So many of the tasks, in order, are submitted together, and the next ones when those are done: what a client
+        does that iterates.  A phase's results are kept until the next one is done.  Empty: all are one phase.
     """
 
     name: str
     tasks: tuple[TaskSpec, ...]
     pinned: str = ""
+    phases: tuple[int, ...] = ()
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """For each phase, the number of tasks in it and in those before it."""
+        return tuple(accumulate(self.phases)) or (len(self.tasks),)
 
     @cached_property
     def by_key(self) -> dict[Key, TaskSpec]:

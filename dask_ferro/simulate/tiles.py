@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dask_ferro.simulate.draft import Draft
 from dask_ferro.simulate.taskgraph import Key, TaskGraph
@@ -26,12 +27,24 @@ def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> 
         Of a triangular solve; the other kernels take what their shape suggests at small tiles.
     """
     draft = Draft("cholesky", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
-    tile: dict[tuple[int, int], Key] = {}  # the last task that wrote each
+    _factorize(draft, nt, seconds, tile_bytes, {}, None)
+    return draft.graph()
+
+
+def _factorize(
+    draft: Draft,
+    nt: int,
+    seconds: float,
+    tile_bytes: int,
+    tile: dict[tuple[int, int], Key],
+    part: int | None,
+) -> None:
+    """Add the tasks of a factorization to a draft; `tile` has the last task that wrote each tile."""
 
     def run(kernel: str, share: float, index: tuple[int, ...], reads: Sequence[Key], i: int, j: int) -> None:
         after = [*reads, tile[i, j]] if (i, j) in tile else list(reads)
         tile[i, j] = draft.add(
-            kernel, *index, seconds=share * seconds, nbytes=tile_bytes, after=after, kernel=kernel
+            kernel, *index, seconds=share * seconds, nbytes=tile_bytes, after=after, kernel=kernel, part=part
         )
 
     for k in range(nt):
@@ -42,7 +55,6 @@ def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> 
             run("syrk", 1.0, (i, k), [tile[i, k]], i, i)
             for j in range(k + 1, i):
                 run("gemm", 1.25, (i, j, k), [tile[i, k], tile[j, k]], i, j)
-    return draft.graph()
 
 
 def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
@@ -97,3 +109,50 @@ def sparse_gemm(
                 )
                 last = [product]
     return draft.graph()
+
+
+def iterated_gemm(
+    nt: int = 8, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
+) -> TaskGraph:
+    """Return C += A B by nt x nt tiles, again and again: each iteration adds to the C of the one before.
+
+    The first phase makes the tiles of A, B and C, the others are the iterations.
+    """
+    draft = Draft("iterated-gemm", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes)
+    ids = range(nt)
+    places = [(i, j) for i in ids for j in ids]
+    a, b, c = (
+        {at: draft.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
+        for name in ("tile-a", "tile-b", "tile-c")
+    )
+    phases = [len(draft.tasks)]
+    for step in range(iterations):
+        for i, j in places:
+            for k in ids:
+                after = [a[i, k], b[k, j], c[i, j]]
+                c[i, j] = draft.add(
+                    "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product",
+                    part=step,
+                )  # fmt: skip
+        phases.append(nt**3)
+    return replace(draft.graph(), phases=tuple(phases))
+
+
+def iterated_cholesky(
+    nt: int = 12, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
+) -> TaskGraph:
+    """Return the tile Cholesky factorization of one matrix, again and again, from the same tiles.
+
+    The first phase makes the tiles, the others are the iterations.
+    """
+    draft = Draft("iterated-cholesky", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes)
+    made = {
+        (i, j): draft.add("tile-a", i, j, seconds=0.002, nbytes=tile_bytes, kernel="tile")
+        for i in range(nt)
+        for j in range(i + 1)
+    }
+    phases = [len(draft.tasks)]
+    for step in range(iterations):
+        _factorize(draft, nt, seconds, tile_bytes, dict(made), step)
+        phases.append(len(draft.tasks) - sum(phases))
+    return replace(draft.graph(), phases=tuple(phases))

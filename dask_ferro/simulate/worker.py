@@ -7,7 +7,7 @@ and no transfer is priced by guessing who else sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -91,7 +91,7 @@ class LiveWorker:
         missing = [d for d in job.inputs if d.number not in self.has]
         held = self.held[job.number] = Held(job, len(missing))
         for dependency in missing:
-            self._fetch(dependency, held)
+            self._fetch(dependency, [held])
         if not missing:
             self._is_ready(held)
 
@@ -137,16 +137,25 @@ class LiveWorker:
             _, waiting = self._fetching.pop(number)
             for held in waiting:
                 if held.state == "fetching":
-                    self._fetch(next(d for d in held.job.inputs if d.number == number), held)
+                    self._fetch(next(d for d in held.job.inputs if d.number == number), [held])
 
     # ---- fetching ------------------------------------------------------------------------------------------
 
-    def _fetch(self, dependency: Job, held: Held) -> None:
+    def replicate(self, job: Job) -> None:
+        """Fetch a result that no task here asked for."""
+        if self.alive and job.number not in self.has:
+            self._fetch(job, [])
+
+    def coming(self) -> Iterable[int]:
+        """Return the numbers of the tasks whose results it fetches."""
+        return self._fetching
+
+    def _fetch(self, dependency: Job, waiting: list[Held]) -> None:
         known = self._fetching.get(dependency.number)
         if known is not None and self._is_alive(known[0]):
-            known[1].append(held)
+            known[1].extend(waiting)
             return
-        waiting = [held] if known is None else [*known[1], held]
+        waiting = waiting if known is None else known[1] + waiting
         source = self._holder(dependency)
         if source is None:  # nobody is alive; the scheduler will hear of it
             self._fetching[dependency.number] = ("", waiting)

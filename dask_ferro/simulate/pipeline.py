@@ -1,0 +1,166 @@
+"""A pipeline on virtual stages: what a schedule takes, by its lists or under a scheduler that only knows edges.
+
+Every stage is one worker of one thread that starts, of all actions that are ready, the one of the highest priority.
+With chain edges and no hop that is the schedule itself, to the last bit: times are made by `+` and `max` alone.  A
+transfer delays who waits for it and occupies nobody; links do not queue, since a micro-batch's activations are far
+shorter on the wire than on the stage.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from dask_ferro.graph.schedule import Schedule
+from dask_ferro.graph.schedules.action import FORWARD, RELEASING, Action
+from dask_ferro.graph.schedules.edges import CHAIN, Edge, Lowering, lowering
+from dask_ferro.trace import Span, Trace, TracedTask
+
+
+def simulate(
+    plan: Schedule | Lowering,
+    seconds: Callable[[Action], float],
+    *,
+    transfer: float = 0.0,
+    hop: float = 0.0,
+) -> Trace:
+    """Return the trace of one step of training, or of inference.
+
+    Parameters
+    ----------
+    plan : Schedule or Lowering
+        A schedule runs exactly by its lists; a lowering by its edges and priorities.
+    seconds : callable (Action) -> float
+        What each action takes; `StageSeconds.of` makes one from what whole stages take.
+    transfer : float
+        From the end of an action until its result is on another stage.
+    hop : float
+        From the end of an action until one that waited for it may start, wherever: a scheduler's answer.
+
+    Returns
+    -------
+    Trace
+        Workers are "stage-0", ...; keys the actions as text, prefixes their kinds.
+
+    Raises
+    ------
+    ValueError
+        For seconds below zero.
+    """
+    lowered = lowering(plan, CHAIN) if isinstance(plan, Schedule) else plan
+    takes = {action: seconds(action) for action in lowered.stage}
+    if min(transfer, hop, *takes.values()) < 0:
+        raise ValueError("pipeline: got seconds below zero, wanted what an action, a transfer and a hop take")
+    computed = dict(_Run(lowered, takes, transfer, hop).computed())
+    spans = [*computed.values(), *_transfers(lowered, computed, transfer)]
+    spans.sort(key=lambda span: (span.start, span.stop, span.worker))
+    stages = sorted(set(lowered.stage.values()))
+    return Trace(tuple(spans), _tasks(lowered, computed), {_worker(stage): 1 for stage in stages})
+
+
+def peaks(trace: Trace) -> dict[str, int]:
+    """Return the most activations that each stage of a pipeline's trace kept at a time.
+
+    From the start of a forward until the end of the backward or weight gradient that needs it last; one that ends
+    as another starts has made room for it.  Without a backward nothing is kept.
+    """
+    changes: dict[str, list[tuple[float, int]]] = {worker: [] for worker in trace.workers}
+    trains = any(span.prefix in RELEASING for span in trace.of("compute"))
+    for span in trace.of("compute"):
+        if span.prefix in RELEASING:
+            changes[span.worker].append((span.stop, -1))
+        elif span.prefix == FORWARD and trains:
+            changes[span.worker].append((span.start, 1))
+    return {worker: _highest(change for _, change in sorted(rows)) for worker, rows in changes.items()}
+
+
+def bubbles(trace: Trace) -> dict[str, float]:
+    """Return the seconds of a pipeline's trace in which each stage computed nothing."""
+    return {worker: trace.makespan - busy for worker, busy in trace.busy.items()}
+
+
+def _highest(changes: Iterable[int]) -> int:
+    return max(accumulate(changes), default=0)
+
+
+def _worker(stage: int) -> str:
+    return f"stage-{stage}"
+
+
+def _crosses(plan: Lowering, edge: Edge) -> bool:
+    return plan.stage[edge.before] != plan.stage[edge.after]
+
+
+def _transfers(plan: Lowering, computed: Mapping[Action, Span], transfer: float) -> Iterator[Span]:
+    for edge in plan.data:
+        if transfer and _crosses(plan, edge):
+            sent, to = computed[edge.before], _worker(plan.stage[edge.after])
+            yield sent._replace(
+                kind="transfer", worker=to, start=sent.stop, stop=sent.stop + transfer, source=sent.worker
+            )
+
+
+def _tasks(plan: Lowering, computed: Mapping[Action, Span]) -> tuple[TracedTask, ...]:
+    """The actions as tasks, by their ends and then by rank: each behind those that it needs."""
+    needs: dict[Action, list[str]] = {action: [] for action in computed}
+    for edge in plan.data:
+        needs[edge.after].append(str(edge.before))
+    rank = {action: -plan.priority[action] for action in computed}
+    return tuple(
+        TracedTask(str(a), a.kind, f"{a.chunk}{a.kind}", computed[a].seconds, 0, tuple(needs[a]), rank[a])
+        for a in sorted(computed, key=lambda action: (computed[action].stop, rank[action]))
+    )
+
+
+class _Run:
+    """What is ready on each stage, what is under way, and who waits for how many others."""
+
+    def __init__(self, plan: Lowering, takes: Mapping[Action, float], transfer: float, hop: float) -> None:
+        self.plan, self.takes = plan, takes
+        self.after: dict[Action, list[tuple[Action, float]]] = {action: [] for action in takes}
+        self.missing = dict.fromkeys(takes, 0)
+        self.ready_at = dict.fromkeys(takes, 0.0)
+        self.ready: dict[int, list[tuple[int, Action]]] = {stage: [] for stage in plan.stage.values()}
+        self.idle = set(self.ready)
+        # What comes next: its second, the action's rank, the action, and whether it is done or only ready.
+        self.events: list[tuple[float, int, Action, bool]] = []
+        for edge in (*plan.control, *plan.data):
+            self.missing[edge.after] += 1
+        for edge in plan.control:
+            self.after[edge.before].append((edge.after, hop))
+        for edge in plan.data:
+            self.after[edge.before].append((edge.after, hop + transfer * _crosses(plan, edge)))
+
+    def computed(self) -> Iterator[tuple[Action, Span]]:
+        """Yield each action and its span; whatever happens at one second is known before a stage chooses."""
+        for action in [action for action, count in self.missing.items() if not count]:
+            self._expect(0.0, action, done=False)
+        while self.events:
+            now = self.events[0][0]
+            while self.events and self.events[0][0] == now:
+                _, rank, action, done = heappop(self.events)
+                if done:
+                    self._finish(now, action)
+                else:
+                    heappush(self.ready[self.plan.stage[action]], (rank, action))
+            for stage in [stage for stage in self.idle if self.ready[stage]]:
+                yield self._start(now, stage)
+
+    def _expect(self, second: float, action: Action, *, done: bool) -> None:
+        heappush(self.events, (second, -self.plan.priority[action], action, done))
+
+    def _start(self, now: float, stage: int) -> tuple[Action, Span]:
+        _, action = heappop(self.ready[stage])
+        self.idle.remove(stage)
+        stop = now + self.takes[action]
+        self._expect(stop, action, done=True)
+        return action, Span("compute", str(action), action.kind, _worker(stage), 0, now, stop)
+
+    def _finish(self, now: float, action: Action) -> None:
+        self.idle.add(self.plan.stage[action])
+        for after, delay in self.after[action]:
+            self.missing[after] -= 1
+            self.ready_at[after] = max(self.ready_at[after], now + delay)
+            if not self.missing[after]:
+                self._expect(self.ready_at[after], after, done=False)

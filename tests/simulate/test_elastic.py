@@ -1,0 +1,258 @@
+"""Jobs that come and go under a graph: what that costs, what is lost, and how fast the next iterations are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.policy.scale import Parameters
+from dask_ferro.simulate.clock import Clock
+from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.controllers import Scaling, StockAdaptive
+from dask_ferro.simulate.demand import _shortened
+from dask_ferro.simulate.elastic import Run, backup, simulate_elastic, spread
+from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate
+from dask_ferro.simulate.pools import BatchSystem, VirtualPool
+from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.tiles import iterated_cholesky, iterated_gemm
+from tests.simulate.test_properties import graphs
+
+MB = 1_000_000
+QUICK = VirtualPool(queue_wait=0.2, start_up=0.3)
+# The submission of the tiles is the first, so this one is that of the third iteration.
+RESIZED = 4
+
+
+def independent(count: int, seconds: float) -> TaskGraph:
+    tasks = (TaskSpec(("task-0", i), "task", "task-0", seconds, 1000) for i in range(count))
+    return TaskGraph("independent", tuple(tasks))
+
+
+def pinned(workers: int, **options: object) -> Scaling:
+    return Scaling(Parameters(minimum=workers, maximum=workers), **options)  # type: ignore[arg-type]
+
+
+# ---- iterations --------------------------------------------------------------------------------------------
+
+GRAPHS = {
+    "gemm": lambda: iterated_gemm(nt=8, iterations=5),
+    "cholesky": lambda: iterated_cholesky(nt=10, iterations=5),
+    "gemm of large tiles": lambda: iterated_gemm(nt=6, iterations=7, tile_bytes=8 * MB),
+}
+
+
+@cache
+def resized(name: str, before: int, after: int, one_backup: bool = False) -> Run:
+    """Iterations on so many workers, and from the third one on so many others."""
+    controller = pinned(before, resize={RESIZED: after})
+    receivers = backup if one_backup else spread
+    return simulate_elastic(
+        GRAPHS[name](), [QUICK], controller, at_start={QUICK.name: before}, receivers=receivers
+    )
+
+
+@pytest.mark.parametrize("graph", ["gemm", "cholesky"])
+@pytest.mark.parametrize(
+    "by", [2, 4, 8, -2, -4, -8], ids=lambda by: f"{'expand' if by > 0 else 'shrink'} by {abs(by)}"
+)
+def test_iterations_after_a_resize_are_as_fast_as_with_that_many_workers_throughout(
+    graph: str, by: int
+) -> None:
+    before = 8 if by > 0 else 16
+    run, steady = resized(graph, before, before + by), resized(graph, before + by, before + by)
+    assert fmean(steady.phases[RESIZED:]) / fmean(run.phases[RESIZED:]) >= 0.95
+    assert (run.recomputed, run.expired, run.drained) == (0, 0, max(-by, 0))
+
+
+def test_large_tiles_spread_to_new_workers_within_two_iterations_and_stay_there() -> None:
+    run, steady = (resized("gemm of large tiles", before, 16) for before in (8, 16))
+    assert fmean(steady.phases[RESIZED + 2 :]) / fmean(run.phases[RESIZED + 2 :]) >= 0.95
+
+
+def test_a_backup_node_takes_longer_over_the_leavers_data_than_all_that_stay() -> None:
+    ours, papers = (resized("gemm of large tiles", 16, 8, one_backup) for one_backup in (False, True))
+    assert ours.phases[RESIZED - 1] < 0.9 * papers.phases[RESIZED - 1]
+
+
+# ---- growing and giving back -------------------------------------------------------------------------------
+
+
+def test_300_tasks_of_half_a_second_need_no_more_than_ten_jobs_of_four_threads() -> None:
+    ours = simulate_elastic(independent(300, 0.5), [VirtualPool(threads=4)])
+    stock = simulate_elastic(independent(300, 0.5), [VirtualPool(threads=4)], StockAdaptive(), policy="stock")
+    assert (ours.submitted <= 10, stock.submitted) == (True, 30)
+    assert ours.node_seconds < 0.5 * stock.node_seconds
+
+
+def test_every_long_task_gets_a_job_though_nobody_knew_how_long_it_is() -> None:
+    run = simulate_elastic(independent(12, 20.0), [VirtualPool()])
+    assert (run.submitted, run.recomputed) == (12, 0)
+
+
+def test_a_full_pool_runs_no_more_jobs_than_it_has_slots() -> None:
+    run = simulate_elastic(independent(40, 2.0), [VirtualPool(slots=4)])
+    assert run.peak == 4
+    assert run.makespan < 1.3 * (40 * 2.0 / 4 + 3.5)
+
+
+# ---- walltime ----------------------------------------------------------------------------------------------
+
+
+def test_under_a_walltime_of_three_tasks_nothing_is_lost_and_little_time() -> None:
+    pool = VirtualPool(walltime=25.0)
+    run = simulate_elastic(independent(12, 8.0), [pool], pinned(2))
+    assert (run.recomputed, run.expired) == (0, 0)
+    assert run.makespan < 1.3 * 12 * 8.0 / 2
+
+
+def test_stock_loses_results_as_fast_as_it_makes_them() -> None:
+    pool = VirtualPool(walltime=25.0)
+    with pytest.raises(Stuck, match="tasks are left after 300 s"):
+        simulate_elastic(independent(12, 8.0), [pool], StockAdaptive(2, 2), policy="stock", limit=300.0)
+
+
+# ---- the batch system --------------------------------------------------------------------------------------
+
+
+def batch(*pools: VirtualPool) -> tuple[BatchSystem, Clock, list[str]]:
+    clock, seen = Clock(), []
+
+    def note(what: str):  # type: ignore[no-untyped-def]
+        return lambda job: seen.append(f"{clock.now:.1f} {what} {job.name}")
+
+    return BatchSystem(pools, clock, 0, note("connected"), note("expired")), clock, seen
+
+
+def test_jobs_start_in_order_when_there_is_a_slot_and_end_at_their_walltime() -> None:
+    system, clock, seen = batch(VirtualPool("p", queue_wait=1.0, start_up=2.0, walltime=5.0, slots=1))
+    system.submit("p", 2)
+    clock.run(lambda: len(seen) == 4)
+    assert seen == ["3.0 connected p-0", "6.0 expired p-0", "8.0 connected p-1", "11.0 expired p-1"]
+    assert system.node_seconds() == 10.0
+    assert system.waits["p"] == pytest.approx(1.0 + 0.3 * 5.0)
+
+
+def test_a_job_that_is_taken_back_never_had_a_node() -> None:
+    system, clock, seen = batch(VirtualPool("p", queue_wait=1.0, start_up=2.0))
+    system.submit("p", 1)
+    system.end(system.jobs["p-0"])
+    assert not clock.run(lambda: bool(seen))
+    assert (system.node_seconds(), [job.state for job in system.over]) == (0.0, ["gone"])
+
+
+def test_waits_are_drawn_from_the_seed() -> None:
+    runs = [simulate_elastic(independent(40, 2.0), [VirtualPool(sigma=1.0)], seed=s) for s in (0, 0, 1)]
+    assert runs[0] == runs[1]
+    assert runs[0].makespan != runs[2].makespan
+
+
+# ---- what a controller is shown ----------------------------------------------------------------------------
+
+
+def chain(length: int, count: int) -> TaskGraph:
+    """Chains side by side; each task says that it takes a second."""
+    return TaskGraph("chains", tuple(
+        TaskSpec((f"c-{n}", i), "c", f"c-{n}", 1.0, 0, ((f"c-{n}", i - 1),) if i else (), 1.0)
+        for n in range(count) for i in range(length)
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("graph", "profile"),
+    [
+        pytest.param(chain(3, 1), ((3.0, 1.0),), id="a chain is as long as it is, and narrow"),
+        pytest.param(chain(1, 5), ((1.0, 5.0),), id="independent tasks are wide"),
+        pytest.param(chain(2, 4), ((2.0, 4.0),), id="chains are as wide as there are"),
+        pytest.param(independent(3, 9.0), ((0.5, 3.0),), id="tasks of unknown length are guessed"),
+    ],
+)
+def test_the_remaining_work(graph: TaskGraph, profile: tuple[tuple[float, float], ...]) -> None:
+    seen = []
+
+    class Watching(Scaling):
+        def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
+            seen.append(staff.demands)
+            return super().decide(staff, scheduler)
+
+    simulate_elastic(graph, [VirtualPool()], Watching())
+    (first,) = seen[0]
+    assert [(round(s, 6), w) for s, w in first.profile] == _joined(profile)
+
+
+def _joined(profile: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:
+    """The same profile with an entry for each second or part of one, as the chains' steps make it."""
+    return [(min(1.0, s - n), w) for s, w in profile for n in range(-int(-s // 1))]
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 99).map(float)), max_size=300))
+def test_a_shortened_profile_keeps_the_work_and_the_critical_path(profile: list[tuple[float, float]]) -> None:
+    short = _shortened(profile)
+    assert len(short) <= 64
+    assert sum(s for s, _ in short) == pytest.approx(sum(s for s, _ in profile))
+    assert sum(s * w for s, w in short) == pytest.approx(sum(s * w for s, w in profile))
+
+
+# ---- phases ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["informed", "stock"])
+def test_a_phase_begins_when_the_one_before_is_done(policy: str) -> None:
+    graph = iterated_gemm(nt=3, iterations=3)
+    trace = simulate(graph, VirtualCluster.local(4), policy=policy)
+    phase = {task.key: sum(n >= stop for stop in graph.stops) for n, task in enumerate(graph.tasks)}
+    spans = [[s for s in trace.of("compute") if phase[s.key] == n] for n in range(4)]
+    assert [len(some) for some in spans] == [27, 27, 27, 27]
+    for before, after in pairwise(spans):
+        assert max(s.stop for s in before) < min(s.start for s in after)
+
+
+def test_phases_that_are_not_all_tasks_are_refused() -> None:
+    graph = TaskGraph("odd", independent(3, 1.0).tasks, phases=(1, 1))
+    with pytest.raises(ValueError, match="phases of 2 tasks, it has 3"):
+        simulate(graph, VirtualCluster.local(1))
+
+
+# ---- whatever happens --------------------------------------------------------------------------------------
+
+# Left to itself, `builds` would draw what has a default as well.
+pools = st.fixed_dictionaries(
+    {
+        "threads": st.integers(1, 3),
+        "processes": st.integers(1, 2),
+        "queue_wait": st.sampled_from([0.0, 0.5, 20.0]),
+        "sigma": st.sampled_from([0.0, 1.0]),
+        "start_up": st.sampled_from([0.1, 2.5]),
+        "slots": st.sampled_from([1.0, 3.0, 1000.0]),
+    }
+).map(lambda facts: VirtualPool(**facts))
+
+
+OURS = [policy for policy in POLICIES if policy not in STOCK]
+cases = given(graphs(), pools, st.sampled_from([0, 1, 4]), st.sampled_from(OURS), st.integers(0, 3))
+
+
+@cases
+@settings(max_examples=60, deadline=None)
+def test_every_task_runs_once_whoever_comes_and_goes(
+    graph: TaskGraph, pool: VirtualPool, at_start: int, policy: str, seed: int
+) -> None:
+    """Without a walltime nobody dies, and whoever is drained, at the first tick, loses nothing."""
+    longer = tuple(task._replace(seconds=20 * task.seconds) for task in graph.tasks)
+    run = simulate_elastic(
+        replace(graph, tasks=longer),
+        [pool],
+        pinned(4, resize={1: pool.processes}),
+        at_start={pool.name: at_start},
+        policy=policy,
+        seed=seed,
+        limit=1000.0,
+    )
+    assert sorted(task.key for task in run.trace.tasks) == sorted(task.key for task in graph.tasks)
+    assert (run.recomputed, run.expired) == (0, 0)
+    assert run.peak <= max(pool.slots, at_start)
