@@ -1,0 +1,247 @@
+"""What is left to do, as scaling is told: for how long it would be how wide, had it threads without end.
+
+All tasks that are not done are given the time at which they would start if nobody had to wait for a thread: when the
+last of their inputs is there.  How many run side by side at each moment of that schedule is the profile; its area is
+the work, its length the critical path.  Tasks that need the same resources, or are bound to workers, are a demand of
+their own.  What a task takes is projected: its annotation, what its like took, or a guess.
+Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler
+from distributed.scheduler import TaskState
+
+from dask_ferro.runtime.projected import Seconds
+
+K = TypeVar("K", bound=Hashable)
+Profile = list[tuple[float, float]]
+
+# States of tasks that wait for no other, and are not done.
+READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (
+    "processing",
+    "queued",
+    "no-worker",
+)
+# A schedule of so many tasks takes 60 ms.
+EXACT = 20_000
+# Steps of a profile: what scaling decides from 64 it decides from 1,000.
+_STEPS = 64
+# Neighbouring steps are joined where their widths differ by less; more each time until they are few enough.
+_ALIKE = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0)
+# Of a sampled graph, so many chains are followed up and down; the longest is its depth.
+_CHAINS = 32
+
+
+class Needs(NamedTuple):
+    """What a task's workers must have: resources, or to be one of those that are named."""
+
+    resources: tuple[tuple[str, float], ...] = ()
+    bound: bool = False
+
+
+class Span(NamedTuple):
+    """A task, or some that are alike, in a schedule without end of threads."""
+
+    start: float
+    end: float
+    width: float = 1.0
+
+
+def schedule(
+    ready: Iterable[K],
+    dependents: Callable[[K], Iterable[K]],
+    waits_for: Callable[[K], int],
+    seconds: Callable[[K], float],
+) -> dict[K, Span]:
+    """Return when each task would start and end, had it threads without end.
+
+    Parameters
+    ----------
+    ready : iterable
+        Tasks that wait for none.
+    dependents : callable
+        The tasks that wait for one.
+    waits_for : callable
+        How many tasks one waits for.
+    seconds : callable
+    """
+    spans: dict[K, Span] = {}
+    starts: dict[K, float] = {}
+    missing: dict[K, int] = {}
+    stack = [(task, 0.0) for task in ready]
+    while stack:
+        task, start = stack.pop()
+        end = start + seconds(task)
+        spans[task] = Span(start, end)
+        for other in dependents(task):
+            left = missing.get(other)
+            left = (waits_for(other) if left is None else left) - 1
+            missing[other] = left
+            starts[other] = latest = max(starts.get(other, 0.0), end)
+            if left == 0:
+                stack.append((other, latest))
+    return spans
+
+
+def profile(spans: Iterable[Span]) -> Profile:
+    """Return (seconds, width) from now on of tasks' spans, in at most 64 steps.
+
+    >>> profile([Span(0.0, 2.0), Span(0.0, 1.0), Span(1.0, 2.0, 3)])
+    [(1.0, 2.0), (1.0, 4.0)]
+    """
+    changes: dict[float, float] = {}
+    for start, end, width in spans:
+        first, last = round(start, 5), round(end, 5)  # sums that should be equal are
+        changes[first] = changes.get(first, 0.0) + width
+        changes[last] = changes.get(last, 0.0) - width
+    steps: Profile = []
+    before = current = 0.0
+    for at in sorted(changes):
+        if at > before:
+            steps.append((at - before, max(current, 0.0)))
+        current += changes[at]
+        before = at
+    return _few(steps)
+
+
+def _few(steps: Profile) -> Profile:
+    """Join neighbouring steps, those of one width in any case, until there are few; length and area stay."""
+    steps = _alike_joined(steps, 1.0)
+    for factor in _ALIKE:
+        if len(steps) <= _STEPS:
+            return steps
+        steps = _alike_joined(steps, factor)
+    while len(steps) > _STEPS:
+        steps = [_one(*steps[first : first + 2]) for first in range(0, len(steps), 2)]
+    return steps
+
+
+def _alike_joined(steps: Profile, factor: float) -> Profile:
+    joined = steps[:1]
+    for step in steps[1:]:
+        narrow, wide = sorted((joined[-1][1], step[1]))
+        if wide <= factor * narrow:
+            joined[-1] = _one(joined[-1], step)
+        else:
+            joined.append(step)
+    return joined
+
+
+def _one(*steps: tuple[float, float]) -> tuple[float, float]:
+    """Return the step that is as long as some together, and of their area."""
+    seconds = sum(step[0] for step in steps)
+    return seconds, sum(s * width for s, width in steps) / seconds
+
+
+class Demands:
+    """The remaining work of a scheduler, as rows for `ferro_roster`.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    exact : int
+        Tasks up to which each is looked at.
+    """
+
+    def __init__(self, scheduler: Scheduler, exact: int = EXACT) -> None:
+        self.scheduler = scheduler
+        self.exact = exact
+        guess = dask.config.get("distributed.scheduler.unknown-task-duration")
+        self._guess = float(parse_timedelta(guess) or 0.0)
+
+    def remaining(self) -> int:
+        """Return how many tasks are to be done and are not."""
+        prefixes = self.scheduler.task_prefixes.values()
+        return self.ready() + sum(prefix.states["waiting"] for prefix in prefixes)
+
+    def ready(self) -> int:
+        """Return how many tasks wait for no other: those that run, and those that could."""
+        prefixes = self.scheduler.task_prefixes.values()
+        return sum(prefix.states[state] for prefix in prefixes for state in READY)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each kind of needs; see `Roster.roster`."""
+        seconds = Seconds(self.scheduler, self._guess)
+        count = self.remaining()
+        spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count)
+        kinds: dict[Needs, list[tuple[TaskState, Span]]] = {}
+        for ts, span in spans:
+            kinds.setdefault(needs_of(ts), []).append((ts, span))
+        return [self._row(needs, own, seconds) for needs, own in kinds.items()]
+
+    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> dict[str, Any]:
+        ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
+        return {
+            "profile": profile(span for _, span in own),
+            "longest": max(ready, default=0.0),
+            "resources": dict(needs.resources),
+            "workers": self._bound_to(ts for ts, _ in own) if needs.bound else None,
+            "device": "gpu" if any(name.upper() == "GPU" for name, _ in needs.resources) else None,
+            "speeds": seconds.speeds(ts for ts, _ in own),
+        }
+
+    def _bound_to(self, tasks: Iterable[TaskState]) -> list[str]:
+        """Return the workers that tasks are bound to, those of their hosts included."""
+        found: set[str] = set()
+        for ts in tasks:
+            found.update(ts.worker_restrictions or ())
+            for host in ts.host_restrictions or ():
+                found.update(self.scheduler.host_info.get(host, {}).get("addresses", ()))
+        return sorted(found)
+
+    def _ready(self) -> Iterator[TaskState]:
+        for ws in self.scheduler.workers.values():
+            yield from ws.processing
+        yield from self.scheduler.queued
+        yield from self.scheduler.unrunnable
+
+    def _exact(self, seconds: Seconds) -> Iterable[tuple[TaskState, Span]]:
+        return schedule(
+            list(self._ready()),
+            lambda ts: (other for other in ts.dependents if other.state == "waiting"),
+            lambda ts: len(ts.waiting_on or ()),
+            seconds.left,
+        ).items()
+
+    def _sampled(self, seconds: Seconds, count: int) -> Iterator[tuple[TaskState, Span]]:
+        """Yield one task in some, each for all of those; what waits is spread evenly over the graph's depth."""
+        stride = count // max(self.exact // 2, 1) | 1
+        tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
+        found = [ts for ts in tasks if ts.state == "waiting" or ts.state in READY[:2]]
+        rare = self.scheduler.unrunnable  # a single one may need a pool of its own
+        width = (count - len(rare)) / max(len(found), 1)
+        waiting = [ts for ts in found if ts.state == "waiting"]
+        first = seconds.mean([ts for ts in found if ts.state != "waiting"])
+        depth = max(self._depth(waiting, seconds), first + seconds.mean(waiting))
+        for ts in found:
+            if ts.state == "waiting":
+                lasts = depth - first
+                yield ts, Span(first, depth, width * seconds.left(ts) / lasts)
+            else:
+                yield ts, Span(0.0, seconds.left(ts), width)
+        yield from ((ts, Span(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
+
+    def _depth(self, tasks: list[TaskState], seconds: Seconds) -> float:
+        """Return the seconds of the longest of some chains through the tasks that wait."""
+        some = tasks[:: max(len(tasks) // _CHAINS, 1)]
+        return max((seconds.chain(ts) for ts in some), default=0.0)
+
+
+def needs_of(ts: TaskState) -> Needs:
+    """Return what a task's workers must have."""
+    if ts.loose_restrictions or not (
+        ts.resource_restrictions or ts.worker_restrictions or ts.host_restrictions
+    ):
+        return _NOTHING
+    resources = tuple(sorted((ts.resource_restrictions or {}).items()))
+    return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions))
+
+
+_NOTHING = Needs()

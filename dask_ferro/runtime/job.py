@@ -1,0 +1,140 @@
+"""In a batch job: tells the scheduler when the job ends, and lets its workers leave when the batch system warns it.
+
+    dask worker ... --preload-nanny dask_ferro.runtime.job        (with --no-nanny: --preload)
+
+FERRO_JOB_ENDS    when the job's walltime is over, in seconds since the epoch; a worker's lifetime counts too
+FERRO_JOB_NOTICE  how many seconds before the end the signal comes (default 30); preemption may come at any time
+
+On SIGUSR1 all workers of the process are let go, data first, and then it ends.  Where that cannot be, because
+nobody has room, it is tried again until the job is killed: the replacement may be on its way.
+Whoever else asks the scheduler to let them leave is no hindrance.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Nanny, Worker
+from distributed.metrics import time
+
+logger = logging.getLogger(__name__)
+
+ENDS, NOTICE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE"
+_NOTICE = 30.0
+# What is kept back for moving the last results and for ending: a fifth of the time left, at most 10 s.
+_KEPT, _MOST_KEPT = 0.2, 10.0
+# From one attempt to the next.
+_RETRY = 2.0
+# A worker that has left closes by itself; one whose thread still runs a task that was taken from it does not.
+_CLOSING = 5.0
+
+# All nannies, or workers without one, of this process.
+_servers: WeakSet[Nanny | Worker] = WeakSet()
+_leaving: set[asyncio.Task[None]] = set()
+
+
+async def dask_setup(server: Nanny | Worker) -> None:
+    """Tell when the job ends, and listen to the batch system's signal."""
+    _servers.add(server)
+    try:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _warned)
+    except (ValueError, RuntimeError):  # signals reach the main thread alone, and this loop is not in it
+        logger.info("dask_ferro: no main thread; SIGUSR1 is not listened to")
+    at = ends_at(os.environ, server)
+    if at is not None and server.name is not None:
+        try:
+            await server.scheduler.ferro_ends(ends={str(server.name): at}, by="worker")
+        except (KeyError, OSError) as error:  # it has no roster, or there is none; a worker works without
+            logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
+
+
+def dask_teardown(server: Nanny | Worker) -> None:
+    """Forget a server that closes."""
+    _servers.discard(server)
+
+
+def ends_at(environ: Mapping[str, str], server: Any) -> float | None:
+    """Return when a server's workers end, in seconds since the epoch: with the job, or before it with their lifetime.
+
+    Raises
+    ------
+    ValueError
+        For a time that is no number.
+    """
+    told, lifetime = environ.get(ENDS), _lifetime(server)
+    ends = [float(told)] if told else []
+    ends += [time() + lifetime] if lifetime else []
+    return min(ends, default=None)
+
+
+def _lifetime(server: Any) -> float:
+    """Return the seconds after which a server's worker closes by itself, at the earliest; 0: never."""
+    if isinstance(server, Worker):
+        return float(server.lifetime or 0.0)
+    options = server.worker_kwargs
+    lifetime = _seconds(options, "lifetime", "distributed.worker.lifetime.duration")
+    return max(lifetime - _seconds(options, "lifetime_stagger", "distributed.worker.lifetime.stagger"), 0.0)
+
+
+def _seconds(options: Mapping[str, Any], name: str, key: str) -> float:
+    given = options.get(name)
+    return float(parse_timedelta(dask.config.get(key) if given is None else given) or 0.0)
+
+
+def time_left(environ: Mapping[str, str], now: float) -> float:
+    """Return the seconds until the job is killed, as of the signal: the notice, or less near the walltime."""
+    notice = float(environ.get(NOTICE) or _NOTICE)
+    ends = environ.get(ENDS)
+    return max(min(notice, float(ends) - now), 0.0) if ends else notice
+
+
+def _warned() -> None:
+    if not _leaving:
+        task = asyncio.get_running_loop().create_task(_leave(time_left(os.environ, time())))
+        _leaving.add(task)
+        task.add_done_callback(_leaving.discard)
+
+
+async def _leave(seconds: float) -> None:
+    """Let all workers of this process leave and end, in so many seconds."""
+    until = time() + seconds
+    logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
+    while servers := {a: s for s in list(_servers) if (a := _address(s))}:
+        left = max(until - time(), 0.0)
+        scheduler = next(iter(servers.values())).scheduler
+        gone = await _ask(scheduler, list(servers), left - min(_KEPT * left, _MOST_KEPT))
+        await asyncio.gather(*(_end(servers[address]) for address in gone))
+        if len(gone) == len(servers) or time() > until:
+            return
+        await asyncio.sleep(_RETRY)
+
+
+async def _ask(scheduler: Any, addresses: list[str], seconds: float) -> set[str]:
+    """Return the workers that have left."""
+    try:
+        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds)
+        if answer["stayed"]:
+            logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
+        return set(answer["left"])
+    except KeyError:  # the scheduler has no roster: Dask's own way, which loses what results meanwhile
+        return set(await scheduler.retire_workers(workers=addresses, close_workers=True))
+    except (OSError, RuntimeError) as error:  # the scheduler is gone, or this process has begun to close
+        logger.warning("dask_ferro: the scheduler could not be asked: %r", error)
+        return set()
+
+
+async def _end(server: Nanny | Worker) -> None:
+    await asyncio.wait({asyncio.ensure_future(server.finished())}, timeout=_CLOSING)
+    await server.close(reason="ferro-job-left")
+
+
+def _address(server: Nanny | Worker) -> str | None:
+    return server.worker_address if isinstance(server, Nanny) else server.contact_address

@@ -1,0 +1,322 @@
+"""How workers leave: with nothing lost, nothing run twice, and nobody blamed.
+
+    asked to leave -> may it? -> takes no tasks, gives back those that wait, ends those that run
+                              -> what only it holds is copied to those that stay -> verified -> gone
+
+Workers of one request go together or not at all (a batch job ends as a whole), and requests of the same moment are
+planned together, so that none becomes the receiver of another's data only to leave next.  What they hold is spread
+in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
+in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
+Whether it should leave is decided elsewhere.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+from uuid import uuid4
+
+from distributed import Scheduler, Status
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+from distributed.stealing import _WORKER_STATE_REJECT
+
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.moving import Moving, free_bytes, is_clear, unheld
+
+logger = logging.getLogger(__name__)
+
+# Where what happens is told: `client.get_events("ferro")`.
+TOPIC = "ferro"
+
+# Requests within this time are planned together.
+_MOMENT = 0.02
+# Between two looks, and while nothing but a long task is waited for.
+_SOON, _LATER = 0.01, 0.25
+# A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
+_SHARE = 20
+# Keys that are named in a reason.
+_NAMED = 3
+
+
+@dataclass(eq=False)
+class Departure:
+    """The workers of one request."""
+
+    workers: dict[str, WorkerState]
+    until: float
+    outcome: asyncio.Future[str]  # why they stay; empty: they are gone
+    before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
+    asked: dict[Any, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
+    began: float = field(default_factory=monotonic)
+
+
+class Leaving:
+    """The departures of a scheduler's workers.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._departures: list[Departure] = []
+        self.moving = Moving(scheduler)
+        # Requests that are not answered, by stimulus and key: the worker and the task's run.
+        self._asked: dict[tuple[str, Any], tuple[str, int | None]] = {}
+        self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
+        self._count = 0
+        self._runs: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is leaving."""
+        return bool(self._departures)
+
+    async def leave(self, addresses: Iterable[str], seconds: float | None = None) -> dict[str, str]:
+        """Let workers leave; return those that stay, with the reason, when the others are gone.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            For which running tasks may go on; then they start over elsewhere.  None: until they are done.
+        """
+        until = inf if seconds is None else monotonic() + max(seconds, 0.0)
+        found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
+        joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
+        for departure in joined:
+            departure.until = min(departure.until, until)
+        new = {a: ws for a, ws in found.items() if not any(a in d.workers for d in joined)}
+        if new:
+            departure = Departure(new, until, asyncio.get_running_loop().create_future())
+            joined.append(departure)
+            self._departures.append(departure)
+        if not joined:
+            return {}
+        self._start()
+        members = [(d, set(d.workers) & found.keys()) for d in joined]
+        await asyncio.wait([d.outcome for d in joined])
+        return {a: why for d, own in members if (why := d.outcome.result()) for a in sorted(own)}
+
+    async def stop(self) -> None:
+        """Let those stay that have not left.  Idempotent."""
+        if self._runs is not None:
+            self._runs.cancel()
+            await asyncio.wait([self._runs])
+        for departure in list(self._departures):
+            self._stay(departure, "leaving was stopped")
+        self._end()
+
+    def wake(self) -> None:
+        """Look again soon: a task has ended."""
+        self._wake.set()
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._wake.set()
+        if self._runs is None or self._runs.done():
+            self._runs = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        seams.claim_answers(self.scheduler, self._stimulus, self._answered)
+        try:
+            while self._departures:
+                await asyncio.sleep(_MOMENT if any(not d.before for d in self._departures) else 0)
+                started = monotonic()
+                self._look()
+                for departure in list(self._departures):
+                    await self._see_off(departure)
+                await self._rest(monotonic() - started)
+        except Exception as error:
+            logger.exception("dask_ferro: workers could not leave")
+            for departure in list(self._departures):
+                self._stay(departure, f"leaving failed: {error!r}")
+        self._end()
+
+    def _end(self) -> None:
+        """Leave the answers to others again, when the last of ours is in."""
+        self.moving.clear()
+        if not self._asked:
+            seams.unclaim_answers(self.scheduler)
+
+    async def _rest(self, cost: float) -> None:
+        """Wait until there may be something new, for as long as the looks' share of time demands."""
+        if not self._departures:
+            return
+        self._wake.clear()
+        least = min(max(_SOON, _SHARE * cost), 1.0)
+        await asyncio.sleep(least)
+        left = min((d.until for d in self._departures), default=0.0) - monotonic()
+        if left > 0 and not self.moving.moves and not self._asked:
+            await _quietly(self._wake.wait(), min(left, _LATER))
+
+    def _look(self) -> None:
+        """Take one look at all that leave, and do what follows."""
+        for departure in list(self._departures):
+            self._drop_gone(departure)
+        self._admit()
+        for departure in list(self._departures):
+            self._hand_back(departure)
+        while not self.moving.place(self._leavers()):
+            self._stay(self._heaviest(self._departures), self._no_room())
+        self.moving.fetch(self._next())
+
+    def _drop_gone(self, departure: Departure) -> None:
+        """Forget workers that are gone by themselves."""
+        for address, ws in list(departure.workers.items()):
+            if self.scheduler.workers.get(address) is not ws:
+                del departure.workers[address]
+                self._asked = {request: who for request, who in self._asked.items() if who[0] != address}
+        if not departure.workers:
+            self._conclude(departure, "")
+
+    # -- may they? -----------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
+        new = [d for d in self._departures if not d.before]
+        for departure in list(new):
+            if why := self._obstacle(departure):
+                new.remove(departure)
+                self._stay(departure, why)
+        while new and not self.moving.place(self._leavers()):
+            heaviest = self._heaviest(new)
+            new.remove(heaviest)
+            self._stay(heaviest, self._no_room())
+        for departure in new:
+            for address, ws in departure.workers.items():
+                left = ws.status == Status.closing_gracefully  # begun by somebody else
+                departure.before[address] = Status.running if left else ws.status
+                seams.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
+            moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
+            self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
+
+    def _obstacle(self, departure: Departure) -> str:
+        """Return why workers may not leave, whatever they hold; empty: they may."""
+        workers = departure.workers.values()
+        if actors := [ts.key for ws in workers for ts in (*ws.actors, *ws.processing) if ts.actor]:
+            return f"actors cannot move: {_some(actors)}"
+        if departure.until < inf:  # what may wait, will not
+            return ""
+        allowed = list(workers)
+        for plugin in list(self.scheduler.plugins.values()):
+            allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
+        if refused := departure.workers.keys() - {ws.address for ws in allowed}:
+            return f"a scheduler plugin needs {_some(refused)}"
+        stay = self.scheduler.running - self._leavers()
+        tasks = [ts for ws in workers for ts in ws.processing]
+        if tasks and not stay:
+            return "nobody would stay to run their tasks"
+        if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
+            return f"tasks may run nowhere else: {_some(bound)}"
+        return ""
+
+    def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
+        """Whether nobody who stays may run a task."""
+        if ts.loose_restrictions or not seams.is_restricted(ts):
+            return False
+        return stay.isdisjoint(self.scheduler.valid_workers(ts) or ())
+
+    def _heaviest(self, departures: list[Departure]) -> Departure:
+        left = self._leavers()
+        held = Counter(
+            {d: sum(ts.get_nbytes() for ts in unheld(d.workers.values(), left)) for d in departures}
+        )
+        return held.most_common(1)[0][0]
+
+    def _no_room(self) -> str:
+        stay = self.scheduler.running - self._leavers()
+        free = sum(free_bytes(ws) for ws in stay)
+        if not stay:
+            return "nobody would stay to take what they hold"
+        return (
+            f"what only they hold does not fit in the {free} bytes that are free on {len(stay)} other workers"
+        )
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    def _hand_back(self, departure: Departure) -> None:
+        """Ask for the tasks that wait; take all when the time is over."""
+        over = monotonic() >= departure.until
+        for address, ws in departure.workers.items():
+            stimulus = self._next()
+            tasks = [ts for ts in ws.processing if over or departure.asked.get(ts.key) != ts.run_id]
+            for ts in tasks:
+                departure.asked[ts.key] = ts.run_id
+                if over:
+                    seams.take_back(self.scheduler, ts.key, address, stimulus)
+                else:
+                    self._asked[stimulus, ts.key] = (address, ts.run_id)
+            if tasks and not over:
+                seams.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
+
+    def _answered(self, *, key: Any, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
+        """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
+        address, run = self._asked.pop((stimulus_id, key), ("", None))
+        ts = self.scheduler.tasks.get(key)
+        if ts is not None and ts.run_id == run and state not in _WORKER_STATE_REJECT:
+            seams.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
+        self._wake.set()
+        if not self._departures:
+            self._end()
+
+    def _leavers(self) -> set[WorkerState]:
+        return {ws for d in self._departures for ws in d.workers.values()}
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def _see_off(self, departure: Departure) -> None:
+        """Remove the workers of a departure, if nothing is left with any of them."""
+        left = self._leavers()
+        workers = departure.workers
+        if not all(is_clear(ws, left) for ws in workers.values()):
+            return
+        for address, ws in list(workers.items()):
+            if self.scheduler.workers.get(address) is ws and is_clear(ws, left):
+                # Nothing is awaited between the check above and the removal, which comes before its first await.
+                await self.scheduler.remove_worker(address, expected=True, stimulus_id=self._next())
+        # One that is not clear any more stays on the list until it is.
+        self._drop_gone(departure)
+
+    def _stay(self, departure: Departure, why: str) -> None:
+        for address, before in departure.before.items():
+            ws = departure.workers.get(address)
+            if ws is not None and self.scheduler.workers.get(address) is ws:
+                seams.set_status(self.scheduler, ws, before, self._next())
+        logger.warning("dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
+        self._conclude(departure, why)
+
+    def _conclude(self, departure: Departure, why: str) -> None:
+        self._departures.remove(departure)
+        departure.outcome.set_result(why)
+        seconds = monotonic() - departure.began
+        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why)
+
+    def _tell(self, action: str, departure: Departure, **more: Any) -> None:
+        workers = sorted(departure.before or departure.workers)
+        self.scheduler.log_event(TOPIC, {"action": action, "workers": workers, **more})
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self._stimulus}-{self._count}"
+
+
+def _some(names: Iterable[Any]) -> str:
+    every = sorted(map(str, names))
+    rest = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return ", ".join(every[:_NAMED]) + rest
+
+
+async def _quietly(awaitable: Any, seconds: float) -> None:
+    """Wait for something, or for so long."""
+    task = asyncio.ensure_future(awaitable)
+    await asyncio.wait({task}, timeout=seconds)
+    task.cancel()

@@ -1,0 +1,149 @@
+"""Where the results of leavers go, and how they get there.
+
+Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
+receivers fetch a bounded amount at a time.  A receiver that goes, pauses or is silent loses what it was to fetch to
+others.  Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import dask
+from distributed import Scheduler, Status
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.spread import spread
+from dask_ferro.runtime import seams
+
+logger = logging.getLogger(__name__)
+
+# What a receiver fetches at a time, and all of them together: a leaver that has spilled loads it into memory again.
+_EACH, _ALL, _EACH_KEYS = 64 * 2**20, 512 * 2**20, 1000
+# A receiver from which nothing is heard for so long, and for what it fetches at the slowest rate, is passed over.
+_SILENCE, _SLOWEST = 10.0, 20e6
+# Dask's own default of the share of memory from which a worker spills.
+_TARGET = 0.6
+# A worker without a memory limit.
+_ENDLESS = 2**50
+
+
+class Move(NamedTuple):
+    """A result on its way to a receiver; `sent` is when it was told, 0 before that."""
+
+    receiver: str
+    nbytes: int
+    sent: float = 0.0
+
+
+class Moving:
+    """The moves that are not over.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.moves: dict[Any, Move] = {}
+        self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
+
+    def place(self, left: set[WorkerState]) -> bool:
+        """Choose a receiver for each result that only leavers hold; False: there is not enough room."""
+        now = monotonic()
+        receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
+        self._pass_over(receivers, now)
+        alone: dict[Any, int] = {ts.key: ts.get_nbytes() for ts in unheld(left, left)}
+        for key, move in list(self.moves.items()):
+            if key not in alone or move.receiver not in receivers:
+                if move.sent:
+                    self._heard[move.receiver] = now
+                del self.moves[key]
+        for move in self.moves.values():
+            receivers[move.receiver] -= move.nbytes
+        found = spread(((key, nbytes) for key, nbytes in alone.items() if key not in self.moves), receivers)
+        if found is None:
+            return False
+        self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
+        return True
+
+    def _pass_over(self, receivers: dict[str, int], now: float) -> None:
+        """Leave out receivers that are silent, while there are others."""
+        coming, _ = self._coming()
+        for address, nbytes in coming.items():
+            patience = _SILENCE + nbytes / _SLOWEST
+            if len(receivers) > 1 and now - self._heard.get(address, now) > patience:
+                logger.warning("dask_ferro: %s does not fetch what leavers hold; others will", address)
+                receivers.pop(address, None)
+
+    def _coming(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the bytes and the keys that each receiver was told to fetch and does not have."""
+        nbytes: Counter[str] = Counter()
+        keys: Counter[str] = Counter()
+        for move in self.moves.values():
+            if move.sent:
+                nbytes[move.receiver] += move.nbytes
+                keys[move.receiver] += 1
+        return nbytes, keys
+
+    def fetch(self, stimulus_id: str) -> None:
+        """Let receivers fetch, each as much as it may at a time, and always one result."""
+        coming, keys = self._coming()
+        now, total = monotonic(), coming.total()
+        told: dict[str, list[Any]] = {}
+        for key, move in self.moves.items():
+            to = move.receiver
+            if move.sent or keys[to] >= _EACH_KEYS or (keys[to] and coming[to] + move.nbytes > _EACH):
+                continue
+            if total and total + move.nbytes > _ALL:
+                break
+            if not keys[to]:
+                self._heard[to] = now
+            coming[to] += move.nbytes
+            keys[to] += 1
+            total += move.nbytes
+            told.setdefault(to, []).append(key)
+        for address, some in told.items():
+            self.moves.update((key, self.moves[key]._replace(sent=now)) for key in some)
+            seams.copy_to(self.scheduler, address, some, stimulus_id)
+
+    def clear(self) -> None:
+        """Forget all moves; what is on its way arrives, and is a copy more."""
+        self.moves.clear()
+        self._heard.clear()
+
+
+def free_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take before it begins to spill: its limit's `target` share, less its use.
+
+    Use is what it holds in memory and what else has been there for a while (Dask's "optimistic" memory).
+    """
+    if not worker.memory_limit:
+        return _ENDLESS
+    target = dask.config.get("distributed.worker.memory.target") or _TARGET
+    used = worker.memory.optimistic if "memory" in worker.metrics else worker.nbytes
+    return max(int(target * worker.memory_limit) - used, 0)
+
+
+def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
+    """Yield the results on some of the workers that leave which nobody holds who stays."""
+    for ws in workers:
+        for ts in ws.has_what:
+            holders = ts.who_has or ()
+            # Of an actor others hold a name only, and it does not leave.
+            if not ts.actor and (len(holders) == 1 or not any(_stays(holder, left) for holder in holders)):
+                yield ts
+
+
+def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
+    return ws not in left and ws.status in (Status.running, Status.paused)
+
+
+def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
+    """Whether a worker that leaves runs nothing and holds nothing alone."""
+    return not worker.processing and next(unheld([worker], left), None) is None

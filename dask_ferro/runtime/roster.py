@@ -1,0 +1,298 @@
+"""The roster: what scaling asks a scheduler, and what it asks of it.
+
+    ferro_roster()                 who is there, what each holds and does, and what is left to do
+    ferro_leave(addresses, ...)    let workers go with nothing lost (`leaving`)
+    ferro_ends(ends, ...)          when workers' jobs end
+
+A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
+(the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
+the scheduler's time.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import monotonic, time
+from distributed.scheduler import WorkerState
+
+from dask_ferro.runtime.demand import Demands
+from dask_ferro.runtime.leaving import Leaving
+from dask_ferro.runtime.moving import free_bytes
+from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.worker import METRIC
+
+NAME = "ferro-roster"
+ROSTER, LEAVE, ENDS = "ferro_roster", "ferro_leave", "ferro_ends"
+# What a client calls to take the plugin off.
+REMOVE = "ferro_roster_remove"
+
+# Of the scheduler's time that telling may take: 2 %.
+_SHARE = 50
+
+# Of a worker's time that is kept for moving what it holds: a tenth, at most 5 s.
+_RESERVE, _MOST_RESERVE = 0.1, 5.0
+# Bytes a second at which a worker's results leave it, taken low: Dask moves 0.2 to 1 GB/s between two processes.
+_LEAVES_AT = 100e6
+
+T = TypeVar("T")
+
+
+class Roster(SchedulerPlugin):
+    """Answers `ferro_roster`, `ferro_leave` and `ferro_ends`."""
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.leaving: Leaving | None = None
+        self._scheduler: Scheduler | None = None
+        self._demands: Demands | None = None
+        self._rows: Kept[list[dict[str, Any]]] = Kept()
+        self._unique: Kept[dict[str, int]] = Kept()
+        self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
+        # By name, and by who said it; of workers that are still to come as well.
+        self._ends: dict[str, dict[str, float]] = {}
+        self._fresh = 0.0
+        self._told: Stealing | None = None  # whose ledger knows the ends
+
+    # -- from start to stop --------------------------------------------------------------------------------
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Answer from now on, in the place of another of our kind.  Idempotent."""
+        if self._scheduler is not None:
+            return
+        other = scheduler.plugins.get(NAME)
+        if isinstance(other, Roster) and other is not self:
+            self._ends, self._fresh = other._ends, other._fresh
+            await other.remove()
+        self._scheduler = scheduler
+        self.leaving = Leaving(scheduler)
+        self._demands = Demands(scheduler)
+        self._busy = dict.fromkeys(scheduler.workers, monotonic())
+        own: dict[str, Callable[..., Any]] = {
+            ROSTER: self.roster,
+            LEAVE: self.leave,
+            ENDS: self.ends,
+            REMOVE: self.remove,
+        }
+        scheduler.handlers.update(own)
+
+    async def remove(self, comm: Any = None) -> None:
+        """Answer no more; those that are leaving stay.  Idempotent."""
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is None:
+            return
+        for name in (ROSTER, LEAVE, ENDS, REMOVE):
+            scheduler.handlers.pop(name, None)
+        if scheduler.plugins.get(NAME) is self:
+            del scheduler.plugins[NAME]
+        if self.leaving is not None:
+            await self.leaving.stop()
+        if (stealing := stealing_of(scheduler)) is not None:
+            for address in scheduler.workers:
+                stealing.ledger.set_end(address, None)
+            stealing.ledger.fresh = 0.0
+
+    async def before_close(self) -> None:
+        """Let nobody leave any more: the scheduler is going."""
+        if self.leaving is not None:
+            await self.leaving.stop()
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Begin to count a worker's idle seconds, and pass on when its job ends."""
+        self._busy[worker] = monotonic()
+        self._tell([scheduler.workers[worker]])
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget a worker."""
+        self._busy.pop(worker, None)
+        if self.leaving is not None:
+            self.leaving.wake()
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Note that a worker had a task until now."""
+        if start == "processing":
+            worker = kwargs.get("worker")
+            if worker in self._busy:
+                self._busy[worker] = monotonic()
+            if self.leaving is not None and self.leaving.is_on:
+                self.leaving.wake()
+
+    # -- what it answers -----------------------------------------------------------------------------------
+
+    def roster(self, comm: Any = None) -> dict[str, Any]:
+        """Return who is there and what is left to do.
+
+        Returns
+        -------
+        dict
+            "workers": by address, of each its "name", "threads", "status", "idle_for" (0 while it has a task),
+            "processing" (tasks), "nbytes" (of results), "unique" (of those that nobody else holds), "free" (see
+            `moving.free_bytes`), "ends_in" (None: nobody knows), "resources", "device" and "host".
+            "demands": for each kind of needs its "profile" as (seconds, width), "longest" (of the ready tasks),
+            "resources", "workers" (addresses; None: anyone), "device" ("gpu" or None) and "speeds" of device classes.
+            "queue": tasks that are ready, those that run included.
+        """
+        scheduler, demands = self._here()
+        now = monotonic()
+        unique = self._unique.get(self._held_alone)
+        self._tell(scheduler.workers.values())
+        return {
+            "workers": {a: self._row(ws, unique.get(a, 0), now) for a, ws in scheduler.workers.items()},
+            "demands": self._rows.get(demands.rows, demands.remaining()),
+            "queue": demands.ready(),
+        }
+
+    async def leave(
+        self, comm: Any = None, addresses: Iterable[str] = (), seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Let workers go, together or not at all; return when they are gone, or may not go.
+
+        Parameters
+        ----------
+        addresses : iterable of str
+            One that is gone has left.
+        seconds : float, optional
+            For which running tasks may go on; then they start over elsewhere.  None: until they are done.
+
+        Returns
+        -------
+        dict
+            "left": addresses; "stayed": for each address the reason.
+        """
+        self._here()
+        assert self.leaving is not None
+        asked = list(addresses)
+        stayed = await self.leaving.leave(asked, seconds)
+        return {"left": [a for a in asked if a not in stayed], "stayed": stayed}
+
+    def ends(
+        self,
+        comm: Any = None,
+        ends: Mapping[str, float | None] | None = None,
+        fresh: float | None = None,
+        by: str = "site",
+    ) -> None:
+        """Take note of when workers end; nothing that takes longer will be placed on them.
+
+        Parameters
+        ----------
+        ends : mapping of name to float or None
+            Seconds since the epoch; None: no longer known.  Workers that are still to come may be named.
+        fresh : float, optional
+            Seconds that a worker would have that joined now; 0: nobody would come.
+        by : str
+            Who says so: a batch system knows of walltimes, a worker of its own lifetime.  The earliest end counts.
+        """
+        scheduler, _ = self._here()
+        for name, at in (ends or {}).items():
+            told = self._ends.setdefault(str(name), {})
+            if at is not None:
+                told[by] = float(at) - reserve(float(at) - time())
+            else:
+                told.pop(by, None)
+            if not told:
+                del self._ends[str(name)]
+        self._fresh = self._fresh if fresh is None else fresh - reserve(fresh)
+        self._told = None
+        self._tell(scheduler.workers.values())
+
+    # -- parts of the answers ------------------------------------------------------------------------------
+
+    def _here(self) -> tuple[Scheduler, Demands]:
+        if self._scheduler is None or self._demands is None:
+            raise RuntimeError("dask_ferro's roster was taken off this scheduler")
+        return self._scheduler, self._demands
+
+    def _row(self, ws: WorkerState, unique: int, now: float) -> dict[str, Any]:
+        if ws.processing:
+            self._busy[ws.address] = now
+        at = self._end(ws)
+        told = ws.metrics.get(METRIC) or {}
+        is_gpu = any(name.upper() == "GPU" for name in ws.resources)
+        return {
+            "name": ws.name,
+            "threads": ws.nthreads,
+            "status": ws.status.name,
+            "idle_for": now - self._busy.get(ws.address, now),
+            "processing": len(ws.processing),
+            "nbytes": ws.nbytes,
+            "unique": unique,
+            "free": free_bytes(ws),
+            "ends_in": None if at is None else at - unique / _LEAVES_AT - time(),
+            "resources": dict(ws.resources),
+            "device": told.get("device") or ("gpu" if is_gpu else "cpu"),
+            "host": ws.host,
+        }
+
+    def _held_alone(self) -> dict[str, int]:
+        """Return the bytes of results that each worker holds and nobody else does."""
+        scheduler, _ = self._here()
+        return {
+            address: sum(ts.get_nbytes() for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
+            for address, ws in scheduler.workers.items()
+        }
+
+    def _end(self, ws: WorkerState) -> float | None:
+        return min(self._ends.get(str(ws.name), {}).values(), default=None)
+
+    def _tell(self, workers: Iterable[WorkerState]) -> None:
+        """Pass the ends on to the ledger that placement looks at: all of them to a new one."""
+        scheduler, _ = self._here()
+        stealing = stealing_of(scheduler)
+        if stealing is None or not (self._ends or self._fresh):
+            return
+        if stealing is not self._told:
+            self._told, workers = stealing, scheduler.workers.values()
+            stealing.ledger.fresh = self._fresh
+        for ws in workers:
+            at = self._end(ws)
+            if at != stealing.ledger.ends.get(ws.address):
+                stealing.ledger.set_end(ws.address, at)
+
+
+def reserve(seconds: float) -> float:
+    """Return how much of a worker's last seconds is for moving what it holds; until then it may run tasks."""
+    return min(max(_RESERVE * seconds, 0.0), _MOST_RESERVE)
+
+
+class Kept(Generic[T]):
+    """What was worked out, until working it out anew takes less than 2 % of the time since."""
+
+    def __init__(self) -> None:
+        self._value: T | None = None
+        self._size = 0
+        self._until = 0.0
+
+    def get(self, work: Callable[[], T], size: int = 1) -> T:
+        """Return what `work` returns, or returned.
+
+        Parameters
+        ----------
+        size : int
+            Of what it works on: when that halved or doubled it is worked out in any case.
+        """
+        now = monotonic()
+        if self._value is None or now >= self._until or not self._size / 2 <= size <= self._size * 2:
+            self._value, self._size = work(), size
+            self._until = now + _SHARE * (monotonic() - now)
+        return self._value
+
+
+def stealing_of(scheduler: Scheduler) -> Stealing | None:
+    """Return the extension of `FerroScheduler`, or None where there is none."""
+    stealing = scheduler.extensions.get("stealing")
+    return stealing if isinstance(stealing, Stealing) else None
+
+
+async def dask_setup(scheduler: Scheduler) -> None:
+    """Put the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.roster`."""
+    plugin = Roster()
+    await plugin.start(scheduler)
+    scheduler.add_plugin(plugin, name=NAME, idempotent=True)

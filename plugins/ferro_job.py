@@ -1,0 +1,5 @@
+"""`dask worker --preload-nanny plugins/ferro_job.py`: the worker leaves in order when its batch job ends."""
+
+from dask_ferro.runtime.job import dask_setup, dask_teardown
+
+__all__ = ["dask_setup", "dask_teardown"]

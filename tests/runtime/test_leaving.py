@@ -1,0 +1,359 @@
+"""Workers that leave: nothing is lost, nothing runs twice, and those that may not leave stay, and say why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+
+import dask
+import pytest
+from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+import dask_ferro as ff
+from dask_ferro.runtime import roster
+from dask_ferro.runtime.roster import Roster
+
+CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+MB = 2**20
+RAN: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran():
+    RAN.clear()
+
+
+def ran(name, seconds=0.0, nbytes=0):
+    """Count, take some time, and return some bytes."""
+    RAN[name] += 1
+    time.sleep(seconds)
+    return bytes(nbytes)
+
+
+def held_up(name, event):
+    RAN[name] += 1
+    Event(event).wait()
+    return name
+
+
+def on_workers(test, *limits, installed=False, **options):
+    """Run an asynchronous test on in-process workers with these memory limits."""
+
+    async def run():
+        with dask.config.set(CHECKED):
+            async with (
+                Scheduler(port=0, dashboard_address=":0") as scheduler,
+                Client(scheduler.address, asynchronous=True) as client,
+            ):
+                await client.register_plugin(Roster())
+                if installed:
+                    await ff.install(client)
+                workers = [
+                    await Worker(scheduler.address, nthreads=1, name=str(i), memory_limit=limit, **options)
+                    for i, limit in enumerate(limits)
+                ]
+                try:
+                    await test(client, scheduler, workers)
+                finally:
+                    await asyncio.gather(*(worker.close() for worker in workers))
+
+    asyncio.run(run())
+
+
+def recomputed(scheduler):
+    """Return the results that were computed more than once."""
+    done = Counter(row.key for row in scheduler.transition_log if row[1:3] == ("processing", "memory"))
+    return {key: count for key, count in done.items() if count > 1}
+
+
+async def leave(client, *workers, seconds=None):
+    addresses = [getattr(worker, "address", worker) for worker in workers]
+    answer = await client.scheduler.ferro_leave(addresses=addresses, seconds=seconds)
+    assert {*answer["left"], *answer["stayed"]} == set(addresses)
+    return answer["stayed"]
+
+
+async def started(name, count=1):
+    while RAN[name] < count:
+        await asyncio.sleep(0.005)
+
+
+# ---- what leavers hold ----------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_killed_meanwhile():
+    """Stock: of 4 -> 1 with 20 held results, 15 are lost and computed again."""
+    with (
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(Roster())
+        *leavers, stays, killed = list(cluster.scheduler.workers)
+        held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
+        scattered = client.scatter(bytes(5000), workers=leavers[:1])
+        wait(held)
+        pid = cluster.scheduler.workers[killed].pid
+
+        async def go():
+            going = asyncio.ensure_future(cluster.scheduler_comm.ferro_leave(addresses=leavers))
+            while not cluster.scheduler.plugins[roster.NAME].leaving.moving.moves:
+                await asyncio.sleep(0.001)
+            os.kill(pid, signal.SIGKILL)
+            return await going
+
+        answer = client.sync(go)
+        assert (sorted(answer["left"]), dict(answer["stayed"])) == (sorted(leavers), {})
+        assert [len(value) for value in client.gather(held)] == [3 * MB + i for i in range(20)]
+        assert len(client.gather(scattered)) == 5000
+        assert stays in cluster.scheduler.workers
+        assert recomputed(cluster.scheduler) == {}
+
+
+def test_what_leaves_is_spread_by_free_memory_one_copy_each():
+    """Stock: one empty receiver got 33 of 40 results, the others 4 and 3."""
+
+    async def test(client, scheduler, workers):
+        leaver, small, large, empty = workers
+        held = [client.submit(ran, str(i), nbytes=MB, workers=[leaver.address]) for i in range(60)]
+        others = [
+            client.submit(ran, f"of {w.name}", nbytes=20 * MB, workers=[w.address]) for w in (small, large)
+        ]
+        await wait([*held, *others])
+        assert await leave(client, leaver) == {}
+        keys = {f.key for f in held}
+        got = {w.memory_manager.memory_limit: len(keys & w.data.keys()) for w in (small, large, empty)}
+        one = pytest.approx(12, abs=1)
+        assert got == {4001 * MB: one, 12_000 * MB: pytest.approx(36, abs=1), 4000 * MB: one}
+        assert sum(got.values()) == 60
+        assert set(RAN.values()) == {1}
+
+    on_workers(test, 8000 * MB, 4001 * MB, 12_000 * MB, 4000 * MB)
+
+
+# ---- what leavers run -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(installed):
+    """Stock: four scale-downs during one task are four deaths, and a KilledWorker."""
+
+    async def test(client, scheduler, workers):
+        leaver, other = workers
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        running = client.submit(held_up, "running", "four", **loosely)
+        await started("running")
+        waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(10)]
+        while len(leaver.state.tasks) < 2 and not installed:
+            await asyncio.sleep(0.005)
+        going = [asyncio.ensure_future(leave(client, leaver)) for _ in range(4)]
+        await wait(waiting)
+        assert scheduler.workers[leaver.address].status == Status.closing_gracefully
+        assert (leaver.address in scheduler.workers, any(task.done() for task in going)) == (True, False)
+        await Event("four").set()
+        assert await asyncio.gather(*going) == [{}] * 4
+        assert list(scheduler.workers) == [other.address]
+        assert await running == "running"
+        assert set(RAN.values()) == {1}
+        assert scheduler.tasks[running.key].suspicious == 0
+        claimed = getattr(scheduler.stream_handlers["steal-response"], "unclaimed", None)
+        assert claimed is None
+
+    on_workers(test, "1GB", "1GB", installed=installed)
+
+
+def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is_blamed():
+    async def test(client, scheduler, workers):
+        leaver, other = workers
+        kept = client.submit(ran, "kept", workers=[leaver.address])
+        running = client.submit(
+            held_up, "running", "late", workers=[leaver.address], allow_other_workers=True
+        )
+        await started("running")
+        assert await leave(client, leaver, seconds=0.1) == {}
+        await started("running", 2)
+        await Event("late").set()
+        assert await running == "running"
+        await kept
+        assert (RAN["running"], RAN["kept"]) == (2, 1)
+        assert scheduler.tasks[running.key].suspicious == 0
+        assert list(scheduler.workers) == [other.address]
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_a_later_call_may_leave_less_time():
+    async def test(client, scheduler, workers):
+        leaver, _ = workers
+        running = client.submit(
+            held_up, "running", "less", workers=[leaver.address], allow_other_workers=True
+        )
+        await started("running")
+        patient = asyncio.ensure_future(leave(client, leaver))
+        await asyncio.sleep(0.05)
+        assert await leave(client, leaver, seconds=0.0) == {}
+        assert await patient == {}
+        await Event("less").set()
+        assert await running == "running"
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer():
+    async def test(client, scheduler, workers):
+        leaver = workers[0]
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        running = client.submit(held_up, "running", "install", **loosely)
+        await started("running")
+        waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(50)]
+        going = asyncio.ensure_future(leave(client, leaver))
+        for _ in range(2):
+            await ff.install(client)
+            await ff.uninstall(client)
+        await wait(waiting)
+        await Event("install").set()
+        assert await going == {}
+        await running
+        assert set(RAN.values()) == {1}
+        assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
+
+    on_workers(test, "1GB", "1GB")
+
+
+# ---- who may not leave ----------------------------------------------------------------------------------
+
+
+class Counting:
+    count = 0
+
+    def add(self):
+        self.count += 1
+        return self.count
+
+
+class Needing(SchedulerPlugin):
+    name = "needing"
+
+    def valid_workers_downscaling(self, scheduler, workers):
+        return [ws for ws in workers if ws.name != "0"]
+
+
+async def _results(client, workers):
+    held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in workers]
+    await wait(held)
+    return held, workers, "nobody would stay to take what they hold"
+
+
+async def _too_much(client, workers):
+    held = [client.submit(ran, str(i), nbytes=30 * MB, workers=[workers[0].address]) for i in range(9)]
+    await wait(held)
+    return held, workers[:1], "does not fit in the "
+
+
+async def _actor(client, workers):
+    counter = await client.submit(Counting, actor=True, workers=[workers[0].address])
+    assert await counter.add() == 1
+    return counter, workers[:1], "actors cannot move: Counting"
+
+
+async def _bound(client, workers):
+    task = client.submit(ran, "bound", seconds=0.3, workers=[workers[0].address])
+    await started("bound")
+    return task, workers[:1], "tasks may run nowhere else: ran"
+
+
+async def _running(client, workers):
+    task = client.submit(ran, "anywhere", seconds=0.3)
+    await started("anywhere")
+    return task, workers, "nobody would stay to run their tasks"
+
+
+async def _needed(client, workers):
+    await client.register_plugin(Needing())
+    return None, workers[:1], "a scheduler plugin needs "
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(_results, id="all of those that hold something"),
+        pytest.param(_too_much, id="one that holds more than the others have room for"),
+        pytest.param(_actor, id="one with an actor"),
+        pytest.param(_bound, id="one that alone may run a task"),
+        pytest.param(_running, id="all while something is to be done"),
+        pytest.param(_needed, id="one that a plugin needs"),
+    ],
+)
+def test_stays_and_takes_tasks_again(scene):
+    async def test(client, scheduler, workers):
+        kept, leavers, why = await scene(client, workers)
+        stayed = await leave(client, *leavers)
+        assert set(stayed) == {w.address for w in leavers}
+        assert all(why in reason for reason in stayed.values())
+        assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
+        assert {ws.status for ws in scheduler.workers.values()} == {Status.running}
+        (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "stayed"]
+        assert event["workers"] == sorted(stayed)
+        assert set(RAN.values()) <= {1}
+        del kept
+
+    on_workers(test, 300 * MB, 300 * MB)
+
+
+def test_without_results_and_tasks_all_may_leave_and_those_that_are_gone_have_left():
+    async def test(client, scheduler, workers):
+        assert await leave(client, *workers, "tcp://127.0.0.1:1") == {}
+        assert not scheduler.workers
+        later = client.submit(lambda: 7)
+        async with Worker(scheduler.address, nthreads=1):
+            assert await later == 7
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_those_of_the_same_moment_do_not_receive_from_each_other():
+    async def test(client, scheduler, workers):
+        first, second, third = workers
+        held = [client.submit(ran, str(i), nbytes=MB, workers=[first.address]) for i in range(20)]
+        await wait(held)
+        assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
+        assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
+        events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
+        assert sorted(e["keys"] for e in events) == [0, 20]
+
+    on_workers(test, "1GB", "1GB", "1GB")
+
+
+# ---- all at once ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_while_workers_come_and_go_a_graph_is_computed_once_and_right(installed):
+    async def test(client, scheduler, workers):
+        layer = client.map(count_one, range(60), key=[f"a{i}" for i in range(60)])
+        for depth in range(4):
+            pairs = zip(layer, layer[1:] + layer[:1], strict=True)
+            layer = [client.submit(count_one, *pair, key=f"{depth}-{i}") for i, pair in enumerate(pairs)]
+        for turn in range(6):
+            gone = workers[turn : turn + 2]
+            workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
+            await asyncio.gather(*(leave(client, w) for w in gone))
+            workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
+        assert sum(await client.gather(layer)) == sum(range(60)) * 2**4
+        assert set(RAN.values()) == {1}
+        assert len(RAN) == 300
+        assert recomputed(scheduler) == {}
+
+    on_workers(test, "1GB", "1GB", "1GB", installed=installed)
+
+
+def count_one(*parts):
+    from distributed import get_worker
+
+    RAN[get_worker().get_current_task()] += 1
+    time.sleep(0.01)
+    return sum(parts)

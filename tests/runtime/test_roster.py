@@ -1,0 +1,319 @@
+"""The roster on real schedulers: who is there, what is left to do, and when workers end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from math import inf
+
+import dask
+import pytest
+from dask._task_spec import Task, TaskRef
+from distributed import Client, Event, LocalCluster, Scheduler, Worker, wait
+from distributed.protocol.pickle import dumps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dask_ferro as ff
+from dask_ferro.runtime import roster
+from dask_ferro.runtime.demand import Demands, Span, profile, schedule
+from dask_ferro.runtime.roster import Kept, Roster
+
+
+def on_cluster(test, **options):
+    """Run an asynchronous test with the roster on an in-process cluster that checks its own state."""
+
+    async def run():
+        checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+        options.setdefault("n_workers", 2)
+        with dask.config.set(checked):
+            async with (
+                LocalCluster(
+                    threads_per_worker=1,
+                    processes=False,
+                    asynchronous=True,
+                    dashboard_address=":0",
+                    **options,
+                ) as cluster,
+                Client(cluster, asynchronous=True) as client,
+            ):
+                await client.register_plugin(Roster())
+                await test(client, cluster)
+
+    asyncio.run(run())
+
+
+async def busy(client, cluster):
+    """Let every worker run a task until the event is set."""
+    event = Event("roster", client=client)
+    addresses = list(cluster.scheduler.workers)
+    tasks = [client.submit(hold, "roster", a, workers=[a], pure=False) for a in addresses]
+    while sum(len(ws.executing) for ws in cluster.scheduler.workers.values()) < len(addresses):
+        await asyncio.sleep(0.01)  # Dask tells with a heartbeat what runs
+    return event, tasks
+
+
+def hold(name, value):
+    Event(name).wait()
+    return value
+
+
+def annotated(seconds, **more):
+    return dask.annotate(ferro={"seconds": seconds}, **more)
+
+
+# ---- profiles -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spans", "wanted"),
+    [
+        pytest.param([], [], id="nothing to do is an empty profile"),
+        pytest.param([Span(0, 0.5)] * 300, [(0.5, 300.0)], id="300 alike are one step"),
+        pytest.param([Span(0, 1), Span(1, 3)], [(3.0, 1.0)], id="a chain is as long as its parts"),
+        pytest.param(
+            [Span(0, 2), Span(0, 1, 9)], [(1.0, 10.0), (1.0, 1.0)], id="a long task outlasts nine short ones"
+        ),
+        pytest.param([Span(2, 3, 4)], [(2.0, 0.0), (1.0, 4.0)], id="what comes later has nothing to do now"),
+        pytest.param([Span(0, 0.1 + 0.2), Span(0, 0.3)], [(0.3, 2.0)], id="rounding makes no steps"),
+    ],
+)
+def test_a_profile_is_how_wide_for_how_long(spans, wanted):
+    found = profile(spans)
+    assert [(pytest.approx(seconds), width) for seconds, width in wanted] == found
+
+
+@st.composite
+def graphs(draw):
+    """Tasks by number with their seconds and the earlier ones that they wait for."""
+    count = draw(st.integers(1, 200))
+    seconds = draw(st.lists(st.sampled_from([0.001, 0.01, 0.5, 1.0, 60.0]), min_size=count, max_size=count))
+    waits = [draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set() for i in range(count)]
+    return seconds, waits
+
+
+@settings(max_examples=50)
+@given(graphs())
+def test_a_profile_has_the_graphs_work_and_its_critical_path(graph):
+    seconds, waits = graph
+    dependents = {i: [j for j, needed in enumerate(waits) if i in needed] for i in range(len(seconds))}
+    ready = [i for i, needed in enumerate(waits) if not needed]
+    spans = schedule(ready, dependents.__getitem__, lambda i: len(waits[i]), seconds.__getitem__)
+    path = []
+    for i, needed in enumerate(waits):
+        path.append(seconds[i] + max((path[j] for j in needed), default=0.0))
+    steps = profile(spans.values())
+    assert len(steps) <= 64
+    assert sum(s for s, _ in steps) == pytest.approx(max(path), abs=1e-4)
+    assert sum(s * w for s, w in steps) == pytest.approx(sum(seconds), abs=1e-2)
+    assert all(s > 0 and w >= 0 for s, w in steps)
+
+
+# ---- the rows -------------------------------------------------------------------------------------------
+
+
+def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
+    async def test(client, cluster):
+        one, two = sorted(cluster.scheduler.workers)
+        alone = client.submit(bytes, 5000, workers=[one])
+        shared = client.submit(bytes, 7000, workers=[one])
+        used = client.submit(len, shared, workers=[two])
+        await wait([alone, shared, used])
+        await asyncio.sleep(0.05)
+        facts = await cluster.scheduler_comm.ferro_roster()
+        row, other = facts["workers"][one], facts["workers"][two]
+        tasks = cluster.scheduler.tasks
+        sizes = {f.key: tasks[f.key].nbytes for f in (alone, shared, used)}
+        assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}
+        assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
+        assert other["unique"] == sizes[used.key]
+        assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
+        assert 0.05 <= row["idle_for"] < 5.0
+        assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
+        assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
+        assert (len(facts["demands"]), facts["queue"]) == (0, 0)
+
+    on_cluster(test)
+
+
+def test_demands_are_apart_by_what_their_workers_must_have():
+    async def test(client, cluster):
+        event, held = await busy(client, cluster)
+        address = next(iter(cluster.scheduler.workers))
+        with annotated(0.5):
+            anywhere = client.map(hold, ["roster"] * 300, range(300))
+        with annotated(2.0, resources={"GPU": 1}):
+            gpu = client.map(hold, ["roster"] * 3, range(3), pure=False)
+        with annotated(9.0):
+            bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
+            loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
+        while len(cluster.scheduler.tasks) < 307:
+            await asyncio.sleep(0.01)
+        facts = cluster.scheduler.plugins[roster.NAME].roster()
+        rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
+        assert set(rows) == {(False,), (True,), ("GPU", False)}
+        assert facts["queue"] == 307
+        assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
+        assert (rows[False,]["longest"], rows[False,]["device"]) == (9.0, None)
+        assert rows["GPU", False]["profile"] == [(2.0, 3.0)]
+        assert (rows["GPU", False]["device"], rows["GPU", False]["resources"]) == ("gpu", {"GPU": 1})
+        assert rows[True,]["workers"] == sorted(cluster.scheduler.workers)
+        assert rows[True,]["longest"] == 9.0
+        await event.set()
+        await client.gather([*held, *anywhere, bound, loose])
+        del gpu
+
+    on_cluster(test)
+
+
+def test_a_demand_knows_the_whole_graph_and_what_has_run():
+    async def test(client, cluster):
+        event, held = await busy(client, cluster)
+        graph = {("a", i): Task(("a", i), hold, "roster", i) for i in range(4)}
+        graph |= {("b", i): Task(("b", i), int, TaskRef(("a", i))) for i in range(4)}
+        graph["c"] = Task("c", max, *(TaskRef(("b", i)) for i in range(4)))
+        with annotated(1.0):
+            last = client.get(graph, "c", sync=False)
+        while len(cluster.scheduler.tasks) < 11:
+            await asyncio.sleep(0.01)
+        demands = cluster.scheduler.plugins[roster.NAME].roster()["demands"]
+        (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
+        assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
+        # Nobody knows what `hold` takes: at least as long again as the two have run.
+        assert bound["longest"] > 0.2
+        await event.set()
+        assert await last == 3
+        await client.gather(held)
+
+    on_cluster(test)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(installed):
+    async def test(client, cluster):
+        if installed:
+            await ff.install(client)
+        event, held = await busy(client, cluster)
+        graph = {}
+        for chain in range(200):
+            for step in range(10):
+                key = (f"step-{step}", chain)
+                before = TaskRef((f"step-{step - 1}", chain)) if step else 0
+                graph[key] = Task(key, int, before)
+        with annotated(0.1):
+            last = client.get(graph, [("step-9", chain) for chain in range(200)], sync=False)
+        while len(cluster.scheduler.tasks) < 2002:
+            await asyncio.sleep(0.01)
+        rows = {}
+        for exact in (20_000, 400):
+            (row,) = [d for d in Demands(cluster.scheduler, exact).rows() if d["workers"] is None]
+            rows[exact] = row["profile"]
+        seconds = {exact: sum(s for s, _ in steps) for exact, steps in rows.items()}
+        work = {exact: sum(s * w for s, w in steps) for exact, steps in rows.items()}
+        assert seconds[20_000] == pytest.approx(1.0)
+        assert seconds[400] == pytest.approx(1.0, rel=0.1)
+        assert work[20_000] == pytest.approx(200.0)
+        assert work[400] == pytest.approx(200.0, rel=0.15)
+        assert rows[400][0][1] == pytest.approx(200.0, rel=0.3)
+        await event.set()
+        await client.gather([*last, *held])
+
+    on_cluster(test)
+
+
+def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
+    calls = []
+
+    def work():
+        calls.append(time.sleep(0.02))
+        return len(calls)
+
+    kept = Kept()
+    assert [kept.get(work, size) for size in (100, 100, 150, 200, 201, 101, 100, 1)] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+    ]
+
+
+# ---- ends -----------------------------------------------------------------------------------------------
+
+
+def about(seconds):
+    """Seconds that a loaded machine may be off by some."""
+    return pytest.approx(seconds, abs=4)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_ends_are_kept_by_name_for_workers_that_come_later_too(installed):
+    """Of the last seconds a tenth, at most five, is for moving what a worker holds; the earliest end counts."""
+
+    async def test(client, cluster):
+        scheduler = cluster.scheduler
+        now = time.time()
+        await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
+        if installed:
+            await ff.install(client)
+        async with Worker(scheduler.address, name="late", nthreads=1):
+            rows = (await cluster.scheduler_comm.ferro_roster())["workers"].values()
+            left = {str(row["name"]): row["ends_in"] for row in rows}
+            assert left == {"0": about(95), "1": None, "late": about(45)}
+            if installed:
+                ledger = scheduler.extensions["stealing"].ledger
+                names = {str(ws.name): address for address, ws in scheduler.workers.items()}
+                known = {name: ledger.worker(address, now).ends_in for name, address in names.items()}
+                assert known == {"0": about(95), "1": inf, "late": about(45)}
+                assert ledger.fresh == 195.0
+                await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, by="worker")
+                assert ledger.worker(names["0"], now).ends_in == about(18)
+                await cluster.scheduler_comm.ferro_ends(ends={"0": None}, by="worker")
+                assert ledger.worker(names["0"], now).ends_in == about(95)
+                await cluster.scheduler_comm.ferro_ends(ends={"0": None})
+                assert ledger.worker(names["0"], now).ends_in == inf
+                await cluster.scheduler_comm.ferro_roster_remove()
+                assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
+
+    on_cluster(test)
+
+
+# ---- on and off -----------------------------------------------------------------------------------------
+
+
+def test_it_comes_on_once_and_leaves_nothing_behind():
+    async def test(client, cluster):
+        scheduler = cluster.scheduler
+        own = {roster.ROSTER, roster.LEAVE, roster.ENDS, roster.REMOVE}
+        first = scheduler.plugins[roster.NAME]
+        register = cluster.scheduler_comm.register_scheduler_plugin
+        await register(plugin=dumps(Roster()), name=roster.NAME, idempotent=True)
+        assert scheduler.plugins[roster.NAME] is first
+        await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
+        await register(plugin=dumps(Roster()), name=roster.NAME, idempotent=False)
+        second = scheduler.plugins[roster.NAME]
+        assert second is not first
+        assert scheduler.handlers[roster.ROSTER].__self__ is second
+        ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
+        assert sorted(ends, key=str) == [about(95), None]
+        await cluster.scheduler_comm.ferro_roster_remove()
+        assert not own & set(scheduler.handlers)
+        assert roster.NAME not in scheduler.plugins
+        assert await client.submit(lambda: 7) == 7
+
+    on_cluster(test)
+
+
+def test_as_a_preload_it_is_there_from_the_first_moment():
+    async def test():
+        async with (
+            Scheduler(port=0, dashboard_address=":0", preload=["dask_ferro.runtime.roster"]) as scheduler,
+            Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
+        ):
+            rows = scheduler.plugins[roster.NAME].roster()["workers"]
+            assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}
+
+    asyncio.run(test())

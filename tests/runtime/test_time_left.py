@@ -1,0 +1,180 @@
+"""On real schedulers: nothing that takes longer is given to a worker whose end is near, and what waits is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, Event, LocalCluster, Scheduler
+
+import dask_ferro as ff
+from dask_ferro.policy.ledger import Ledger
+
+Test = Callable[[LocalCluster, Client, Scheduler], Awaitable[None]]
+
+
+def on_cluster(test: Test, *, validate: bool = True) -> None:
+    """Run an asynchronous test on an in-process cluster of two workers with the plugin on.
+
+    Not with Dask's check of its own state where tasks stay queued: it takes a free slot beside a queue for an error.
+    """
+
+    async def run() -> None:
+        with dask.config.set({"distributed.scheduler.validate": validate}):
+            async with (
+                LocalCluster(
+                    n_workers=2,
+                    threads_per_worker=1,
+                    processes=False,
+                    asynchronous=True,
+                    dashboard_address=":0",
+                ) as cluster,
+                Client(cluster, asynchronous=True) as client,
+            ):
+                await ff.install(client)
+                await test(cluster, client, cluster.scheduler)
+
+    asyncio.run(run())
+
+
+def ledger(scheduler: Scheduler) -> Ledger:
+    return scheduler.extensions["stealing"].ledger
+
+
+def end(scheduler: Scheduler, seconds: float, *workers: str) -> None:
+    """Let workers, or all, end in so many seconds."""
+    for address in workers or scheduler.workers:
+        ledger(scheduler).set_end(address, time.time() + seconds)
+
+
+def submit(client: Client, count: int, seconds: float | None, **options: Any) -> list[Any]:
+    """Submit tasks that say that they take so long, and take nothing."""
+    told = {} if seconds is None else {"ferro": {"seconds": seconds}}
+    with dask.annotate(**told):
+        return [client.submit(_where, number, pure=False, **options) for number in range(count)]
+
+
+def _where(_: int) -> str:
+    from distributed import get_worker
+
+    return str(get_worker().address)
+
+
+def blocked(client: Client, count: int, seconds: float) -> list[Any]:
+    """Submit tasks alike that say that they take so long, and wait for the event "go"."""
+
+    def block(_: int) -> None:
+        Event("go").wait()
+
+    with dask.annotate(ferro={"seconds": seconds}):
+        return client.map(block, range(count), pure=False)
+
+
+async def states(scheduler: Scheduler, futures: list[Any], wanted: str) -> None:
+    """Wait until all tasks are in a state."""
+    while {ts.state if (ts := scheduler.tasks.get(f.key)) else None for f in futures} != {wanted}:
+        await asyncio.sleep(0.01)
+
+
+async def given(scheduler: Scheduler, tasks: int) -> dict[str, int]:
+    """Wait until so many tasks are with workers, and return how many each has."""
+    while sum(len(ws.processing) for ws in scheduler.workers.values()) < tasks:
+        await asyncio.sleep(0.01)
+    return {address: len(ws.processing) for address, ws in scheduler.workers.items()}
+
+
+@pytest.mark.parametrize(
+    ("count", "had"), [pytest.param(4, 4, id="ready ones"), pytest.param(20, 2, id="roots, two at a time")]
+)
+def test_tasks_go_to_the_worker_that_lasts(count: int, had: int) -> None:
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        short, long = scheduler.workers
+        end(scheduler, 5.0, short)
+        futures = blocked(client, count, 8.0)
+        assert await given(scheduler, had) == {short: 0, long: had}
+        await Event("go").set()
+        await client.gather(futures)
+
+    on_cluster(test, validate=had == count)
+
+
+@pytest.mark.parametrize("then", ["a fresh one joins", "nobody comes after all", "stock Dask is back"])
+def test_a_task_for_which_no_worker_has_the_time_waits_until(then: str) -> None:
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        old = set(scheduler.workers)
+        end(scheduler, 5.0)
+        ledger(scheduler).fresh = 60.0
+        futures = submit(client, 3, 8.0)
+        await states(scheduler, futures, "no-worker")
+        if then == "a fresh one joins":
+            cluster.scale(3)
+            assert set(await client.gather(futures)) == set(scheduler.workers) - old
+        elif then == "nobody comes after all":
+            ledger(scheduler).fresh = 0.0
+            assert set(await client.gather(futures)) <= old
+        else:
+            await ff.uninstall(client)
+            assert set(await client.gather(futures)) <= old
+
+    on_cluster(test)
+
+
+def test_roots_for_which_no_worker_has_the_time_stay_queued() -> None:
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        old = set(scheduler.workers)
+        end(scheduler, 5.0)
+        ledger(scheduler).fresh = 60.0
+        futures = blocked(client, 20, 8.0)
+        await states(scheduler, futures, "queued")
+        await asyncio.sleep(0.6)  # more than a tick
+        await states(scheduler, futures, "queued")
+        cluster.scale(3)
+        given_to = await given(scheduler, 2)
+        assert {given_to[address] for address in old} == {0}
+        await Event("go").set()
+        await client.gather(futures)
+
+    on_cluster(test, validate=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tied"),
+    [
+        pytest.param(8.0, True, id="it must run on a worker that is there"),
+        pytest.param(99.0, False, id="a fresh worker would not have it either"),
+        pytest.param(None, False, id="nobody knows how long it takes"),
+    ],
+)
+def test_a_task_does_not_wait_where(seconds: float | None, tied: bool) -> None:
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        end(scheduler, 5.0)
+        ledger(scheduler).fresh = 60.0
+        worker = next(iter(scheduler.workers))
+        options = {"workers": [worker]} if tied else {}
+        (found,) = await client.gather(submit(client, 1, seconds, **options))
+        assert found == worker or not tied
+
+    on_cluster(test)
+
+
+def test_what_waits_at_a_worker_that_is_about_to_end_is_stolen_however_short() -> None:
+    def block(name: str) -> None:
+        Event(name).wait()
+
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        victim, thief = scheduler.workers
+        blocker = client.submit(block, "stolen", workers=[victim], key="blocker")
+        await states(scheduler, [blocker], "processing")
+        futures = submit(client, 5, 0.001, workers=[victim], allow_other_workers=True)
+        await asyncio.sleep(0.6)  # more than a tick
+        await states(scheduler, futures, "processing")
+        end(scheduler, 0.2, victim)
+        assert set(await client.gather(futures)) == {thief}
+        await Event("stolen").set()
+        await blocker
+
+    on_cluster(test)
