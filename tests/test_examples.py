@@ -14,6 +14,8 @@ import onnx
 import psutil
 import pytest
 
+from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 needs_sklearn = pytest.mark.skipif(
@@ -137,3 +139,14 @@ def test_interrupted_demo_leaves_no_process_and_no_traceback(tmp_path):
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
+
+
+@needs_sklearn
+@pytest.mark.slurm
+def test_slurm_elastic(slurm, tmp_path):  # noqa: F811
+    out = run("slurm_elastic.py", "--copies", "100", "--maximum", "2", cwd=tmp_path)
+    assert re.search(r"submit \d to default: ", out)
+    assert "90,000 rows in 2 bursts" in out
+    assert float(re.search(r"([\d.]+)% of the digits", out)[1]) > 90
+    queue = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout
+    assert "dask-worker" not in queue

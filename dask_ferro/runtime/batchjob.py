@@ -1,0 +1,208 @@
+"""One batch job's life, followed by what SLURM says of it and which of its workers are connected.
+
+Decides in which state a job is and whether it is over; ends nothing itself, and asks neither SLURM nor Dask.  The names
+of a job's workers follow from its own and from how often it was requeued, so that a worker that comes back is never
+taken for one that is gone.  Durations are seconds, points in time epoch seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.runtime.pools import SiteJob
+from dask_ferro.runtime.squeue import ENDING, HELD, OVER, Row
+from dask_ferro.runtime.squeue import PENDING as WAITS
+
+SUBMITTING = "submitting"
+
+
+class Patience(NamedTuple):
+    """For how long what may pass is waited for.
+
+    Attributes
+    ----------
+    ending : float
+        A job that is being requeued looks for a moment as if it ended.
+    stuck : float
+        Until a job whose request the site cannot meet is taken back.
+    boot : float
+        From a job's start until its first worker is connected.
+    lost : float
+        For the workers of a running job that are all gone, while SLURM says that it runs.
+    drained : float
+        Until a job leaves a node that its administrator drains: a task that runs longer is handed back.
+    """
+
+    ending: float = 2.0
+    stuck: float = 30.0
+    boot: float = 600.0
+    lost: float = 60.0
+    drained: float = 20.0
+
+
+class Ending(NamedTuple):
+    """Why a job is over, and what that says of its pool.
+
+    Attributes
+    ----------
+    failed : bool
+        It ran, and ended before a worker came.
+    refused : bool
+        SLURM would never run it.
+    """
+
+    why: str
+    failed: bool = False
+    refused: bool = False
+
+
+@dataclass(eq=False)
+class BatchJob:
+    """A job that was asked for and is not over.
+
+    Attributes
+    ----------
+    order : int
+        Its number, never used again.
+    since : float
+        When its state began.
+    restarts : int
+        How often SLURM requeued it.
+    started_at, ends_at : float or None
+        By SLURM.
+    was_whole : bool
+        Whether all its workers were connected since it started.
+    warned_at : float or None
+        When a condition began that ends it unless it passes.
+    drained_at : float or None
+        Since when its node is being drained.
+    """
+
+    name: str
+    pool: str
+    order: int
+    processes: int
+    since: float
+    job_id: str = ""
+    state: str = SUBMITTING
+    reason: str = ""
+    restarts: int = 0
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ends_at: float | None = None
+    was_whole: bool = False
+    warned_at: float | None = None
+    drained_at: float | None = None
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of its workers at the scheduler."""
+        name = f"{self.name}.{self.restarts}" if self.restarts else self.name
+        if self.processes == 1:
+            return (name,)
+        return tuple(f"{name}-{i}" for i in range(self.processes))
+
+    def seen(self) -> SiteJob:
+        """Return it as the controller sees it."""
+        return SiteJob(
+            self.name, self.pool, self.job_id, self.state, self.workers, self.since, self.order,
+            self.ends_at if self.state != PENDING else None, self.reason,
+        )  # fmt: skip
+
+    def enter(self, state: str, now: float) -> None:
+        """Change the state; `since` stays where it is the same."""
+        if state != self.state:
+            self.state, self.since = state, now
+
+    def follow(
+        self,
+        row: Row | None,
+        connected: Collection[str],
+        now: float,
+        patience: Patience,
+        draining: Collection[str] = (),
+    ) -> Ending | None:
+        """Take in what SLURM says; return why it is over, or None.
+
+        Parameters
+        ----------
+        row : Row or None
+            None: SLURM knows no such job.
+        connected : collection of str
+            The names of all workers at the scheduler.
+        draining : collection of str
+            Nodes that are to be left.
+        """
+        if row is None:
+            return self._unless_it_passes(patience.ending, now, Ending("SLURM knows it no more"))
+        self.reason = row.reason
+        if row.phase == OVER:
+            return Ending(_told(row), failed=self._no_worker_came(row))
+        if row.phase == HELD:
+            return Ending(_told(row))
+        self._restart(row, now)
+        if row.phase == ENDING:
+            return self._unless_it_passes(patience.ending, now, Ending(_told(row)))
+        self.submitted_at = row.submitted
+        if row.phase == WAITS:
+            self.enter(PENDING, now)
+            stuck = patience.stuck if row.is_stuck else inf
+            return self._unless_it_passes(stuck, now, Ending(_told(row), refused=True))
+        self.started_at, self.ends_at = row.starts, row.ends
+        self._drain(row.node in draining, now, patience.drained)
+        return self._staffed(connected, now, patience)
+
+    def _drain(self, drains: bool, now: float, patience: float) -> None:
+        """End before the walltime does, on a node that is being drained."""
+        if not drains:
+            self.drained_at = None
+            return
+        if self.drained_at is None:
+            self.drained_at = now
+        self.ends_at = min(self.ends_at or inf, self.drained_at + patience)
+        self.reason = "its node is being drained"
+
+    def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
+        """Enter "booting" or "running" by the workers that are there."""
+        there = sum(worker in connected for worker in self.workers)
+        whole = there == self.processes
+        if self.state not in (BOOTING, RUNNING):
+            self.enter(BOOTING, now)
+        limit = patience.lost if self.was_whole else patience.boot
+        if whole or (there and (self.was_whole or now - self.since > limit)):
+            self.was_whole, self.warned_at = True, None
+            self.enter(RUNNING, now)
+            return None
+        if there:
+            self.warned_at = None
+            return None
+        self.enter(BOOTING, now)
+        gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
+        return self._unless_it_passes(limit, now, gone)
+
+    def _restart(self, row: Row, now: float) -> None:
+        if row.restarts != self.restarts:
+            self.restarts, self.was_whole, self.warned_at = row.restarts, False, None
+            self.started_at = self.ends_at = self.drained_at = None
+            self.enter(PENDING, now)
+
+    def _unless_it_passes(self, patience: float, now: float, ending: Ending) -> Ending | None:
+        if patience == inf:
+            self.warned_at = None
+            return None
+        if self.warned_at is None:
+            self.warned_at = now
+        return ending if now - self.warned_at >= patience else None
+
+    def _no_worker_came(self, row: Row) -> bool:
+        """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""
+        ran = row.starts is not None and self.state != RUNNING and not self.was_whole
+        return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")
+
+
+def _told(row: Row) -> str:
+    return f"{row.state} ({row.reason})" if row.reason else row.state

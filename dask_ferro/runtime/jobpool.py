@@ -1,0 +1,179 @@
+"""A kind of job on a batch system: how it is submitted, what was measured of it, and whether it is open.
+
+A pool closes when its jobs are refused, or end one after the other before a worker came; it opens again by itself, each
+time later.  Durations are seconds, points in time epoch seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, TypeVar
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.cost import Mean
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.runtime.batchjob import SUBMITTING, BatchJob
+from dask_ferro.runtime.jobscript import WorkerJob
+from dask_ferro.runtime.squeue import is_plain
+
+# So many jobs end before a worker came: it is the pool.
+_FAILURES = 3
+# For how long a pool is closed at first, and at most.
+_CLOSED, _CLOSED_MOST = 30.0, 1800.0
+
+T = TypeVar("T")
+
+
+@dataclass
+class Offer:
+    """What is said of a pool beside its jobs' shape; `Pool` has the meanings."""
+
+    minimum: float = 0
+    maximum: float = inf
+    cost: float = 1.0
+    queue_wait: float = 1.0
+    start_up: float = 3.0
+
+
+@dataclass
+class JobPool:
+    """A kind of job.
+
+    Attributes
+    ----------
+    job : WorkerJob
+        Renders the batch script.
+    queue_wait, start_up : Mean
+        Running estimates.
+    """
+
+    name: str
+    job: WorkerJob
+    offer: Offer
+    queue_wait: Mean = field(default_factory=Mean)
+    start_up: Mean = field(default_factory=Mean)
+    failures: int = 0
+    times_closed: int = 0
+    closed_until: float = 0.0
+    closed: str = ""
+
+    @classmethod
+    def built(
+        cls,
+        name: str,
+        job_cls: type[WorkerJob],
+        address: str,
+        options: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+    ) -> JobPool:
+        """Return a pool of jobs with some of the cluster's options replaced.
+
+        Raises
+        ------
+        ConfigError
+            For an option that does not exist, or has a wrong value.
+        """
+        facts = {key: value for key, value in overrides.items() if key in Offer.__dataclass_fields__}
+        offer = read(Offer, f"pool {name!r}", facts)
+        replaced = {key: value for key, value in overrides.items() if key not in facts}
+        try:
+            job = job_cls(address, name=name, **(dict(options) | replaced))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"ff.SLURMCluster: pool {name!r}: {error}") from error
+        return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
+
+    def pool(self, now: float, longest_wait: float, trouble: str) -> Pool:
+        """Return the policy's facts.
+
+        Parameters
+        ----------
+        longest_wait : float
+            Of the jobs that wait now: who comes later is not expected to wait less.
+        trouble : str
+            Why its jobs are not accepted at the moment.
+        """
+        job, offer = self.job, self.offer
+        return Pool(
+            self.name,
+            threads=job.worker_process_threads * job.worker_processes,
+            processes=job.worker_processes,
+            memory=job.worker_memory or 0,
+            queue_wait=max(self.queue_wait.value, longest_wait),
+            start_up=self.start_up.value,
+            minimum=offer.minimum,
+            maximum=offer.maximum,
+            lifetime=min(job.walltime, job.lifetime),
+            cost=offer.cost,
+            closed=self.closed if now < self.closed_until else trouble,
+        )
+
+    def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
+        """Learn from a job that changed its state: how long it waited, and how long it took to be whole."""
+        if before in (SUBMITTING, PENDING) and job.state in (BOOTING, RUNNING) and not job.restarts:
+            self._add(self.queue_wait, job.submitted_at, job.started_at)
+        if before != RUNNING and job.state == RUNNING:
+            self._add(self.start_up, job.started_at, connected_at)
+            self.failures = self.times_closed = 0
+
+    @staticmethod
+    def _add(mean: Mean, start: float | None, end: float | None) -> None:
+        if start is not None and end is not None:
+            mean.add(max(end - start, 0.0))  # clocks of two machines
+
+    def fail(self, why: str, now: float) -> None:
+        """Count a job that ended before a worker came."""
+        self.failures += 1
+        if self.failures >= _FAILURES:
+            self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
+
+    def close(self, why: str, now: float) -> None:
+        """Ask for no more jobs for a while.  Jobs that were asked for together close it once."""
+        if now < self.closed_until:
+            return
+        self.closed = why
+        self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
+        self.times_closed += 1
+
+
+def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
+    """Return a record of numbers with some of them given by name.
+
+    Raises
+    ------
+    ConfigError
+        A name that is none, or a value that is no number of at least 0.
+    """
+    names = getattr(kind, "_fields", None) or list(getattr(kind, "__dataclass_fields__", ()))
+    for name, value in values.items():
+        if name not in names:
+            raise ConfigError(f"ff.SLURMCluster: {where}: unknown {name}; wanted some of {', '.join(names)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ConfigError(
+                f"ff.SLURMCluster: {where}: got {name}={value!r}, wanted a number of at least 0"
+            )
+    return kind(**values)
+
+
+def overrides_of(pools: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """Return what the pools replace, by their names.
+
+    Raises
+    ------
+    ConfigError
+        For a name that no worker can have, or what is no mapping.
+    """
+    if not isinstance(pools or {}, Mapping):
+        raise ConfigError(f"ff.SLURMCluster: pools={pools!r}; wanted keywords by the name of a pool")
+    checked = {}
+    for name, overrides in (pools or {}).items():
+        # Names of workers are made of it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
+        if not isinstance(name, str) or not is_plain(name):
+            raise ConfigError(
+                f"ff.SLURMCluster: pool {name!r}; wanted letters, digits, _ and -, no number after a -"
+            )
+        if not isinstance(overrides, Mapping):
+            raise ConfigError(f"ff.SLURMCluster: pool {name!r}: got {overrides!r}, wanted keywords")
+        checked[name] = dict(overrides)
+    return checked

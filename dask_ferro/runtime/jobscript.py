@@ -1,0 +1,126 @@
+"""The batch script of a worker job: dask-jobqueue's, whose worker is told of its end and is known by name.
+
+The script stays: it starts the worker, passes SIGUSR1 on to it, and waits.  Its name follows from what SLURM tells the
+script (the index in an array, how often it was requeued), so that one script serves a whole array and no name comes
+twice.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from dask.utils import parse_timedelta
+from dask_jobqueue.slurm import SLURMJob
+
+from dask_ferro.runtime.squeue import duration
+
+_PRELOAD = "dask_ferro.runtime.job"
+_DASK_WORKER = "distributed.cli.dask_worker"
+# SLURM may send the signal a minute early.  More than this part of a short job's life is not given to leaving.
+_AHEAD_MOST = 0.25
+
+_SCRIPT = """\
+{shebang}
+
+{header}
+{prologue}
+FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
+[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"
+{exports}ferro_pid=
+trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
+{command} &
+ferro_pid=$!
+while :; do
+    wait "$ferro_pid"
+    ferro_status=$?
+    # A signal ends the wait, not the worker.
+    kill -0 "$ferro_pid" 2>/dev/null || exit "$ferro_status"
+done
+"""
+
+
+class WorkerJob(SLURMJob):
+    """A job of dask-jobqueue with our script; it is rendered and never submits itself.
+
+    Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and
+
+    Parameters
+    ----------
+    signal_ahead : float
+        Seconds before the end of the walltime, or a preemption, at which SLURM sends SIGUSR1; 0: never.
+    """
+
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        name: str | None = None,
+        *,
+        signal_ahead: float = 60.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
+        self._prefix = name or "worker"
+        header = str(self.job_header)
+        self.walltime = _walltime(header)
+        ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
+        if ahead >= 1 and "--signal" not in header:
+            self.job_header = f"{header}\n#SBATCH --signal=B:USR1@{ahead}"
+        if _DASK_WORKER in self._command_template:
+            arguments = self._command_template.split()
+            option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"
+            self._command_template += f" {option} {_PRELOAD}"
+
+    def job_script(self, first: int = 0) -> str:
+        """Return the script of an array whose element 0 has the number `first`, or of one job."""
+        return _SCRIPT.format(
+            shebang=self.shebang,
+            header=self.job_header,
+            prologue="\n".join(filter(None, self._job_script_prologue)),
+            prefix=self._prefix,
+            first=first,
+            exports=self._exports(),
+            command=self._command_template,
+        )
+
+    def _exports(self) -> str:
+        """What the worker is told: when its job ends (epoch), and how long before that the signal comes."""
+        lines = []
+        if math.isfinite(self.walltime):
+            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
+            lines.append(f'export FERRO_JOB_ENDS="${{SLURM_JOB_END_TIME:-{end}}}"\n')
+        if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
+            lines.append(f"export FERRO_JOB_NOTICE={notice[1]}\n")
+        return "".join(lines)
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds after which its workers leave by Dask's own ``--lifetime``; infinity without."""
+        value = self._option("--lifetime")
+        return math.inf if value is None else float(parse_timedelta(value, default="s"))
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Abstract resources of each worker: Dask's ``--resources``."""
+        pairs = (pair.partition("=") for pair in re.split(r"[\s,]+", self._option("--resources") or ""))
+        return {name: float(amount) for name, _, amount in pairs if amount}
+
+    def _option(self, option: str) -> str | None:
+        """The value of the worker's last option of that name."""
+        value = None
+        arguments = shlex.split(self._command_template)
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            if argument == option:
+                value = following
+            elif argument.startswith(option + "="):
+                value = argument.partition("=")[2]
+        return value
+
+
+def _walltime(header: str) -> float:
+    """The seconds of the last time limit in a script's head, which is the one that SLURM takes."""
+    limits: Iterable[str] = re.findall(r"^#SBATCH\s+(?:-t\s*|--time[=\s])(\S+)", header, re.MULTILINE)
+    return duration([*limits][-1]) if limits else math.inf

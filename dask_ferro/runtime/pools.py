@@ -1,0 +1,232 @@
+"""Pools of jobs on any of Dask's clusters that start workers from a specification (`SpecCluster`).
+
+The controller asks a cluster for its pools, its jobs as they are, more of them, and fewer.  `ff.SLURMCluster` answers
+by itself, with what SLURM says; `SpecPools` answers for all others (LocalCluster, SSHCluster, dask-jobqueue's PBS and
+LSF clusters, ...), which know no more than which workers they asked for and which of them are connected.
+A job is an entry of the cluster's specification: one worker, or a group of them.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from dask.utils import parse_bytes
+from distributed import Status
+from distributed.metrics import time
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.cost import Mean
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.runtime import seams
+
+logger = logging.getLogger(__name__)
+
+DEFAULT = "default"
+
+# A batch job that lost its workers may be back with them, requeued.  Local workers have a nanny for that.
+_LOST = 15.0
+# For a worker that was told to close: its process ends within 0.2 s where nobody holds it up.
+_CLOSING = 3.0
+# Until a start was measured: a worker process imports Dask in 1 to 3 s.
+_START_UP = 2.0
+# A batch system that does not say how long its queue is.
+_QUEUE_WAIT = 5.0
+
+
+class SiteJob(NamedTuple):
+    """A job as its site sees it.
+
+    Attributes
+    ----------
+    state : str
+        "submitting", "pending", "booting" or "running".
+    workers : tuple of str
+        The names that its workers have, or will have, at the scheduler.
+    since : float
+        When that state began; epoch.
+    order : int
+        Its place by submission.
+    ends_at : float or None
+        When its walltime is over; epoch.
+    reason : str
+        The site's, where it says one.
+    """
+
+    name: str
+    pool: str
+    job_id: str
+    state: str
+    workers: tuple[str, ...]
+    since: float
+    order: int
+    ends_at: float | None = None
+    reason: str = ""
+
+
+class Pools(Protocol):
+    """What a controller needs of a cluster; all of it is called on the cluster's event loop."""
+
+    def pools(self) -> tuple[Pool, ...]:
+        """Return the kinds of jobs."""
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        """Return the jobs that were asked for and are not over; forget the others."""
+
+    def request(self, pool: str, count: int) -> None:
+        """Ask for more jobs; their start is not waited for."""
+
+    async def release(self, names: Iterable[str]) -> None:
+        """End jobs, whatever they do; return when they are gone."""
+
+    async def wait_submitted(self) -> None:
+        """Return when all that was requested is submitted.
+
+        Raises
+        ------
+        ConfigError
+            When the site refuses for good, in its own words.
+        """
+
+
+def pools_of(cluster: Any) -> Pools:
+    """Return the pools of a cluster.
+
+    Raises
+    ------
+    ConfigError
+        For a cluster that starts no workers from a specification.
+    """
+    if all(hasattr(cluster, name) for name in ("pools", "reconcile", "request", "release", "wait_submitted")):
+        return cluster  # type: ignore[no-any-return]
+    if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
+        return SpecPools(cluster)
+    raise ConfigError(
+        f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
+        "a dask-jobqueue cluster, or another SpecCluster with a worker specification"
+    )
+
+
+class SpecPools:
+    """The one pool of a `distributed.SpecCluster`.
+
+    Parameters
+    ----------
+    cluster : distributed.SpecCluster
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self._since: dict[str, tuple[str, float]] = {}
+        self._asked: dict[str, float] = {}
+        self._seen: dict[str, float] = {}  # when a job's workers were last connected, all of them
+        self._start_up = Mean(_START_UP)
+        self._is_batch = hasattr(cluster, "job_cls")
+
+    def pools(self) -> tuple[Pool, ...]:
+        """Return the pool, with the start-up that was measured."""
+        options = self.cluster.new_spec.get("options", {})
+        processes = len(self.cluster.new_spec.get("group", ("",)))
+        dummy = self.cluster.job_cls and self.cluster._dummy_job if self._is_batch else None
+        if dummy is not None:
+            threads, memory = dummy.worker_process_threads * processes, dummy.worker_memory or 0
+        else:
+            threads = int(options.get("nthreads") or 1) * processes
+            memory = _bytes(options.get("memory_limit")) * processes
+        wait = _QUEUE_WAIT if self._is_batch else 0.0
+        return (Pool(DEFAULT, threads, processes, memory, wait, self._start_up.value),)
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        """Return the jobs of the specification, without those that ended by themselves."""
+        now = time()
+        connected = {str(worker["name"]) for worker in self.cluster.scheduler_info["workers"].values()}
+        found = []
+        for order, (name, spec) in enumerate(list(self.cluster.worker_spec.items())):
+            workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
+            job = self._job(str(name), workers, connected, order, now)
+            if self._is_over(name, job, now):
+                logger.warning("dask_ferro: job %s ended by itself", name)
+                await self._forget(name)
+            else:
+                found.append(job)
+        return tuple(found)
+
+    def request(self, pool: str, count: int) -> None:
+        """Add jobs to the specification."""
+        for _ in range(count):
+            for name, spec in seams.next_spec(self.cluster).items():
+                self.cluster.worker_spec[name] = spec
+                self._asked[str(name)] = time()
+        seams.correct(self.cluster)
+
+    async def release(self, names: Iterable[str]) -> None:
+        """Take jobs out of the specification, and wait until they are closed."""
+        wanted = set(names)
+        going = [name for name in self.cluster.worker_spec if str(name) in wanted]
+        if not self._is_batch:
+            await asyncio.gather(*map(self._closed, going))
+        for name in going:
+            self.cluster.worker_spec.pop(name, None)
+            self._drop(str(name))
+        if going:
+            await seams.correct(self.cluster)
+
+    async def wait_submitted(self) -> None:
+        """Return when the cluster's state is that of its specification."""
+        await seams.correct(self.cluster)
+
+    async def _closed(self, name: Any) -> None:
+        """Wait for a worker that the scheduler told to close: closing its nanny meanwhile makes that one kill it."""
+        worker = self.cluster.workers.get(name)
+        connected = {str(one["name"]) for one in self.cluster.scheduler_info["workers"].values()}
+        if str(name) not in connected and hasattr(worker, "finished"):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.finished(), _CLOSING)
+
+    def _job(
+        self, name: str, workers: tuple[str, ...], connected: set[str], order: int, now: float
+    ) -> SiteJob:
+        if all(worker in connected for worker in workers):
+            state = RUNNING
+            self._seen[name] = now
+            if name in self._asked:
+                self._start_up.add(now - self._asked.pop(name))
+        elif name in self._seen or not self._is_batch or any(worker in connected for worker in workers):
+            state = BOOTING
+        else:
+            state = PENDING
+        if self._since.get(name, ("", 0.0))[0] != state:
+            self._since[name] = (state, now)
+        return SiteJob(name, DEFAULT, "", state, workers, self._since[name][1], order)
+
+    def _is_over(self, name: Any, job: SiteJob, now: float) -> bool:
+        """Whether a job is over that nobody ended: its process is closed, or its workers are gone for long."""
+        if job.state == RUNNING:
+            return False
+        if not self._is_batch:
+            status = getattr(self.cluster.workers.get(name), "status", None)
+            return status in (Status.closed, Status.closing, Status.failed)
+        return job.name in self._seen and now - self._seen[job.name] > _LOST
+
+    async def _forget(self, name: Any) -> None:
+        self.cluster.worker_spec.pop(name, None)
+        self._drop(str(name))
+        await seams.correct(self.cluster)
+
+    def _drop(self, name: str) -> None:
+        for book in (self._since, self._asked, self._seen):
+            book.pop(name, None)
+
+
+def _bytes(limit: Any) -> int:
+    """Return a worker's memory limit in bytes; 0 where there is none, or Dask's "auto"."""
+    if isinstance(limit, int | float):
+        return 0 if limit is True or math.isinf(limit) else int(limit)
+    try:
+        return int(parse_bytes(limit)) if limit else 0
+    except ValueError:
+        return 0

@@ -1,0 +1,311 @@
+"""`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
+
+Jobs are known by SLURM's id and by a name that is never used again.  One `squeue` a look tells which of them wait, run,
+are over or will never start; submissions are tried again, in arrays, and refused ones are told in SLURM's words;
+cancellations are seen through.  No job outlives the cluster: not its end, an exception, nor the death of its process.
+It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dask
+import dask_jobqueue.slurm
+from distributed.metrics import time
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import PENDING, RUNNING, Pool
+from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
+from dask_ferro.runtime.cancellation import Cancellation
+from dask_ferro.runtime.jobpool import JobPool, overrides_of, read
+from dask_ferro.runtime.jobscript import WorkerJob
+from dask_ferro.runtime.pools import DEFAULT, SiteJob
+from dask_ferro.runtime.scaling import Scaling
+from dask_ferro.runtime.slurmsite import Refused, Site
+from dask_ferro.runtime.squeue import ENDING, OVER, Row
+from dask_ferro.runtime.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+_PLUGIN = "dask_ferro.runtime.preload"
+_ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
+# At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
+_LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
+
+
+class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+    """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
+
+    Parameters
+    ----------
+    pools : mapping of str to mapping, optional
+        Further kinds of jobs: keywords of this class by name, which replace those given here.  The arguments
+        themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
+        second of one job, as a multiple of other pools'), ``queue_wait`` and ``start_up``.
+    signal_ahead : float
+        Seconds before the end of a job's walltime, or its preemption, at which SLURM tells its workers to leave, by
+        ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
+    queue_wait, start_up : float
+        Seconds that a job is expected to wait in the queue, and to take from its start until its workers are
+        connected, until that was measured.
+    patience : Patience, optional
+        For how long what may pass is waited for, by name, as in ``{"stuck": 60}``.
+    **options
+        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
+
+    Raises
+    ------
+    ConfigError
+        For pools that do not describe a job.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> cluster = ff.SLURMCluster(                                     # doctest: +SKIP
+    ...     queue="cpu", cores=8, memory="32GB", walltime="02:00:00",
+    ...     pools={"gpu": {"queue": "gpu", "job_extra_directives": ["--gres=gpu:1"], "maximum": 4}},
+    ... )
+    >>> cluster.adapt(minimum=0, maximum=64)                           # doctest: +SKIP
+    """
+
+    job_cls = WorkerJob  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        *args: Any,
+        pools: Mapping[str, Mapping[str, Any]] | None = None,
+        signal_ahead: float = 60.0,
+        queue_wait: float = 1.0,
+        start_up: float = 3.0,
+        patience: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
+        config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
+        job_name = options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker")
+        self._tag = f"{job_name}-{uuid.uuid4().hex[:8]}"
+        guesses = {"queue_wait": queue_wait, "start_up": start_up}
+        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
+        self._kinds = {name: guesses | own for name, own in kinds.items()}
+        self._pool_records: dict[str, JobPool] = {}
+        self._patience = read(Patience, "patience", patience or {})
+        self._book: dict[str, BatchJob] = {}
+        self._count = 0
+        self._connected_at: dict[str, float] = {}
+        self._closing = False
+        self._closed_by = asyncio.Lock()
+        self._site = Site(self._tag)
+        self._submission = Submission(self._site, self._script, self._accepted, self._refused)
+        self._cancellation = Cancellation(self._site)
+        options |= {"job_name": self._tag, "signal_ahead": signal_ahead}
+        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
+        super().__init__(*args, **options)
+
+    # -- the kinds of jobs -----------------------------------------------------------------------------------
+
+    @property
+    def _dummy_job(self) -> WorkerJob:
+        """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
+        return self._kind(DEFAULT).job
+
+    def _kind(self, pool: str) -> JobPool:
+        if not self._pool_records:
+            self._pool_records = {
+                name: JobPool.built(name, self.job_cls, _ADDRESS, self._job_kwargs, overrides)
+                for name, overrides in self._kinds.items()
+            }
+        if pool not in self._pool_records:
+            raise ConfigError(f"ff.SLURMCluster: no pool {pool!r}; there are {', '.join(self._pool_records)}")
+        return self._pool_records[pool]
+
+    def pools(self) -> tuple[Pool, ...]:
+        """Return the kinds of jobs, with what was measured of them and why one is closed at the moment."""
+        self._kind(DEFAULT)
+        now = time()
+        longest = {
+            kind: now - min(ages) for kind in self._pool_records if (ages := self._waiting_since(kind))
+        }
+        return tuple(
+            kind.pool(now, longest.get(name, 0.0), self._submission.trouble(name))
+            for name, kind in self._pool_records.items()
+        )
+
+    def resources(self, pool: str) -> dict[str, float]:
+        """Return the abstract resources that each worker of a pool has."""
+        return self._kind(pool).job.resources
+
+    def job_script(self, pool: str = DEFAULT) -> str:
+        """Return the batch script of a pool's jobs, as it is submitted but for the scheduler's address."""
+        return self._script(pool, 0)
+
+    def _script(self, pool: str, first: int) -> str:
+        script = self._kind(pool).job.job_script(first)
+        address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
+        return script.replace(_ADDRESS, address or _ADDRESS)
+
+    def _waiting_since(self, pool: str) -> list[float]:
+        jobs = (job for job in self._book.values() if job.pool == pool and job.state == PENDING)
+        return [job.submitted_at for job in jobs if job.submitted_at is not None]
+
+    # -- what the controller asks for ------------------------------------------------------------------------
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        """Look into the queue once; return the jobs that are not over, forget the others and end what is left of them.
+
+        When SLURM does not answer, what it said before still holds.
+        """
+        if self._closing:
+            return ()
+        known = [job for job in self._book.values() if job.job_id]
+        attempts = self._submission.attempts
+        try:
+            rows = await self._site.queue() if self._site.was_used else {}
+        except Refused as refused:
+            logger.warning("dask_ferro: squeue failed: %s", refused.words)
+        else:
+            on_nodes = any(row.node and row.phase != OVER for row in rows.values())
+            self._follow(known, rows, await self._site.draining() if on_nodes else frozenset())
+            if not self._submission.in_flight and attempts == self._submission.attempts:
+                self._cancel_strays(rows)
+        return tuple(job.seen() for job in self._book.values())
+
+    def request(self, pool: str, count: int) -> None:
+        """Ask for more jobs of a pool; they are submitted in the background, together."""
+        processes = self._kind(pool).job.worker_processes
+        if self._closing or count < 1:
+            return
+        first, self._count = self._count, self._count + count
+        jobs = [BatchJob(f"{pool}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
+        self._book.update((job.name, job) for job in jobs)
+        self._submission.add(jobs)
+
+    async def release(self, names: Iterable[str]) -> None:
+        """End jobs, whatever they do; return when SLURM says that they are ending.  Jobs that are gone are no error."""
+        if self._closing:
+            return  # all of them are being ended
+        jobs = [self._book.pop(name) for name in set(names) if name in self._book]
+        await self._submission.withdraw(jobs)
+        await self._cancellation.gone(job.job_id for job in jobs if job.job_id)
+
+    async def wait_submitted(self) -> None:
+        """Return when all that was requested is in the queue, or refused for good.
+
+        Raises
+        ------
+        ConfigError
+            In SLURM's own words.
+        """
+        if errors := await self._submission.settled():
+            raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _accepted(self, jobs: Iterable[BatchJob]) -> None:
+        for job in jobs:
+            job.submitted_at = time()
+            job.enter(PENDING, job.submitted_at)
+            job.reason = ""
+
+    def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
+        logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
+        self._kind(jobs[0].pool).close(words, time())
+        for job in jobs:
+            self._book.pop(job.name, None)
+
+    def _follow(self, jobs: Iterable[BatchJob], rows: Mapping[str, Row], draining: frozenset[str]) -> None:
+        now = time()
+        connected = {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+        for job in jobs:
+            if job.name not in self._book:
+                continue  # released meanwhile
+            before = job.state
+            ending = job.follow(rows.get(job.job_id), connected, now, self._patience, draining)
+            if ending is not None:
+                self._end(job, ending, now)
+            elif job.state != before:
+                self._kind(job.pool).measure(job, before, self._connected(job))
+
+    def _end(self, job: BatchJob, ending: Ending, now: float) -> None:
+        """Forget a job.  What SLURM still has of it is a stray from now on."""
+        level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
+        logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
+        del self._book[job.name]
+        if ending.refused:
+            self._kind(job.pool).close(f"job {job.job_id}: {ending.why}", now)
+        elif ending.failed:
+            self._kind(job.pool).fail(f"job {job.job_id}: {ending.why}", now)
+
+    def _cancel_strays(self, rows: Mapping[str, Row]) -> None:
+        """End what nobody follows: jobs held or stuck, and those whose submission was thought to have failed."""
+        ours = {job.job_id for job in self._book.values()}
+        strays = [
+            row.job_id for row in rows.values() if row.phase not in (ENDING, OVER) and row.job_id not in ours
+        ]
+        if strays:
+            self._cancellation.add(strays)
+
+    def _connected(self, job: BatchJob) -> float | None:
+        """When the last of a job's workers came."""
+        if job.state != RUNNING:
+            return None
+        return max(
+            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
+            default=None,
+        )
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
+        if op == "add":
+            now = time()
+            self._connected_at.update((str(worker["name"]), now) for worker in msg["workers"].values())
+        elif op == "remove":
+            self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
+        super()._update_worker_status(op, msg)
+
+    @property
+    def plan(self) -> set[str]:
+        """The names of the workers of all jobs that were asked for."""
+        return {worker for job in self._book.values() for worker in job.workers}
+
+    @property
+    def requested(self) -> set[str]:
+        """The names of the workers whose jobs SLURM has."""
+        return {worker for job in self._book.values() if job.job_id for worker in job.workers}
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        self._closing = True
+        gone = False
+        async with self._closed_by:  # whoever comes second waits, and finds nothing left to do
+            try:
+                gone = await self._end_all()
+            finally:
+                try:
+                    await super()._close()
+                finally:
+                    self._site.close(jobs_left=not gone)
+
+    async def _end_all(self) -> bool:
+        """End every job; return whether SLURM says that none is left."""
+        landed = await self._submission.close(_LAST_SUBMISSION)
+        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS)
+        await self._cancellation.close()
+        self._book.clear()
+        if not (landed and gone):
+            text = (
+                "dask_ferro: jobs named %s are not known to be gone; a process stays and goes on cancelling"
+            )
+            logger.warning(text, self._tag)
+        return landed and gone
+
+
+def _with_plugin(options: Mapping[str, Any] | None, config: str) -> dict[str, Any]:
+    """Return the scheduler's options with our plugin as a preload, where they name none."""
+    given = (dask.config.get(f"{config}.scheduler-options", None) if options is None else options) or {}
+    configured = dask.config.get("distributed.scheduler.preload") or []
+    return {"preload": [*configured, _PLUGIN], **given}

@@ -1,0 +1,210 @@
+"""SLURM's commands, for the jobs of one name: submit, list, cancel.
+
+Each runs in an environment without what a batch job hands on, in a session of its own, and says in SLURM's words why
+it failed.  The first submission starts the watchdog, so that nothing is ever in the queue without one.  What is tried
+again is decided elsewhere, but for the end of all jobs.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Sequence
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.squeue import ENDING, OVER, Row
+from dask_ferro.runtime.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+# A command answers within milliseconds; sbatch itself gives up on a dead controller after 9 s.
+_PATIENCE = 60.0
+# Arguments of one scancel.
+_CANCELLED = 200
+# Between two looks at the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
+_NODES = 3.0
+# While all jobs are ended: the first pause between two looks, and the longest.
+_LOOK, _LOOK_MOST = 0.1, 2.0
+
+# A controller that runs in a job itself would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
+# user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
+_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SBATCH_ARRAY_INX$")
+
+
+class Refused(Exception):
+    """A command failed: its own words, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
+
+    def __init__(self, words: str, kind: str) -> None:
+        super().__init__(words)
+        self.words, self.kind = words, kind
+
+
+class Site:
+    """SLURM, as far as the jobs of one name are concerned.
+
+    Parameters
+    ----------
+    job_name : str
+        Which all jobs of this cluster have, and no others.
+    """
+
+    def __init__(self, job_name: str) -> None:
+        self.job_name = job_name
+        self._watchdog: Watchdog | None = None
+        self._draining: frozenset[str] = frozenset()
+        self._nodes_at = 0.0
+
+    @property
+    def was_used(self) -> bool:
+        """Whether there may be jobs."""
+        return self._watchdog is not None
+
+    @property
+    def watchdog_pid(self) -> int | None:
+        """The process that cancels the jobs should this one die."""
+        return self._watchdog.pid if self._watchdog else None
+
+    async def submit(self, script: str, offsets: Sequence[int]) -> str:
+        """Submit one job, or an array of these elements; return its id.
+
+        Raises
+        ------
+        Refused
+            With SLURM's words.
+        """
+        if self._watchdog is None:
+            self._watchdog = _watchdog(self.job_name)
+        array = [f"--array={squeue.indices(offsets)}"] if list(offsets) != [0] else []
+        # The command line wins over SBATCH_JOB_NAME in the environment.
+        out = await _run(
+            "sbatch",
+            "--parsable",
+            f"--job-name={self.job_name}",
+            *array,
+            stdin=script,
+            pass_fds=(self._watchdog.fd,),
+        )
+        # A site's wrapper may talk before; with several clusters, the cluster's name follows.
+        found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
+        if not found:
+            raise Refused(f"sbatch printed no job id: {out.strip()!r}", squeue.UNKNOWN)
+        return str(found[-1])
+
+    async def queue(self) -> dict[str, Row]:
+        """Return all jobs that SLURM still knows of, finished ones too, by id.
+
+        Raises
+        ------
+        Refused
+            When SLURM does not answer.
+        """
+        out = await _run(
+            "squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", f"--name={self.job_name}",
+            f"--Format={squeue.FORMAT}",
+        )  # fmt: skip
+        return squeue.rows(out)
+
+    async def draining(self) -> frozenset[str]:
+        """Return the nodes that their administrator wants to have free: a look now and then, and what it said since."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._nodes_at:
+            self._nodes_at = now + _NODES
+            try:
+                out = await _run("sinfo", "--noheader", "--Node", "--states=drain,fail", "--format=%N")
+                self._draining = frozenset(out.split())
+            except Refused as refused:
+                logger.warning("dask_ferro: sinfo failed: %s", refused.words)
+        return self._draining
+
+    async def cancel(self, job_ids: Sequence[str]) -> None:
+        """Ask SLURM to end jobs; failures are logged, for the caller looks in any case."""
+        for at in range(0, len(job_ids), _CANCELLED):
+            await self._cancel(*job_ids[at : at + _CANCELLED])
+
+    async def cancel_all(self, patience: float) -> bool:
+        """End every job of the name; return whether none is left within so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                return await self._cancel_all()
+        return False
+
+    async def _cancel_all(self) -> bool:
+        pause = _LOOK
+        await self._cancel_by_name()
+        while True:
+            try:
+                left = [row for row in (await self.queue()).values() if row.phase != OVER]
+            except Refused as refused:
+                logger.debug("dask_ferro: squeue failed: %s", refused.words)
+            else:
+                if not left:
+                    return True
+                if any(row.phase != ENDING for row in left):
+                    await self._cancel_by_name()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LOOK_MOST)
+
+    async def _cancel_by_name(self) -> None:
+        await self._cancel(f"--user={os.getuid()}", f"--name={self.job_name}")
+
+    async def _cancel(self, *arguments: str) -> None:
+        try:
+            await _run("scancel", *arguments)
+        except Refused as refused:
+            logger.warning("dask_ferro: scancel failed: %s", refused.words)
+
+    def close(self, *, jobs_left: bool = False) -> None:
+        """End the watchdog, or leave the jobs that are left to it."""
+        if self._watchdog is not None:
+            self._watchdog.close(jobs_left=jobs_left)
+
+
+def _watchdog(job_name: str) -> Watchdog:
+    try:
+        return Watchdog(job_name, _environment())
+    except OSError as error:
+        raise Refused(f"no watchdog could be started: {error}", squeue.TRANSIENT) from None
+
+
+async def _run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
+    """Return what a command printed.
+
+    It has a session of its own, so that a terminal's Ctrl-C does not end a submission halfway.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise Refused(f"{command[0]} is not on the PATH of this machine", squeue.PERMANENT) from None
+    except OSError as error:  # no process or memory left, for now
+        raise Refused(f"{command[0]}: {error}", squeue.TRANSIENT) from None
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            out, err = await process.communicate(stdin.encode())
+    except TimeoutError:
+        raise Refused(f"{command[0]} did not answer within {_PATIENCE:g} s", squeue.TRANSIENT) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        text = err.decode(errors="replace") or out.decode(errors="replace")
+        said = squeue.words(text) or f"{command[0]} ended with status {process.returncode}"
+        raise Refused(said, squeue.refusal(text))
+    return out.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
+    return own | {"SLURM_TIME_FORMAT": squeue.TIME_FORMAT}

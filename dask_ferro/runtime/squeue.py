@@ -1,0 +1,255 @@
+"""What SLURM's commands print, as values: rows of a queue, times, array elements, and why `sbatch` refused.
+
+It runs nothing and knows no cluster, so that each oddity of SLURM is one row of a table in a test.  Words that are not
+known are read cautiously: an unknown state is a job that is there, an unknown refusal may pass.
+Durations are seconds, points in time epoch seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from math import inf
+from typing import NamedTuple
+
+PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
+
+# Columns have widths, for `squeue` cuts what is longer; separators are newer than some sites' SLURM.
+_COLUMNS = {
+    "JobArrayID": 40,
+    "State": 20,
+    "RestartCnt": 12,
+    "SubmitTime": 24,
+    "StartTime": 24,
+    "EndTime": 24,
+    "NodeList": 80,
+    "Reason": 80,
+}
+FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
+# Numbers instead of local time, which is ambiguous for an hour each year.
+TIME_FORMAT = "%s"
+
+_PHASES = {
+    "PENDING": PENDING,
+    "REQUEUED": PENDING,
+    "CONFIGURING": STARTED,
+    "RUNNING": STARTED,
+    "RESIZING": STARTED,
+    "SIGNALING": STARTED,
+    "STOPPED": STARTED,
+    "SUSPENDED": STARTED,
+    "SPECIAL_EXIT": HELD,
+    "REQUEUE_HOLD": HELD,
+    "RESV_DEL_HOLD": HELD,
+    # A job that is being requeued is in this state too, for an instant.
+    "COMPLETING": ENDING,
+    "BOOT_FAIL": OVER,
+    "CANCELLED": OVER,
+    "COMPLETED": OVER,
+    "DEADLINE": OVER,
+    "FAILED": OVER,
+    "NODE_FAIL": OVER,
+    "OUT_OF_MEMORY": OVER,
+    "PREEMPTED": OVER,
+    "REVOKED": OVER,
+    "STAGE_OUT": OVER,
+    "TIMEOUT": OVER,
+}
+
+# Reasons for which a job waits until somebody changes the site or the request.
+_STUCK = re.compile(
+    r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PartitionDown|PartitionInactive|BadConstraints"
+    r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|NeverSatisfied"
+    r"|(Assoc|QOS)M(ax|in)\w*(PerJob|WallDuration|NotSatisfied)",
+    re.IGNORECASE,
+)
+
+
+class Row(NamedTuple):
+    """A job, or one element of an array, as `squeue` lists it.
+
+    Attributes
+    ----------
+    job_id : str
+        As `scancel` takes it: "12", or "12_3" of an array.
+    state, reason : str
+        In SLURM's words.
+    restarts : int
+        How often it was requeued.
+    submitted, starts, ends : float or None
+        Epoch; `starts` of a pending job is SLURM's guess.
+    node : str
+        Where it runs.
+    """
+
+    job_id: str
+    state: str
+    restarts: int = 0
+    submitted: float | None = None
+    starts: float | None = None
+    ends: float | None = None
+    node: str = ""
+    reason: str = ""
+
+    @property
+    def phase(self) -> str:
+        """Return "pending", "started", "held", "ending" or "over"."""
+        phase = _PHASES.get(self.state, STARTED)
+        if phase == PENDING and re.search("held|hold", self.reason, re.IGNORECASE):
+            return HELD
+        return phase
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for something that time alone does not bring."""
+        return self.phase == PENDING and bool(_STUCK.search(self.reason))
+
+
+def rows(text: str) -> dict[str, Row]:
+    """Return the jobs that ``squeue -h -r -O FORMAT`` printed, by id; lines that are no job are left out."""
+    found = {}
+    for line in text.splitlines():
+        job_id, state, restarts, submitted, starts, ends, node, reason = _cells(line)
+        if re.fullmatch(r"\d+(_\d+)?", job_id) and state:
+            found[job_id] = Row(
+                job_id,
+                state.upper(),
+                int(restarts) if restarts.isdecimal() else 0,
+                moment(submitted),
+                moment(starts),
+                moment(ends),
+                node,
+                "" if reason == "None" else reason,
+            )
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    cells, at = [], 0
+    for width in _COLUMNS.values():
+        cells.append(line[at : at + width].strip())
+        at += width
+    return cells
+
+
+def moment(text: str) -> float | None:
+    """Return a point in time; None for N/A, Unknown, INVALID and the like.
+
+    >>> moment("1795293374"), moment("INVALID")
+    (1795293374.0, None)
+    """
+    if text.isdecimal():
+        return float(text) or None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a time limit as `sbatch --time` takes it; infinity for UNLIMITED, 0 and what is none.
+
+    Minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+
+    >>> duration("30"), duration("01:00:00"), duration("1-12")
+    (1800.0, 3600.0, 129600.0)
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return inf
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) or inf
+
+
+def element(job_id: str) -> tuple[str, int]:
+    """Return the array and the index of a job; a job by itself is element 0 of its own.
+
+    >>> element("12_3"), element("12")
+    (('12', 3), ('12', 0))
+    """
+    array, _, index = job_id.partition("_")
+    return array, int(index or 0)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can be part of a worker's, is safe in a script, and ends in no number of its own.
+
+    >>> is_plain("gpu-a100"), is_plain("gpu-1"), is_plain("gpu 1")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*", name) is not None
+
+
+def indices(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as `sbatch --array` takes them.
+
+    >>> indices([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+# How `sbatch` failed: it may pass by itself; there are too many jobs for now; never; nobody knows.
+TRANSIENT, LIMIT, PERMANENT, UNKNOWN = "transient", "limit", "permanent", "unknown"
+
+_REFUSALS: Mapping[str, tuple[str, ...]] = {
+    LIMIT: (r"MaxSubmit", r"GrpSubmit", r"job array specification"),
+    TRANSIENT: (
+        r"temporarily", r"timed out", r"unable to contact", r"try again", r"zero bytes", r"standby mode",
+        r"connect(ion)? (refused|failure|error)", r"message (send|receive) failure", r"not available (now|right now)",
+        r"submissions disabled", r"generating job credential", r"error writing script", r"no route to host",
+        r"connection reset", r"unexpected message", r"internal error", r"cannot allocate memory",
+        r"failed to send", r"protocol authentication",
+        # Maintenance: the site comes back.
+        r"(partition|node) not available \(", r"partition in down state", r"nodes are busy", r"not usable now",
+        r"reservation is in use",
+    ),
+    PERMANENT: (
+        r"\binvalid\b", r"not permitted", r"permission denied", r"access denied", r"configuration is not available",
+        r"not in this partition", r"than (permitted|available)", r"memory required by task", r"not supported",
+        r"unrecognized option", r"no partition specified", r"unable to open file", r"missing or exceeds",
+        r"must be specified", r"too long", r"configuration source", r"batch script", r"per_?job", r"not found on",
+    ),
+}  # fmt: skip
+
+
+def refusal(text: str) -> str:
+    """Return what a failure of `sbatch` is: "transient", "limit", "permanent" or "unknown".
+
+    Parameters
+    ----------
+    text : str
+        What it printed.  The first kind that has a word of it wins: SLURM repeats itself in general terms.
+    """
+    for kind, patterns in _REFUSALS.items():
+        if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
+            return kind
+    return UNKNOWN
+
+
+def words(text: str) -> str:
+    """Return what SLURM said, on one line, without the names of its commands.
+
+    >>> words("sbatch: error: invalid partition specified: x\\nsbatch: error: Batch job submission failed: No")
+    'invalid partition specified: x; Batch job submission failed: No'
+    """
+    lines = (re.sub(r"^\s*(\w+: )?(error: |fatal: )?", "", line).strip() for line in text.splitlines())
+    return "; ".join(_unique(line for line in lines if line))
+
+
+def _unique(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))

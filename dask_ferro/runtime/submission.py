@@ -1,0 +1,273 @@
+"""Jobs on their way into SLURM's queue: one `sbatch` at a time, with an array for many.
+
+It decides what a refusal means: tried again with back-off, in smaller portions, or given up in SLURM's own words.  An
+answer that was lost is looked for in the queue, so that nothing is submitted twice.  It knows neither Dask nor whether
+a job is worth having.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.batchjob import BatchJob
+from dask_ferro.runtime.slurmsite import Refused, Site
+from dask_ferro.runtime.squeue import OVER
+
+logger = logging.getLogger(__name__)
+
+# Elements of an array at most; SLURM's default allows 1001, and one refusal costs less if an array is not everything.
+_ARRAY = 500
+# Between two calls of sbatch: 5 a second are no load for a controller, and 2500 jobs.
+_SPACING = 0.2
+# The first pause after a failure, and the longest.
+_PAUSE, _PAUSE_MOST = 0.5, 30.0
+# A refusal that nobody knows is tried so often: 3.5 s.
+_TRIES = 4
+
+
+class Batch(NamedTuple):
+    """Jobs of one pool for one `sbatch`."""
+
+    jobs: tuple[BatchJob, ...]
+
+    @property
+    def pool(self) -> str:
+        """Its pool."""
+        return self.jobs[0].pool
+
+    @property
+    def first(self) -> int:
+        """The number of element 0."""
+        return self.jobs[0].order
+
+    @property
+    def offsets(self) -> list[int]:
+        """Indices in the array; a job by itself is no array."""
+        return [job.order - self.first for job in self.jobs]
+
+    def identify(self, array: str) -> None:
+        """Give the jobs their ids."""
+        alone = len(self.jobs) == 1
+        for job, offset in zip(self.jobs, self.offsets, strict=True):
+            job.job_id = array if alone else f"{array}_{offset}"
+
+
+@dataclass
+class _Pause:
+    """The back-off of one pool's submissions, and how many jobs it takes at a time."""
+
+    tries: int = 0
+    until: float = 0.0
+    words: str = ""
+    portion: int = _ARRAY
+    most: int = _ARRAY
+
+    def fail(self, refused: Refused, count: int, now: float) -> float:
+        """Return the seconds until the next try."""
+        seconds = min(_PAUSE * 2 ** min(self.tries, 10), _PAUSE_MOST)
+        self.until, self.words = now + seconds, refused.words
+        self.tries += 1
+        if refused.kind == squeue.LIMIT:
+            self.portion = max(1, count // 2)
+            if "array" in refused.words:  # the site's own limit, which does not pass
+                self.most = self.portion
+        return seconds
+
+    def succeed(self) -> None:
+        self.tries, self.until, self.words = 0, 0.0, ""
+        self.portion = min(self.portion * 2, self.most)
+
+
+class Submission:
+    """The jobs that were asked for and are not in the queue yet.
+
+    Parameters
+    ----------
+    site : Site
+    script : callable
+        The batch script by (pool, number of element 0).
+    accepted : callable
+        Called with jobs that got their ids.
+    refused : callable
+        Called with jobs that will never get one, and SLURM's words.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        script: Callable[[str, int], str],
+        accepted: Callable[[Iterable[BatchJob]], None],
+        refused: Callable[[Sequence[BatchJob], str], None],
+    ) -> None:
+        self._site, self._script, self._accepted, self._refused = site, script, accepted, refused
+        self._waiting: dict[str, BatchJob] = {}
+        self._flying: Batch | None = None
+        self._landed = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._pauses: dict[str, _Pause] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._errors: dict[str, str] = {}
+        self._is_closed = False
+        self._not_before = 0.0
+        # Ids of everything that was submitted here, how many attempts were made, and whether one may have succeeded
+        # unheard.
+        self.arrays: set[str] = set()
+        self.attempts = 0
+        self._is_unsure = False
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether `sbatch` runs: jobs may be in the queue whose ids are not known yet."""
+        return self._flying is not None
+
+    @property
+    def had_jobs(self) -> bool:
+        """Whether SLURM may have a job."""
+        return bool(self.arrays) or self._is_unsure or self.in_flight
+
+    def add(self, jobs: Iterable[BatchJob]) -> None:
+        """Take jobs; they are submitted in the background, all that came in this turn of the loop together."""
+        self._waiting.update((job.name, job) for job in jobs)
+        self._woken.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._submit_all())
+
+    def trouble(self, pool: str) -> str:
+        """Return why jobs of a pool wait to be submitted again; empty where none does."""
+        if any(job.pool == pool for job in self._waiting.values()):
+            return self._pause(pool).words
+        return ""
+
+    async def withdraw(self, jobs: Iterable[BatchJob]) -> None:
+        """Forget jobs that are not submitted yet; wait for those that just are being."""
+        names = {job.name for job in jobs}
+        while True:
+            for name in names:
+                self._waiting.pop(name, None)
+            self._woken.set()
+            if self._flying is None or not any(job.name in names for job in self._flying.jobs):
+                return
+            await self._landed.wait()  # it may be refused, and wait again
+
+    async def settled(self) -> list[str]:
+        """Return what was refused for good and not accepted since, once nothing waits any more."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait({self._task})
+        errors, self._errors = self._errors, {}
+        return [f"SLURM refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
+
+    async def close(self, patience: float) -> bool:
+        """Submit nothing more; return whether the last `sbatch` has ended within so many seconds."""
+        self._is_closed = True
+        self._woken.set()
+        if self._task is None:
+            return True
+        await asyncio.wait({self._task}, timeout=patience)
+        if self._task.done():
+            return True
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=1.0)
+        return False
+
+    async def _submit_all(self) -> None:
+        while self._waiting and not self._is_closed:
+            now = asyncio.get_running_loop().time()
+            pool, at = self._next_pool(now)
+            if at > now:
+                self._woken.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), at - now)
+            else:
+                self._not_before = now + _SPACING
+                await self._fly(self._batch(pool))
+
+    async def _fly(self, batch: Batch) -> None:
+        for job in batch.jobs:
+            del self._waiting[job.name]
+        self._flying = batch
+        self._landed.clear()
+        try:
+            await self._submit(batch)
+        except Exception as error:
+            # Whatever it is, nobody may wait for these jobs for ever.
+            logger.exception("dask_ferro: submission failed")
+            self._give_up(batch, repr(error))
+        finally:
+            self._flying = None
+            self._landed.set()
+
+    def _next_pool(self, now: float) -> tuple[str, float]:
+        """Return the pool whose turn it is, and when that is."""
+        pauses = {job.pool: self._pause(job.pool) for job in self._waiting.values()}
+        pool = min(pauses, key=lambda name: max(pauses[name].until, now))
+        return pool, max(pauses[pool].until, self._not_before)
+
+    def _pause(self, pool: str) -> _Pause:
+        return self._pauses.setdefault(pool, _Pause())
+
+    def _batch(self, pool: str) -> Batch:
+        """The oldest jobs of a pool, as many as one array takes."""
+        jobs = sorted((job for job in self._waiting.values() if job.pool == pool), key=lambda job: job.order)
+        most = self._pause(pool).portion
+        return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < _ARRAY))
+
+    async def _submit(self, batch: Batch) -> None:
+        self.attempts += 1
+        try:
+            array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets)
+        except Refused as refused:
+            adopted = await self._adoptable(batch) if refused.kind == squeue.TRANSIENT else None
+            if adopted is None:
+                self._is_unsure |= refused.kind == squeue.TRANSIENT
+                self._refuse(batch, refused)
+                return
+            array = adopted
+        self._accept(batch, array)
+
+    async def _adoptable(self, batch: Batch) -> str | None:
+        """The array that was accepted although `sbatch` heard no answer."""
+        try:
+            found = await self._site.queue()
+        except Refused:
+            return None
+        unknown: dict[str, set[int]] = {}
+        for row in found.values():
+            array, offset = squeue.element(row.job_id)
+            if row.phase != OVER and array not in self.arrays:
+                unknown.setdefault(array, set()).add(offset)
+        return next((array for array, offsets in unknown.items() if offsets == set(batch.offsets)), None)
+
+    def _accept(self, batch: Batch, array: str) -> None:
+        self.arrays.add(array)
+        self._pause(batch.pool).succeed()
+        self._errors.pop(batch.pool, None)
+        batch.identify(array)
+        self._accepted(batch.jobs)
+
+    def _refuse(self, batch: Batch, refused: Refused) -> None:
+        pause = self._pause(batch.pool)
+        seconds = pause.fail(refused, len(batch.jobs), asyncio.get_running_loop().time())
+        tired = refused.kind == squeue.UNKNOWN and pause.tries >= _TRIES
+        if tired or refused.kind == squeue.PERMANENT:
+            self._give_up(batch, refused.words)
+            return
+        text = "dask_ferro: sbatch failed %d times, the next try in %.1f s: %s"
+        logger.warning(text, pause.tries, seconds, refused.words)
+        for job in batch.jobs:
+            job.reason = refused.words
+        self._waiting.update((job.name, job) for job in batch.jobs)
+
+    def _give_up(self, batch: Batch, words: str) -> None:
+        """Refuse all of the pool's waiting jobs: they would be told the same."""
+        self._pauses.pop(batch.pool, None)
+        waiting = [job for job in self._waiting.values() if job.pool == batch.pool]
+        for job in waiting:
+            del self._waiting[job.name]
+        self._errors[batch.pool] = words
+        self._refused([*batch.jobs, *waiting], words)

@@ -1,0 +1,216 @@
+"""The elastic controller on clusters of this machine: its options, what it makes of the facts, and what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster, wait
+from distributed.deploy import Cluster
+
+import dask_ferro as ff
+from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Pool
+from dask_ferro.runtime.elastic import staffed
+from dask_ferro.runtime.pools import SiteJob, SpecPools
+
+NOW = 1000.0
+IDLE = {
+    "threads": 1, "status": "running", "idle_for": 7.0, "processing": 0, "nbytes": 100, "unique": 60, "free": 900,
+    "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
+}  # fmt: skip
+
+
+def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"minimum": 3, "maximum": 2}, "0 <= minimum <= maximum", id="bounds that contradict"),
+        pytest.param({"minimum": -1}, "0 <= minimum", id="fewer than none"),
+        pytest.param({"efficiency": 0}, "efficiency=0, wanted a number above 0", id="no efficiency"),
+        pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
+        pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
+        pytest.param({"cooldown": "soon"}, "cooldown='soon'", id="a cooldown in words"),
+        pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
+        pytest.param({"target_duration": "5s"}, "use efficiency", id="another"),
+        pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, words):
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        pytest.raises(ff.ConfigError, match=words),
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, **options)
+
+
+def test_a_cluster_that_starts_no_workers_by_itself_is_refused():
+    with pytest.raises(ff.ConfigError, match="got Cluster, which cannot start workers"):
+        ff.Elastic(Cluster.__new__(Cluster))
+
+
+class Kinds:
+    """The pools of a site, as the controller reads them: a row of the tables below."""
+
+    def __init__(self, **resources: dict[str, float]) -> None:
+        self._resources = resources
+
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(Pool(name) for name in self._resources)
+
+    def resources(self, pool: str) -> dict[str, float]:
+        return self._resources[pool]
+
+
+def rows(jobs: list[SiteJob], workers: dict[str, dict[str, Any]], leaving: tuple[str, ...] = ()) -> Any:
+    return staffed(NOW, Kinds(default={}), jobs, {"workers": workers, "demands": []}, leaving).jobs
+
+
+def test_a_job_is_what_all_its_processes_are():
+    job = SiteJob("a", "default", "7", "running", ("a-0", "a-1"), NOW - 20, 3)
+    workers = {
+        "tcp://1": IDLE | {"name": "a-0"},
+        "tcp://2": IDLE | {"name": "a-1", "idle_for": 0.0, "ends_in": 50.0},
+        "tcp://3": IDLE | {"name": "b"},
+    }
+    (row,) = rows([job], workers)
+    assert row._asdict() == {
+        "name": "a", "pool": "default", "state": RUNNING, "age": 20.0, "order": 3, "idle_for": 0.0, "ends_in": 50.0,
+        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "leaving", "expected"),
+    [
+        pytest.param("submitting", (), PENDING, id="one that is not submitted yet is pending"),
+        pytest.param("pending", (), PENDING, id="pending"),
+        pytest.param("running", ("a",), LEAVING, id="one that leaves is leaving, whatever its site says"),
+    ],
+)
+def test_states(state, leaving, expected):
+    (row,) = rows([SiteJob("a", "default", "", state, ("a",), NOW, 0)], {}, leaving)
+    assert (row.state, row.idle_for, row.ends_in) == (expected, 0.0, inf)
+
+
+@pytest.mark.parametrize(
+    ("needs", "admitted"),
+    [
+        pytest.param({"resources": {}}, None, id="who needs nothing may go anywhere"),
+        pytest.param({"resources": {"GPU": 1}}, {"gpu"}, id="resources say which pool"),
+        pytest.param({"resources": {"GPU": 2}}, set(), id="more than any worker has: nobody"),
+        pytest.param({"device": "gpu"}, {"gpu"}, id="so does a device class"),
+        pytest.param({"workers": ["tcp://1"]}, {"cpu"}, id="and workers by address"),
+    ],
+)
+def test_demands_say_which_pools_may_run_them(needs, admitted):
+    jobs = [SiteJob(f"{kind}-0", kind, "", "running", (f"{kind}-0",), NOW, 0) for kind in ("cpu", "gpu")]
+    workers = {
+        "tcp://1": IDLE | {"name": "cpu-0"},
+        "tcp://2": IDLE | {"name": "gpu-0", "device": "gpu", "resources": {"GPU": 1}},
+    }
+    demand = {
+        "profile": ((1.0, 4.0),),
+        "longest": 1.0,
+        "resources": {},
+        "workers": None,
+        "device": None,
+        "speeds": {},
+    }
+    facts = {"workers": workers, "demands": [demand | needs]}
+    (row,) = staffed(NOW, Kinds(cpu={}, gpu={"GPU": 1}), jobs, facts, ()).demands
+    assert row.pools == (None if admitted is None else frozenset(admitted))
+    assert row.profile == ((1.0, 4.0),)
+
+
+@pytest.mark.cluster
+def test_workers_follow_the_work_and_keep_what_they_made():
+    with (
+        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=2, interval=0.2)
+        futures = client.map(nap, range(40), seconds=0.5)
+        until(lambda: count(client) == 2)
+        wait(futures)
+        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+        until(lambda: count(client) == 1)
+        assert client.gather(futures) == list(range(40))
+        assert any("submit" in action for entry in elastic.decisions for action in entry["actions"])
+        assert client.run_on_scheduler(tries) == 40
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_for_good_is_replaced():
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+        until(lambda: count(client) == 1)
+        (name,) = until(lambda: tuple(cluster.workers))
+        cluster.sync(cluster.workers[name].close)
+        until(lambda: count(client) == 1 and name not in cluster.workers)
+        assert client.submit(nap, 5, 0.0).result() == 5
+
+
+@pytest.mark.cluster
+def test_bounds_change_while_a_worker_is_leaving():
+    with (
+        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.2)
+        until(lambda: count(client) == 2)
+        futures = client.map(nap, range(2), seconds=2.0)
+        for workers in (1, 2, 1, 1):
+            cluster.adapt(Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.2)
+            time.sleep(0.3)
+        assert client.gather(futures) == [0, 1]
+        until(lambda: count(client) == 1)
+
+
+def test_spec_pools_ask_under_names_that_none_had_before():
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
+        pools = SpecPools(cluster)
+        names: list[str] = []
+        for _ in range(3):
+            cluster.sync(request_and_release, pools, names)
+        assert len(set(names)) == 3
+
+
+async def request_and_release(pools: SpecPools, names: list[str]) -> None:
+    pools.request("default", 1)
+    await pools.wait_submitted()
+    (job,) = await pools.reconcile()
+    names.append(job.name)
+    await pools.release([job.name])
+    assert await pools.reconcile() == ()
+
+
+def nap(value: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return value
+
+
+def count(client: Client) -> int:
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def tries(dask_scheduler: Any) -> int:
+    """How many task runs ended well."""
+    return sum(
+        prefix.state_counts["memory"]
+        for name, prefix in dask_scheduler.task_prefixes.items()
+        if name == "nap"
+    )

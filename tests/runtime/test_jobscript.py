@@ -1,0 +1,229 @@
+"""The batch script, run by a shell with a worker that is a script of the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.runtime.jobpool import JobPool, overrides_of
+from dask_ferro.runtime.jobscript import WorkerJob
+from dask_ferro.runtime.slurmsite import _environment
+
+SHAPE = {"cores": 4, "processes": 2, "memory": "4GB", "walltime": "01:00:00", "interface": "lo"}
+
+
+def job(**options: Any) -> WorkerJob:
+    return WorkerJob("tcp://10.0.0.1:8786", name="cpu", **(SHAPE | options))
+
+
+def test_the_script_names_all_that_a_worker_is_told():
+    script = job(queue="long", account="me", job_script_prologue=["module load python"]).job_script(12)
+    lines = script.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert {"#SBATCH -p long", "#SBATCH -A me", "#SBATCH -t 01:00:00", "#SBATCH --signal=B:USR1@60"} <= set(
+        lines
+    )
+    (command,) = (line for line in lines if "distributed.cli.dask_worker" in line)
+    assert command.endswith(" --preload-nanny dask_ferro.runtime.job &")
+    for option in (
+        '--name "$FERRO_WORKER"',
+        "--nthreads 2",
+        "--nworkers 2",
+        "--nanny",
+        "tcp://10.0.0.1:8786",
+    ):
+        assert option in command
+    assert lines.index("module load python") < lines.index(command)
+
+
+@pytest.mark.parametrize(
+    ("options", "there", "not_there"),
+    [
+        pytest.param(
+            {"nanny": False}, "--preload dask_ferro.runtime.job", "--preload-nanny", id="without a nanny"
+        ),
+        pytest.param(
+            {"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"
+        ),
+        pytest.param({"signal_ahead": 0}, "trap", "--signal", id="no signal"),
+        pytest.param({"walltime": "2"}, "--signal=B:USR1@30", "USR1@60", id="a quarter of a short walltime"),
+        pytest.param(
+            {"job_extra_directives": ["--signal=B:USR1@200"]},
+            "FERRO_JOB_NOTICE=200",
+            "USR1@60",
+            id="the user's signal",
+        ),
+    ],
+)
+def test_options_change_the_script(options, there, not_there):
+    script = job(**options).job_script()
+    assert there in script
+    assert not_there not in script
+
+
+@pytest.mark.parametrize(
+    ("options", "walltime", "lifetime", "resources"),
+    [
+        pytest.param({}, 3600.0, inf, {}, id="plain"),
+        pytest.param({"job_extra_directives": ["--time=2-0"]}, 172800.0, inf, {}, id="a limit among the directives"),
+        pytest.param(
+            {"worker_extra_args": ["--lifetime", "25s", "--resources", "GPU=1,memory=2e9"]},
+            3600.0, 25.0, {"GPU": 1.0, "memory": 2e9}, id="the worker's own",
+        ),
+        pytest.param(
+            {"worker_extra_args": ["--lifetime=1h --resources='GPU=2 disk=3'"]},
+            3600.0, 3600.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_knows_its_limits_and_resources(options, walltime, lifetime, resources):
+    told = job(**options)
+    assert (told.walltime, told.lifetime, told.resources) == (walltime, lifetime, resources)
+
+
+# -- run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Runs the script with a Python program instead of the worker; returns the shell."""
+
+    def start(program: str, first: int = 0, **environment: str) -> subprocess.Popen[str]:
+        worker = tmp_path / "worker.py"
+        worker.write_text(program)
+        script = job(python=f"{sys.executable} {worker}").job_script(first)
+        return subprocess.Popen(
+            ["bash"],
+            stdin=_file(tmp_path, script),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+
+    return start
+
+
+def _file(folder: Path, text: str) -> Any:
+    path = folder / "script.sh"
+    path.write_text(text)
+    return path.open()
+
+
+TELL = (
+    "import sys, os; print(sys.argv[sys.argv.index('--name') + 1], os.environ['FERRO_JOB_ENDS']); sys.exit(3)"
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        pytest.param({}, "cpu-12", id="one job"),
+        pytest.param({"SLURM_ARRAY_TASK_ID": "5"}, "cpu-17", id="an element of an array"),
+        pytest.param({"SLURM_RESTART_COUNT": "0"}, "cpu-12", id="never requeued"),
+        pytest.param(
+            {"SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_TASK_ID": "1"}, "cpu-13.2", id="requeued twice"
+        ),
+    ],
+)
+def test_the_worker_has_the_name_that_is_expected(run, environment, name):
+    with run(TELL, 12, **environment) as shell:
+        told, ends = shell.communicate(timeout=20)[0].split()
+    assert told == name
+    assert abs(float(ends) - time.time() - 3600) < 20
+    assert shell.returncode == 3
+
+
+def test_the_end_that_slurm_tells_counts(run):
+    with run(TELL, SLURM_JOB_END_TIME="1795293374") as shell:
+        assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
+
+
+def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run):
+    program = """if True:
+        import signal, sys
+        got = 0
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        print("ready", flush=True)
+        for got in range(1, 4):
+            signal.sigwait({signal.SIGUSR1})
+            print(got, flush=True)
+        sys.exit(7)
+    """
+    with run(program) as shell:
+        said = [shell.stdout.readline().strip()]
+        for _ in range(3):
+            shell.send_signal(signal.SIGUSR1)
+            said.append(shell.stdout.readline().strip())
+        assert shell.wait(20) == 7
+    assert said == ["ready", "1", "2", "3"]
+
+
+# -- pools ---------------------------------------------------------------------------------------------------
+
+
+def pool(**overrides: Any) -> JobPool:
+    return JobPool.built("gpu", WorkerJob, "tcp://x:1", SHAPE | {"queue": "cpu"}, overrides)
+
+
+def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
+    gpu = pool(queue="gpu", cores=2, processes=1, maximum=4, cost=8, queue_wait=60)
+    facts = gpu.pool(now=0.0, longest_wait=0.0, trouble="")
+    assert "#SBATCH -p gpu" in gpu.job.job_script()
+    assert "#SBATCH -t 01:00:00" in gpu.job.job_script()
+    assert (facts.threads, facts.processes, facts.memory, facts.lifetime) == (2, 1, 4_000_000_000, 3600.0)
+    assert (facts.minimum, facts.maximum, facts.cost, facts.queue_wait) == (0, 4, 8, 60)
+
+
+def test_a_new_job_is_expected_to_wait_as_long_as_those_that_wait():
+    assert pool(queue_wait=5).pool(now=0.0, longest_wait=90.0, trouble="").queue_wait == 90.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"maximum": -1}, "maximum=-1, wanted a number of at least 0"),
+        ({"cost": "much"}, "cost='much'"),
+        ({"cost": float("nan")}, "cost=nan"),
+        ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
+    ],
+)
+def test_a_pool_with_a_wrong_value_names_it(overrides, said):
+    with pytest.raises(ff.ConfigError, match=said):
+        pool(**overrides)
+
+
+@pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])
+def test_a_pool_has_a_name_that_workers_can_have(name):
+    with pytest.raises(ff.ConfigError, match="wanted letters"):
+        overrides_of({name: {}})
+
+
+def test_a_pool_closes_when_three_jobs_failed_and_stays_closed_longer_each_time():
+    failing = pool()
+    closed = []
+    for now in (0.0, 1.0, 2.0, 3.0, 40.0, 50.0):
+        failing.fail("job 7: FAILED", now)
+        closed.append(failing.closed_until)
+    assert closed == [0.0, 0.0, 32.0, 32.0, 100.0, 100.0]
+    assert failing.pool(31.0, 0.0, "").closed.endswith("the last, job 7: FAILED")
+    assert failing.pool(101.0, 0.0, "").closed == ""
+    assert failing.pool(101.0, 0.0, "sbatch is busy").closed == "sbatch is busy"
+
+
+def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    handed_on = _environment()
+    assert {"SLURM_CPUS_PER_TASK", "SQUEUE_STATES"} & set(handed_on) == set()
+    assert (handed_on["SLURM_CONF"], handed_on["SBATCH_ACCOUNT"]) == ("/etc/slurm.conf", "me")

@@ -1,0 +1,218 @@
+"""What SLURM prints, oddity by oddity."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.squeue import (
+    ENDING,
+    HELD,
+    LIMIT,
+    OVER,
+    PENDING,
+    PERMANENT,
+    STARTED,
+    TRANSIENT,
+    UNKNOWN,
+    Row,
+)
+
+WIDTHS = [int(column.partition(":")[2]) for column in squeue.FORMAT.split(",")]
+
+
+def printed(*cells: str) -> str:
+    """A line of squeue's."""
+    return "".join(cell[:width].ljust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cells", "row"),
+    [
+        pytest.param(
+            ("12", "RUNNING", "0", "1795293373", "1795293374", "1795296974", "c1", "None"),
+            Row("12", "RUNNING", 0, 1795293373.0, 1795293374.0, 1795296974.0, "c1", ""),
+            id="a job that runs",
+        ),
+        pytest.param(
+            ("12_3", "PENDING", "0", "1795293373", "N/A", "N/A", "", "Priority"),
+            Row("12_3", "PENDING", 0, 1795293373.0, None, None, "", "Priority"),
+            id="an element of an array that waits",
+        ),
+        pytest.param(
+            ("12", "PENDING", "2", "1795293373", "1795293474", "N/A", "", "BeginTime"),
+            Row("12", "PENDING", 2, 1795293373.0, 1795293474.0, None, "", "BeginTime"),
+            id="a job that was requeued twice",
+        ),
+        pytest.param(
+            ("12", "RUNNING", "0", "Unknown", "INVALID", "NONE", "c1", ""),
+            Row("12", "RUNNING", 0, None, None, None, "c1", ""),
+            id="times that are none",
+        ),
+        pytest.param(
+            ("12", "RUNNING", "", "0", "0", "0", "c1", "None"),
+            Row("12", "RUNNING", 0, None, None, None, "c1", ""),
+            id="times and counts that were never set",
+        ),
+        pytest.param(
+            (
+                "12",
+                "PENDING",
+                "0",
+                "N/A",
+                "N/A",
+                "N/A",
+                "",
+                "Nodes required for job are DOWN, DRAINED or reserved",
+            ),
+            Row("12", "PENDING", reason="Nodes required for job are DOWN, DRAINED or reserved"),
+            id="a reason of several words",
+        ),
+    ],
+)
+def test_a_line_is_a_row(cells, row):
+    assert squeue.rows(printed(*cells)) == {row.job_id: row}
+
+
+def test_lines_that_are_no_job_are_left_out():
+    text = "\n".join(
+        [
+            "",
+            "slurm_load_jobs error: Unable to contact slurm controller",
+            printed("7", "RUNNING", *[""] * 6),
+            "JOBID",
+        ]
+    )
+    assert list(squeue.rows(text)) == ["7"]
+
+
+@given(st.text())
+def test_whatever_is_printed_is_read(text):
+    for job_id, row in squeue.rows(text).items():
+        assert row.job_id == job_id
+        assert row.phase in (PENDING, STARTED, HELD, ENDING, OVER)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "phase"),
+    [
+        ("PENDING", "Resources", PENDING),
+        ("PENDING", "PartitionConfig", PENDING),
+        ("PENDING", "JobHeldUser", HELD),
+        ("PENDING", "JobHeldAdmin", HELD),
+        ("PENDING", "job requeued in held state", HELD),
+        ("PENDING", "launch_failed_requeued_held", HELD),
+        ("PENDING", "JobHoldMaxRequeue", HELD),
+        ("SPECIAL_EXIT", "", HELD),
+        ("CONFIGURING", "", STARTED),
+        ("SUSPENDED", "", STARTED),
+        ("A_STATE_OF_TOMORROW", "", STARTED),
+        ("COMPLETING", "", ENDING),
+        ("NODE_FAIL", "", OVER),
+        ("TIMEOUT", "TimeLimit", OVER),
+        ("CANCELLED", "", OVER),
+    ],
+)
+def test_states_are_phases(state, reason, phase):
+    assert Row("1", state, reason=reason).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_stuck"),
+    [
+        ("PartitionConfig", True),
+        ("PartitionTimeLimit", True),
+        ("BadConstraints", True),
+        ("QOSMaxCpuPerJobLimit", True),
+        ("AssocMaxWallDurationPerJobLimit", True),
+        ("DependencyNeverSatisfied", True),
+        ("Resources", False),
+        ("Priority", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpCpuLimit", False),
+        ("ReqNodeNotAvail, May be reserved for other job", False),
+    ],
+)
+def test_a_job_is_stuck_where_time_alone_does_not_help(reason, is_stuck):
+    assert Row("1", "PENDING", reason=reason).is_stuck is is_stuck
+    assert not Row("1", "RUNNING", reason=reason).is_stuck
+
+
+def test_local_time_is_read_too():
+    assert squeue.moment("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1", 60.0),
+        ("1:30", 90.0),
+        ("00:30:00", 1800.0),
+        ("2-0", 172800.0),
+        ("1-12:30", 131400.0),
+        ("1-00:00:01", 86401.0),
+        ("UNLIMITED", inf),
+        ("0", inf),
+        ("1:2:3:4", inf),
+        ("", inf),
+    ],
+)
+def test_time_limits(text, seconds):
+    assert squeue.duration(text) == seconds
+
+
+@given(st.sets(st.integers(0, 1000), min_size=1))
+def test_indices_name_each_element_once(numbers):
+    named: list[int] = []
+    for run in squeue.indices(sorted(numbers)).split(","):
+        first, _, last = run.partition("-")
+        named += range(int(first), int(last or first) + 1)
+    assert named == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "invalid partition specified: x\nBatch job submission failed: Invalid partition name specified",
+            PERMANENT,
+        ),
+        (
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            PERMANENT,
+        ),
+        ("Batch job submission failed: Invalid qos specification", PERMANENT),
+        ("Batch job submission failed: Requested node configuration is not available", PERMANENT),
+        ("Batch job submission failed: User's group not permitted to use this partition", PERMANENT),
+        (
+            "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+            PERMANENT,
+        ),
+        ("Unable to open file job.sh", PERMANENT),
+        ("Could not establish a configuration source", PERMANENT),
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", TRANSIENT),
+        ("Batch job submission failed: Socket timed out on send/recv operation", TRANSIENT),
+        ("Batch job submission failed: Resource temporarily unavailable", TRANSIENT),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", TRANSIENT),
+        ("Batch job submission failed: Zero Bytes were transmitted or received", TRANSIENT),
+        ("Batch job submission failed: Required partition not available (inactive or drain)", TRANSIENT),
+        ("Batch job submission failed: Required node not available (down, drained or reserved)", TRANSIENT),
+        ("Batch job submission failed: Unable to create job record, try again", TRANSIENT),
+        (
+            "QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: Job violates accounting/QOS policy",
+            LIMIT,
+        ),
+        ("Batch job submission failed: Invalid job array specification", LIMIT),
+        ("AssocGrpSubmitJobsLimit\nBatch job submission failed: Job violates accounting/QOS policy", LIMIT),
+        ("QOSMaxCpuPerJobLimit\nBatch job submission failed: Job violates accounting/QOS policy", PERMANENT),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)", UNKNOWN),
+        ("", UNKNOWN),
+    ],
+)
+def test_refusals(text, kind):
+    assert squeue.refusal("\n".join(f"sbatch: error: {line}" for line in text.split("\n"))) == kind

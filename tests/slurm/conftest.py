@@ -1,0 +1,56 @@
+"""A private SLURM for the tests of this folder: real daemons on loopback, started once and taken away at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# The controller's port, and one for each of six nodes.
+_PORTS = 7
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Path]:
+    """SLURM with the partitions that `slurm-up` tells of; returns its state directory.
+
+    `FERRO_SLURM_DIR` and `FERRO_SLURM_PORT` choose one that may be running already.
+    """
+    given = os.environ.get("FERRO_SLURM_DIR")
+    folder = Path(given or tempfile.mkdtemp(prefix="ferro-slurm-", dir="/tmp"))  # paths of sockets are short
+    folder.chmod(0o755)  # munged insists
+    port = os.environ.get("FERRO_SLURM_PORT") or str(_free_ports(_PORTS))
+    environment = os.environ | {"FERRO_SLURM_DIR": str(folder), "FERRO_SLURM_PORT": port}
+    up = subprocess.run([HERE / "slurm-up"], env=environment, capture_output=True, text=True, check=False)
+    if up.returncode and shutil.which("slurmctld") is None:
+        pytest.skip(f"no SLURM on this machine: {up.stderr.strip()}")
+    assert up.returncode == 0, up.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", up.stdout.strip().partition("=")[2])
+        yield folder
+    purge = [] if given else ["--purge"]
+    subprocess.run([HERE / "slurm-down", *purge], env=environment, check=True, capture_output=True)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many ports below the ephemeral ones, with nobody listening at any of them."""
+    first = 16900 + os.getpid() % 1000 * count
+    while not all(_is_free(first + i) for i in range(count)):
+        first += count
+    return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,474 @@
+"""`ff.SLURMCluster` on a real SLURM: submission, what the queue says, cancellation, and that nothing is ever left.
+
+Jobs that need not run ask SLURM to begin in an hour.  Commands that fail are scripts named as SLURM's, first on the
+PATH, that fail some times and then are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.runtime.slurm import SLURMCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+LATER = {"job_extra_directives": ["--begin=now+1hour"]}
+
+
+def command(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+def queue(name: str) -> dict[str, str]:
+    """State by job id."""
+    lines = command("squeue", "-h", "-r", "-o", "%i %T", "--name", name).splitlines()
+    return dict(line.split() for line in lines)
+
+
+async def until(holds: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
+    """Return what `holds` returns once it is true."""
+    async with asyncio.timeout(seconds):
+        while not (found := await holds()):
+            await asyncio.sleep(0.1)
+        return found
+
+
+async def looked(cluster: SLURMCluster, states: list[str], seconds: float = 60.0) -> Any:
+    """Reconcile until the jobs are in these states, in the order of their submission; return them."""
+
+    async def agrees() -> Any:
+        jobs = await cluster.reconcile()
+        return [job.state for job in jobs] == states and (jobs or True)
+
+    return await until(agrees, seconds)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., SLURMCluster]:
+    """Runs a scenario on a cluster, and sees to it that no job and no process is left of it."""
+
+    def run(scenario: Callable[[SLURMCluster], Awaitable[None]], **options: Any) -> None:
+        cluster = asyncio.run(_played(scenario, options | {"log_directory": str(tmp_path / "logs")}))
+        assert queue(cluster.job_name) == {}
+        assert watchdogs(cluster.job_name) == []
+
+    return run
+
+
+async def _played(
+    scenario: Callable[[SLURMCluster], Awaitable[None]], options: dict[str, Any]
+) -> SLURMCluster:
+    settings = {
+        "queue": "cpu",
+        "cores": 1,
+        "processes": 1,
+        "memory": "400MB",
+        "interface": "lo",
+        "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+    }
+    async with asyncio.timeout(150), SLURMCluster(**(settings | options), asynchronous=True) as cluster:
+        await scenario(cluster)
+    return cluster
+
+
+def watchdogs(name: str) -> list[int]:
+    """Processes that would cancel the jobs of that name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"dask-ferro-watchdog" in words and name.encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Puts a command before SLURM's own: its first calls do something else.  Returns the file with a line a call."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(name: str, times: int, instead: str) -> Path:
+        real, calls = shutil.which(name), tmp_path / f"{name}-calls"
+        calls.touch()
+        script = folder / name
+        script.write_text(
+            f'#!/bin/sh\necho "$@" >> {calls}\nreal={real}\n'
+            f'if [ $(wc -l < {calls}) -le {times} ]; then\n{instead}\nfi\nexec $real "$@"\n'
+        )
+        script.chmod(0o755)
+        return calls
+
+    return put
+
+
+# -- submission ----------------------------------------------------------------------------------------------
+
+
+def test_eight_jobs_are_one_array(play, fake):
+    calls = fake("sbatch", 0, ":")
+
+    async def scenario(cluster):
+        cluster.request("default", 3)
+        cluster.request("default", 5)
+        await cluster.wait_submitted()
+        jobs = await looked(cluster, ["pending"] * 8)
+        array = jobs[0].job_id.partition("_")[0]
+        assert [job.job_id for job in jobs] == [f"{array}_{i}" for i in range(8)]
+        assert [job.workers for job in jobs] == [(f"default-{i}",) for i in range(8)]
+        await cluster.release(["default-2", "default-5"])
+        assert set(queue(cluster.job_name)) == {f"{array}_{i}" for i in (0, 1, 3, 4, 6, 7)}
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        assert [job.name for job in await cluster.reconcile()][-1] == "default-8"  # no name comes twice
+
+    play(scenario, **LATER)
+    assert [line.count("--array=0-7") for line in calls.read_text().splitlines()] == [1, 0]
+
+
+def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
+    calls = fake("sbatch", 3, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
+
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await until(lambda: asyncio.sleep(0, cluster.pools()[0].closed))
+        assert cluster.pools()[0].closed == "Resource temporarily unavailable"
+        assert [job.state for job in await cluster.reconcile()] == ["submitting"] * 2
+        await cluster.wait_submitted()
+        await looked(cluster, ["pending"] * 2)
+        assert cluster.pools()[0].closed == ""
+
+    play(scenario, **LATER)
+    assert len(calls.read_text().splitlines()) == 4
+
+
+def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
+    words = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    calls = fake("sbatch", 2, f"echo '{words}' >&2; exit 1")
+
+    async def scenario(cluster):
+        cluster.request("default", 8)
+        await cluster.wait_submitted()
+        await looked(cluster, ["pending"] * 8)
+
+    play(scenario, **LATER)
+    assert [line.partition("--array=")[2] for line in calls.read_text().splitlines()] == [
+        "0-7",
+        "0-3",
+        "0-1",
+        "0-3",
+        "0-1",
+    ]
+
+
+def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
+    fake(
+        "sbatch",
+        1,
+        '$real "$@" > /dev/null; echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
+    )
+
+    async def scenario(cluster):
+        cluster.request("default", 3)
+        await cluster.wait_submitted()
+        jobs = await looked(cluster, ["pending"] * 3)
+        assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
+
+    play(scenario, **LATER)
+
+
+def test_jobs_that_nobody_follows_are_cancelled(play):
+    async def scenario(cluster):
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        command(
+            "sbatch",
+            "--begin=now+1hour",
+            f"--job-name={cluster.job_name}",
+            "--output=/dev/null",
+            "--wrap=true",
+        )
+        jobs = await cluster.reconcile()
+        await until(lambda: asyncio.to_thread(lambda: set(queue(cluster.job_name)) == {jobs[0].job_id}))
+
+    play(scenario, **LATER)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param({"queue": "nosuch"}, "invalid partition specified: nosuch", id="no such partition"),
+        pytest.param(
+            {"job_extra_directives": ["--constraint=zzz"]},
+            "Invalid feature specification",
+            id="no such feature",
+        ),
+        pytest.param({"memory": "400GB"}, "Requested node configuration is not available", id="no such node"),
+    ],
+)
+def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        with pytest.raises(ff.ConfigError, match=said):
+            await cluster.wait_submitted()
+        assert await cluster.reconcile() == ()
+        assert said in cluster.pools()[0].closed
+        await cluster.wait_submitted()  # told once
+
+    play(scenario, **options)
+
+
+def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):
+    calls = fake("sbatch", 100, "echo 'sbatch: error: words of another year' >&2; exit 1")
+
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await until(lambda: asyncio.sleep(0, cluster.pools()[0].closed))
+
+    play(scenario)
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_without_slurm_the_missing_command_is_named(play, monkeypatch, tmp_path):
+    async def scenario(cluster):
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path))
+            cluster.request("default", 1)
+            with pytest.raises(ff.ConfigError, match="sbatch is not on the PATH"):
+                await cluster.wait_submitted()
+
+    play(scenario)
+
+
+# -- what the queue says -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_no_node_can_run_is_taken_back(play):
+    """Such a job also holds up those behind it."""
+
+    async def scenario(cluster):
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        await looked(cluster, [])
+        assert cluster.pools()[0].closed.endswith("PENDING (PartitionConfig)")
+        await until(lambda: asyncio.to_thread(lambda: queue(cluster.job_name) == {}))
+
+    play(scenario, cores=64, patience={"stuck": 0.2})
+
+
+def test_a_held_job_is_taken_back(play):
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        held, kept = await looked(cluster, ["pending"] * 2)
+        command("scontrol", "hold", held.job_id)
+        assert await looked(cluster, ["pending"]) == await cluster.reconcile()
+        await until(lambda: asyncio.to_thread(lambda: set(queue(cluster.job_name)) == {kept.job_id}))
+
+    play(scenario, **LATER)
+
+
+def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
+    async def scenario(cluster):
+        cluster.request("default", 3)
+        await cluster.wait_submitted()
+        await looked(cluster, [])
+        assert "3 jobs ended before a worker came" in cluster.pools()[0].closed
+        assert "FAILED (NonZeroExitCode)" in cluster.pools()[0].closed
+
+    play(scenario, job_script_prologue=["exit 3"])
+
+
+def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        jobs = await looked(cluster, ["pending"] * 2)
+        fake("squeue", 1, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+        assert await cluster.reconcile() == jobs
+        assert len(await cluster.reconcile()) == 2
+
+    play(scenario, **LATER)
+
+
+def test_jobs_boot_run_and_are_requeued_under_new_names(play):
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        first, second = await looked(cluster, ["running"] * 2)
+        assert first.workers == ("default-0-0", "default-0-1")
+        assert cluster.plan == cluster.observed == {*first.workers, *second.workers}
+        assert 1700 < first.ends_at - time.time() < 1801
+        assert 0.5 < cluster.pools()[0].start_up < 30
+        command("scontrol", "requeue", first.job_id)
+        await until(lambda: _state(cluster, "default-0", "pending"))
+        requeued, same = await looked(cluster, ["running"] * 2)
+        assert (requeued.name, requeued.job_id) == (first.name, first.job_id)
+        assert requeued.workers == ("default-0.1-0", "default-0.1-1")
+        assert same.workers == second.workers
+        node = command("squeue", "-h", "-o", "%N", "-j", second.job_id).strip()
+        command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+        try:
+            await until(lambda: _ends_early(cluster))
+        finally:
+            command("scontrol", "update", f"nodename={node}", "state=resume")
+        command("scancel", second.job_id)
+        assert [job.name for job in await looked(cluster, ["running"])] == ["default-0"]
+
+    play(scenario, cores=2, processes=2)
+
+
+async def _state(cluster, name, state):
+    return (name, state) in {(job.name, job.state) for job in await cluster.reconcile()}
+
+
+async def _ends_early(cluster):
+    return any(
+        job.ends_at - time.time() < 21 and "drained" in job.reason for job in await cluster.reconcile()
+    )
+
+
+def test_pools_are_kinds_of_jobs_behind_one_controller(play):
+    gpu = {
+        "queue": "gpu",
+        "job_extra_directives": ["--gres=gpu:1", "--begin=now+1hour"],
+        "worker_extra_args": ["--resources GPU=1"],
+        "cost": 8,
+    }
+
+    async def scenario(cluster):
+        assert [(pool.name, pool.cost, pool.queue_wait) for pool in cluster.pools()] == [
+            ("default", 1.0, 7.0),
+            ("gpu", 8, 7.0),
+        ]
+        assert (cluster.resources("default"), cluster.resources("gpu")) == ({}, {"GPU": 1.0})
+        assert "#SBATCH --gres=gpu:1" in cluster.job_script("gpu").splitlines()
+        cluster.request("gpu", 1)
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        jobs = await looked(cluster, ["pending"] * 2)
+        assert [(job.pool, job.name) for job in jobs] == [("gpu", "gpu-0"), ("default", "default-1")]
+        assert command("squeue", "-h", "-o", "%P", "-j", jobs[0].job_id).strip() == "gpu"
+        with pytest.raises(ff.ConfigError, match="no pool 'tpu'; there are default, gpu"):
+            cluster.request("tpu", 1)
+
+    play(scenario, pools={"gpu": gpu}, queue_wait=7.0, **LATER)
+
+
+# -- the end -------------------------------------------------------------------------------------------------
+
+
+def test_a_cancellation_that_fails_is_seen_through(play, fake):
+    fake(
+        "scancel", 2, "echo 'scancel: error: Kill job error: Unable to contact slurm controller' >&2; exit 1"
+    )
+
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        first, second = await looked(cluster, ["pending"] * 2)
+        await cluster.release([first.name, "never-was"])
+        assert set(queue(cluster.job_name)) == {second.job_id}
+        assert [job.name for job in await cluster.reconcile()] == [second.name]
+        command("scancel", second.job_id)
+        await cluster.release([second.name])  # gone: no error
+
+    play(scenario, **LATER)
+
+
+def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):
+    fake("sbatch", 1, "sleep 0.3")
+
+    async def scenario(cluster):
+        cluster.request("default", 4)
+        await asyncio.sleep(0.1)
+        await cluster.release(["default-1"])
+        await cluster.wait_submitted()
+        jobs = await looked(cluster, ["pending"] * 3)
+        assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
+
+    play(scenario, **LATER)
+
+
+def test_an_error_leaves_no_job(play):
+    name = []
+
+    async def scenario(cluster):
+        name.append(cluster.job_name)
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        cluster.request("default", 2)  # and these are on their way
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(scenario, **LATER)
+    assert queue(name[0]) == {}
+    assert watchdogs(name[0]) == []
+
+
+def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("dask_ferro.runtime.slurm._LAST_JOBS", 0.5)
+    calls = fake("scancel", 3, "exit 1")
+    name = []
+
+    async def scenario(cluster):
+        name.append(cluster.job_name)
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+
+    asyncio.run(_played(scenario, LATER | {"log_directory": str(tmp_path)}))
+    asyncio.run(until(lambda: asyncio.to_thread(lambda: queue(name[0]) == {} and watchdogs(name[0]) == [])))
+    assert len(calls.read_text().splitlines()) >= 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_no_job_outlives_the_process_of_its_cluster(number, tmp_path):
+    program = """
+        import os, sys, time
+        from dask_ferro.runtime.slurm import SLURMCluster
+        cluster = SLURMCluster(
+            queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],
+            scheduler_options={"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+            job_extra_directives=["--begin=now+1hour"],
+        )
+        async def submit():
+            cluster.request("default", 3)
+            await cluster.wait_submitted()
+        cluster.sync(submit)
+        if os.fork() == 0:  # what a process leaves behind must not hold the watchdog back
+            time.sleep(60)
+            os._exit(0)
+        print(cluster.job_name, flush=True)
+        time.sleep(60)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with child:
+        name = child.stdout.readline().strip()
+        assert len(queue(name)) == 3
+        assert len(watchdogs(name)) == 1
+        os.kill(child.pid, number)
+    try:
+        asyncio.run(until(lambda: asyncio.to_thread(lambda: queue(name) == {} and watchdogs(name) == [])))
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)

@@ -1,0 +1,80 @@
+"""`dask ferro cluster` on a real SLURM: workers follow the work, and no job of its outlives it."""
+
+from __future__ import annotations
+
+import operator
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from tests.standing import command
+
+pytestmark = pytest.mark.slurm
+
+# Jobs of a name that no other test has.
+NAMED = ("--config", "local-test", "--name")
+LOCAL_TEST = Path(__file__).resolve().parents[2] / "jobqueue_configs" / "local-test.yaml"
+
+
+@pytest.fixture(autouse=True)
+def running_slurm(slurm):
+    """All tests here need it."""
+
+
+def left(tmp_path):
+    """The jobs of a test that SLURM still has."""
+    names = subprocess.run(
+        ["squeue", "-h", "-o", "%j"], capture_output=True, text=True, check=True, timeout=20
+    ).stdout.split()
+    return [name for name in names if name.startswith(tmp_path.name)]
+
+
+def test_it_computes_and_ctrl_c_ends_it_with_its_jobs(tmp_path):
+    file = tmp_path / "scheduler.json"
+    with command(tmp_path, *NAMED, tmp_path.name, "--max", 2, "--scheduler-file", file) as running:
+        address = running.says(r"scheduler +(\S+)")[1]
+        running.says("dashboard +http://127.0.0.1:")
+        running.says("workers +0 to 2")
+        running.says("no jobs")
+        with Client(scheduler_file=str(file)) as client:
+            assert client.scheduler.address == address
+            held = client.submit(operator.add, 20, 22)  # what it holds keeps the job
+            assert held.result(timeout=60) == 42
+            running.says(r"\d\d:\d\d:\d\d  no jobs; submit 1 to default: \w")
+            running.says(r"\d\d:\d\d:\d\d  1 running")
+            assert len(left(tmp_path)) == 1
+        assert running.ends(signal.SIGINT) == 130
+    assert left(tmp_path) == []
+    assert not file.exists()
+    assert "stopped by SIGINT" in running.stderr
+
+
+def test_sigterm_ends_it_with_jobs_that_are_still_on_their_way(tmp_path):
+    with command(tmp_path, *NAMED, tmp_path.name, "--min", 4) as running:
+        running.says("submit 4 to default")
+        assert running.ends(signal.SIGTERM) == 143
+    assert left(tmp_path) == []
+    assert "stopped by SIGTERM" in running.stderr
+
+
+def test_a_client_that_shuts_it_down_ends_it_with_its_jobs(tmp_path):
+    with command(tmp_path, *NAMED, tmp_path.name, "--min", 1) as running:
+        address = running.says(r"scheduler +(\S+)")[1]
+        running.says("1 (pending|booting|running)")
+        with Client(address) as client:
+            client.shutdown()
+        assert running.ends() == 0
+    assert left(tmp_path) == []
+    assert "a client shut the cluster down" in running.stderr
+
+
+def test_a_partition_that_is_none_exits_2_with_slurms_words(tmp_path):
+    text = LOCAL_TEST.read_text(encoding="utf-8").replace("queue: cpu", "queue: nosuch")
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with command(tmp_path, "--config", "mine.yaml", "--name", tmp_path.name, "--min", 1) as running:
+        assert running.ends() == 2
+    assert "invalid partition specified: nosuch" in running.stderr
+    assert left(tmp_path) == []

@@ -1,0 +1,342 @@
+"""The elastic controller on a real SLURM: what stock Dask loses, leaks or forgets, each beside what ours does.
+
+The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same kind of machine.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, wait
+
+import dask_ferro as ff
+
+pytestmark = pytest.mark.slurm
+
+
+def command(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+def queue(cluster: Any) -> dict[str, str]:
+    """State by job id, of the cluster's own jobs."""
+    lines = command("squeue", "-h", "-r", "-o", "%i %T", "--name", cluster.job_name).split("\n")
+    return dict(line.split() for line in lines if line.strip())
+
+
+def nodes(cluster: Any) -> list[str]:
+    return command("squeue", "-h", "-r", "-o", "%N", "--name", cluster.job_name).split()
+
+
+def restore(node: str) -> None:
+    """Give a node back; one that is there again already refuses."""
+    subprocess.run(
+        ["scontrol", "update", f"nodename={node}", "state=resume"], check=False, capture_output=True
+    )
+
+
+def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Return what `holds` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s: {holds.__doc__ or holds}")
+
+
+class Site:
+    """A cluster, its client, and what its workers did."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        settings: dict[str, Any] = {
+            "queue": "cpu",
+            "cores": 1,
+            "memory": "400MB",
+            "processes": 1,
+            "interface": "lo",
+            "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+            "log_directory": str(tmp_path / "logs"),
+            "local_directory": str(tmp_path / "scratch"),
+        }
+        self.starts = tmp_path / "starts"
+        self.cluster = ff.SLURMCluster(**(settings | options))
+        self.client = Client(self.cluster)
+
+    def close(self) -> None:
+        self.client.close()
+        self.cluster.close()
+        assert queue(self.cluster) == {}
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        return dict(self.client.scheduler_info(n_workers=-1)["workers"])
+
+    def connected(self, count: int, seconds: float = 40.0) -> None:
+        until(lambda: len(self.workers) == count, seconds)
+
+    def started(self) -> Counter[str]:
+        """How many times each task was started."""
+        return Counter(self.starts.read_text().split()) if self.starts.exists() else Counter()
+
+    def submit(self, count: int, seconds: float, **kwargs: Any) -> list[Any]:
+        return self.client.map(
+            sleeper, range(count), seconds=seconds, log=str(self.starts), pure=False, **kwargs
+        )
+
+
+def sleeper(number: int, seconds: float, log: str) -> int:
+    with open(log, "a") as file:
+        file.write(f"{number}\n")
+    time.sleep(seconds)
+    return number
+
+
+@pytest.fixture
+def site(slurm: Any, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Makes clusters, and closes them."""
+    opened: list[Site] = []
+
+    def open_site(**options: Any) -> Site:
+        opened.append(Site(tmp_path, **options))
+        return opened[-1]
+
+    yield open_site
+    for one in opened:
+        one.close()
+
+
+def test_a_scale_down_loses_no_result(site):
+    """Stock: 4 -> 1 lost 15 of 20 held results, which were computed again."""
+    s = site()
+    s.cluster.scale(4)
+    s.connected(4)
+    held = s.submit(20, 0.05)
+    wait(held)
+    s.cluster.scale(1)
+    s.connected(1)
+    until(lambda: len(queue(s.cluster)) == 1)
+    assert s.client.gather(held) == list(range(20))
+    assert max(s.started().values()) == 1
+
+
+def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
+    """Stock: 6 -> 1 worker within 3 s, and all results on that one."""
+    s = site()
+    s.cluster.adapt(minimum=0, maximum=3, cooldown=0.5)
+    held = s.submit(12, 0.4)
+    wait(held)
+    s.connected(1)
+    assert s.client.gather(held) == list(range(12))
+    assert max(s.started().values()) == 1
+
+
+def test_a_cancelled_job_is_replaced(site):
+    """Stock: a running one after 17 to 19 s under adapt, and never under scale; a pending one never."""
+    s = site()
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    (running, *_) = queue(s.cluster)
+    command("scancel", running)
+    until(lambda: running not in queue(s.cluster))
+    until(lambda: len(queue(s.cluster)) == 2, 5.0)
+    s.connected(2)
+
+
+def test_a_cancelled_pending_job_is_replaced(site):
+    """Stock: never; plan 2, requested 2, connected 1."""
+    s = site(cores=4, memory="400MB")
+    s.cluster.scale(5)  # of which four find room: a node each
+    until(lambda: sorted(queue(s.cluster).values()).count("PENDING") == 1)
+    (pending,) = (job for job, state in queue(s.cluster).items() if state == "PENDING")
+    command("scancel", pending)
+    until(lambda: pending not in queue(s.cluster))
+    until(lambda: list(queue(s.cluster).values()).count("PENDING") == 1, 5.0)
+
+
+def test_jobs_of_two_processes_are_replaced(site):
+    """Stock: never; plan 2, requested 2, connected 0 after 35 s."""
+    s = site(processes=2, cores=2)
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    (job,) = queue(s.cluster)
+    command("scancel", job)
+    until(lambda: job not in queue(s.cluster))
+    until(lambda: len(queue(s.cluster)) == 1, 5.0)
+    s.connected(2)
+
+
+def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
+    """Stock: after 28 s it cancelled pending jobs, one a second, the head of the queue among them."""
+    s = site(cores=4)  # a node each: four run, the others wait
+    s.cluster.adapt(minimum=0, maximum=7, cooldown=1)
+    held = s.submit(60, 2.0)
+    until(lambda: len(s.workers) == 4)
+    first = set(queue(s.cluster))
+    pending = {job for job, state in queue(s.cluster).items() if state == "PENDING"}
+    assert pending
+    seen = set(first)
+    deadline = time.monotonic() + 4
+    while time.monotonic() < deadline:
+        now = set(queue(s.cluster))
+        assert min(pending, key=job_number) in now
+        seen |= now
+        time.sleep(0.2)
+    assert seen == first
+    s.client.cancel(held)
+
+
+def job_number(job: str) -> tuple[int, int]:
+    number, _, index = job.partition("_")
+    return int(number), int(index or 0)
+
+
+def test_requeued_drained_and_downed_nodes_are_survived(site):
+    """Stock: a drained node's workers stay and nobody is told; a held job costs 15 s."""
+    s = site()
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    futures = s.submit(40, 0.4)
+    (job, *_) = queue(s.cluster)
+    command("scontrol", "requeue", job)
+    until(lambda: len(s.workers) == 2 and "PENDING" not in queue(s.cluster).values())
+    node = nodes(s.cluster)[0]
+    try:
+        command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        until(lambda: len(s.workers) < 2)
+        s.connected(2)
+    finally:
+        restore(node)
+    assert s.client.gather(futures) == list(range(40))
+
+
+def test_a_drained_node_hands_its_work_to_others(site):
+    """Stock: nobody is told; the workers stay there until the node is taken away."""
+    s = site()
+    s.cluster.adapt(minimum=1, maximum=1)
+    s.connected(1)
+    held = s.submit(4, 0.05)
+    wait(held)
+    (node,) = nodes(s.cluster)
+    try:
+        command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+        until(lambda: set(nodes(s.cluster)) not in ({node}, set()))
+        until(lambda: node not in nodes(s.cluster))
+    finally:
+        restore(node)
+    assert s.client.gather(held) == list(range(4))
+    assert max(s.started().values()) == 1
+
+
+def test_walltimes_lose_nothing_and_little_time(site):
+    """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
+    s = site(worker_extra_args=["--lifetime", "25s"])
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    begin = time.monotonic()
+    futures = s.submit(12, 8.0)
+    assert s.client.gather(futures) == list(range(12))
+    ratio = (time.monotonic() - begin) / 48
+    assert max(s.started().values()) == 1
+    assert ratio <= 1.3
+
+
+def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
+    """Stock: no warning; all eight results lost, back after 10 s, computed again."""
+    s = site(queue="low", cores=4)
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    held = s.submit(8, 0.1)
+    wait(held)
+    node = nodes(s.cluster)[0]
+    other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
+                    "sleep 60").strip()  # fmt: skip
+    try:
+        until(lambda: command("squeue", "-h", "-o", "%T", "-j", other).strip() == "RUNNING", 60.0)
+        assert s.client.gather(held) == list(range(8))
+        assert max(s.started().values()) == 1
+    finally:
+        command("scancel", other)
+
+
+def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
+    """Stock: KilledWorker, since the user's own scale-down counts as a death of the worker."""
+    s = site()
+    s.cluster.scale(2)
+    s.connected(2)
+    (future,) = s.submit(1, 6.0)
+    until(s.started)
+    for _ in range(4):
+        s.cluster.scale(1)
+        time.sleep(0.4)
+        s.cluster.scale(2)
+        time.sleep(0.4)
+    s.cluster.scale(1)
+    assert future.result(timeout=60) == 0
+    assert max(s.started().values()) == 1
+
+
+def test_short_bursts_cost_no_queue_time(site):
+    """Stock: 8 bursts 6 s apart, 8 cycles of submission and cancellation, 8 to 10 s a burst where 4 are ideal."""
+    s = site()
+    s.cluster.adapt(minimum=0, maximum=3)
+    jobs: set[str] = set()
+    for _ in range(3):
+        futures = s.submit(6, 0.5)
+        wait(futures)
+        jobs |= set(queue(s.cluster))
+        del futures
+        time.sleep(3.0)
+        jobs |= set(queue(s.cluster))
+    assert len(jobs) <= 3
+
+
+def test_threads_count_before_there_are_workers(site):
+    """Stock: 30 jobs for 300 tasks of half a second on workers of 4 threads; 8 are needed."""
+    s = site(cores=4, processes=1)
+    s.cluster.adapt(minimum=0, maximum=64)
+    futures = s.submit(300, 0.5)
+    most = 0
+    while not all(map(operator.methodcaller("done"), futures)):
+        most = max(most, len(queue(s.cluster)))
+        time.sleep(0.1)
+    assert 2 <= most <= 10
+
+
+def test_a_bad_partition_raises_with_slurms_own_words(slurm, tmp_path):
+    """Stock: a line in a log; the cluster waits for a worker that never comes."""
+    s = Site(tmp_path, queue="nosuch")
+    try:
+        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+            s.cluster.scale(2)
+        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+            s.cluster.adapt(minimum=1, maximum=2)
+    finally:
+        s.close()
+
+
+def test_submissions_that_fail_three_times_end_with_the_workers_connected(site, monkeypatch, tmp_path):
+    """Stock: no retry; 30 s later connected 0, requested 3, and an AssertionError on close."""
+    real = command("which", "sbatch").strip()
+    count = tmp_path / "count"
+    fake = tmp_path / "bin" / "sbatch"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"#!/bin/sh\necho x >> {count}\n"
+        f'[ "$(wc -l < {count})" -gt 3 ] || {{ echo "sbatch: error: Resource temporarily unavailable" >&2; exit 1; }}\n'
+        f'exec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    s = site()
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    assert len(count.read_text().split()) == 4
