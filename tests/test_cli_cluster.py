@@ -1,0 +1,160 @@
+"""`dask ferro cluster` without SLURM: its arguments, the scripts that it prints, and PBS by a qsub of the test's own.
+
+On a real SLURM it is in tests/slurm/test_cluster_command.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from distributed import Client
+
+from dask_ferro.cli import main
+from dask_ferro.runtime.standing import summary
+from tests.standing import command
+
+CONFIGS = Path(__file__).resolve().parents[1] / "jobqueue_configs"
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["cluster", *map(str, arguments)], prog_name="dask ferro")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A folder of one's own: logs are written below it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SBATCH_ACCOUNT", "PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+BAD = {
+    "no configuration": ("", "Missing option '--config'"),
+    "a name that is none": ("--config narwal", "no job configuration 'narwal', did you mean narval?"),
+    "a file that is not there": ("--config mine.yaml", "'mine.yaml': no such file"),
+    "nobody who pays": ("--config narval", "environment variable SBATCH_ACCOUNT is not set"),
+    "less than nothing": ("--config local-test --min -1", "'--min'"),
+    "no workers at most": ("--config local-test --max 0", "'--max'"),
+    "bounds that cross": ("--config local-test --min 9", "at least 9 workers, but at most 4"),
+    "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
+    "a command of more words": ("--config local-test now", "unexpected extra argument"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), BAD.values(), ids=BAD)
+def test_bad_arguments_exit_2_with_one_line(line, said):
+    done = call(*line.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_network_that_this_machine_has_not_exits_2_and_names_those_it_has(tmp_path):
+    text = (CONFIGS / "local-test.yaml").read_text(encoding="utf-8").replace(": lo\n", ": ib7\n")
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    done = call("--config", "mine.yaml")
+    assert done.exit_code == 2
+    assert "the cluster did not start" in done.stderr
+    assert "'ib7' is not a valid network interface" in done.stderr
+
+
+def test_a_dry_run_prints_the_script_and_starts_nothing():
+    done = call("--config", "slurm-gpu", "--dry-run")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("#!/usr/bin/env bash\n")
+    assert "#SBATCH --gres=gpu:1" in done.stdout
+    assert "tcp://<insert-scheduler-address-here>:8786" in done.stdout
+
+
+def test_a_dry_run_prints_every_pools_script(tmp_path):
+    text = (CONFIGS / "local-test.yaml").read_text(encoding="utf-8")
+    pools = "    pools: {large: {cores: 4, memory: 2GiB}}\n    signal-ahead:"
+    (tmp_path / "mine.yaml").write_text(text.replace("    signal-ahead:", pools), encoding="utf-8")
+    done = call("--config", "mine.yaml", "--dry-run")
+    assert [
+        line for line in done.stdout.splitlines() if line.startswith(("# ---- pool", "#SBATCH --cpus"))
+    ] == [
+        "# ---- pool default",
+        "#SBATCH --cpus-per-task=1",
+        "# ---- pool large",
+        "#SBATCH --cpus-per-task=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "actions", "line"),
+    [
+        pytest.param({}, [], "no jobs", id="nothing there"),
+        pytest.param(
+            {"running": 3, "pending": 1}, [], "1 pending, 3 running", id="in the order of their lives"
+        ),
+        pytest.param(
+            {"running": 2, "leaving": 1},
+            ["drain default-3: idle for 40 s"],
+            "2 running, 1 leaving; drain default-3: idle for 40 s",
+            id="with what is done, and why",
+        ),
+    ],
+)
+def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
+    assert summary({"jobs": jobs, "actions": actions}) == line
+
+
+# ---- PBS ---------------------------------------------------------------------------------------------------
+
+# The job's id is that of its process, and of its group.
+QSUB = """#!/bin/sh
+script="$SPOOL/$$.sh"
+cp "$1" "$script"
+setsid bash "$script" >"$SPOOL/$$.log" 2>&1 </dev/null &
+echo "$!.test-pbs"
+"""
+QDEL = """#!/bin/sh
+kill -TERM -- "-${1%.test-pbs}"
+"""
+
+
+@pytest.fixture
+def pbs(tmp_path, monkeypatch):
+    """Gadi's configuration for this machine, and a PBS that starts every job at once."""
+    for name, script in {"qsub": QSUB, "qdel": QDEL}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SPOOL", str(tmp_path))
+    monkeypatch.setenv("PROJECT", "ab12")
+    monkeypatch.setenv("PBS_JOBFS", str(tmp_path / "jobfs"))
+    text = (CONFIGS / "gadi-gpu.yaml").read_text(encoding="utf-8")
+    for old, new in {
+        "ib0 ": "lo ",
+        "95GiB": "500MiB",
+        "':0'": "127.0.0.1:0",
+        "    - module load python3/3.11.0 cuda/12.6.2\n": "    - export LOADED=1\n",
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "gadi.yaml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.cluster
+def test_on_pbs_workers_come_know_their_end_and_go_with_the_command(pbs):
+    with command(pbs, "--config", "gadi.yaml", "--min", 1, "--max", 1) as running:
+        address = running.says(r"scheduler +(\S+)")[1]
+        running.says("1 running")
+        with Client(address) as client:
+            assert client.submit(os.getenv, "LOADED").result(timeout=10) == "1"
+            ends = float(client.submit(os.getenv, "FERRO_JOB_ENDS").result(timeout=10))
+            assert 7000 < ends - time.time() <= 7200
+            (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+            assert worker["resources"] == {"GPU": 1}
+            process = psutil.Process(client.submit(os.getpid).result(timeout=10))
+        assert running.ends(signal.SIGINT) == 130
+    process.wait(10)
+    assert "stopped by SIGINT" in running.stderr
