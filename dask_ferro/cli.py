@@ -1,8 +1,8 @@
-"""`dask ferro run | import | simulate`: the command line, and nothing that could not be called from Python.
+"""`dask ferro run | import | simulate | replay | cluster | top`: the command line, and nothing that could not be called
+from Python.
 
 This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
-Exit status: 0; 1 for what failed (a model, an op, a task), with the message; 2 for bad arguments, input files
-or configuration, with one line; 130 after Ctrl-C.  Reports go to standard output, the rest to standard error.
+How commands end stands in `commands.faults`.
 """
 
 from __future__ import annotations
@@ -10,66 +10,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_ferro.commands.faults import Group, leave
+from dask_ferro.commands.replay import replay
+from dask_ferro.commands.top import top
+
+if TYPE_CHECKING:
+    from signal import Signals
+
+    from dask_ferro.runtime.jobconfig import JobConfig
+
 ARRAY_FILES = (".npy", ".npz")
-
-
-# ---- how it fails ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _one_status_per_fault(debug: bool = False) -> Iterator[None]:
-    """Turn exceptions into one message and the status that says who has to act."""
-    from dask_ferro.errors import ConfigError
-
-    try:
-        yield
-    except click.UsageError as error:
-        if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            raise
-        _leave(
-            2, f"{error.ctx.command_path if error.ctx else 'dask ferro'}: {error.format_message()}", line=True
-        )
-    except KeyboardInterrupt:
-        _leave(130, "interrupted")
-    except (click.exceptions.Exit, click.ClickException, click.Abort):
-        raise
-    except ConfigError as error:
-        _leave(2, f"dask ferro: {error}", line=True, debug=debug)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever a task raised ends here
-        told = type(error).__module__.startswith("dask_ferro")
-        _leave(1, f"dask ferro: {error if told else f'{type(error).__name__}: {error}'}", debug=debug)
-
-
-def _leave(status: int, message: str, *, line: bool = False, debug: bool = False) -> None:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    click.echo(" ".join(message.split()) if line else message, err=True)
-    raise click.exceptions.Exit(status)
-
-
-class _Command(click.Command):
-    """A command whose faults follow the rules at the head of this module, whichever program calls it."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _one_status_per_fault():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _one_status_per_fault(debug=bool(ctx.params.get("debug"))):
-            return super().invoke(ctx)
-
-
-class _Group(_Command, click.Group):
-    command_class = _Command
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------
@@ -117,15 +73,23 @@ class _Policies(click.ParamType[Any]):
         return tuple(dict.fromkeys(names))
 
 
-class _ArrayFile(click.Path):
-    """A path that ends in .npy or .npz; one that is written lies in a folder that exists."""
+class _File(click.Path):
+    """A path; one that is written lies in a folder that exists."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if path.suffix not in ARRAY_FILES:
-            self.fail(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}", param, ctx)
         if not self.exists and not path.parent.is_dir():
             self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
+        return path
+
+
+class _ArrayFile(_File):
+    """A path that ends in .npy or .npz."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Path = super().convert(value, param, ctx)
+        if path.suffix not in ARRAY_FILES:
+            self.fail(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}", param, ctx)
         return path
 
 
@@ -143,7 +107,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 _debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 
-@click.group(name="ferro", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="ferro", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dask-ferro", prog_name="dask ferro")
 def main() -> None:
     """ONNX models and tensor graphs on a Dask cluster."""
@@ -172,6 +136,11 @@ def main() -> None:
 @_granularity
 @click.option("--dashboard/--no-dashboard", default=False, help="Serve Dask's dashboard; needs bokeh.")
 @click.option("--repeat", type=_AT_LEAST_ONE, default=1, show_default=True, help="Run so many times.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Record the runs: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
+)
 @_as_json
 @_debug
 def run(**options: Any) -> None:
@@ -179,16 +148,17 @@ def run(**options: Any) -> None:
 
     \b
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
-    dask ferro run --dag imbalanced --workers 8
+    dask ferro run --dag imbalanced --workers 8 --trace run.html
     """
     _check_run(options)
     from dask_ferro.runtime.trial import Request, trial
+    from dask_ferro.views.progress import bar
     from dask_ferro.views.report import show_trial
-    from dask_ferro.views.terminal import console, progress
+    from dask_ferro.views.terminal import console
 
     as_json, debug = options.pop("as_json"), options.pop("debug")
     remarks = console(sys.stderr)
-    done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=progress)
+    done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=bar)
     if as_json:
         click.echo(json.dumps(done.as_dict()))
     else:
@@ -300,3 +270,75 @@ def simulate(
         click.echo(json.dumps(found.as_dict()))
     else:
         show_comparison(console(), found)
+
+
+@main.command()
+@click.option(
+    "--config", "source", required=True, metavar="NAME|FILE", help="A shipped job configuration, or your own."
+)
+@click.option("--min", "minimum", type=click.IntRange(min=0), help="Workers, at least.")
+@click.option("--max", "maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
+@click.option("--name", help="Of the cluster, and of its jobs in the queue.")
+@click.option(
+    "--scheduler-file",
+    type=_File(dir_okay=False, writable=True),
+    help="Where to write the scheduler's address while it runs.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the script of a job, and start nothing.")
+@_debug
+def cluster(
+    source: str,
+    minimum: int | None,
+    maximum: int | None,
+    name: str | None,
+    scheduler_file: Path | None,
+    dry_run: bool,
+    debug: bool,
+) -> None:
+    """Start a cluster on SLURM or PBS whose workers follow the work; Ctrl-C ends it, and its jobs.
+
+    \b
+    dask ferro cluster --config slurm-gpu --min 0 --max 16
+    dask ferro cluster --config ./mine.yaml --dry-run
+    """
+    from dask_ferro.runtime.jobconfig import load
+
+    config = load(source)
+    if dry_run:
+        _print_scripts(config.scripts())
+        return
+    named = {} if name is None else {"name": name, "job_name": name}
+    stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
+    if stopped_by is None:
+        click.echo("a client shut the cluster down", err=True)
+    else:
+        leave(128 + stopped_by, f"stopped by {stopped_by.name}")
+
+
+def _print_scripts(scripts: Mapping[str, str]) -> None:
+    for pool, script in scripts.items():
+        click.echo((f"# ---- pool {pool}\n" if len(scripts) > 1 else "") + script)
+
+
+def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str, Any]) -> Signals | None:
+    """Say what a standing cluster does, until it ends; return the signal that ended it."""
+    from dask_ferro.runtime.standing import standing
+    from dask_ferro.views.terminal import console, facts
+
+    bounds = config.elastic
+    with standing(config, scheduler_file=scheduler_file, **keywords) as cluster:
+        rows = (
+            ("scheduler", cluster.address),
+            ("dashboard", cluster.dashboard or "none"),
+            ("workers", f"{bounds['minimum']} to {bounds['maximum']}"),
+            ("jobs", str(config.path)),
+        )
+        facts(console(), rows)
+        for change in cluster.changes():
+            click.echo(change)
+        click.echo("the jobs are being cancelled", err=True)
+    return cluster.stopped_by
+
+
+main.add_command(replay)
+main.add_command(top)

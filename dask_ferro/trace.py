@@ -5,7 +5,7 @@ the trace's own start, sizes are bytes.  Tasks carry enough to run the same grap
 
     {"ferrotrace": 1, "workers": {...}, "counts": {...}, "span": [columns], "task": [columns], "rows": [n, m]}
     ["span", "compute", "inc-1", "inc", "tcp://...", 0, 0.0, 0.1, 8, ""]     n lines
-    ["task", "inc-1", "inc", "inc", 0.1, 8, []]                              m lines
+    ["task", "inc-1", "inc", "inc", 0.1, 8, [], 0]                           m lines
 
 A file that was cut short does not have the rows that its first line promises, and is not read.
 """
@@ -38,17 +38,18 @@ class Span(NamedTuple):
     Attributes
     ----------
     kind : str
-        "compute", "transfer", or "steal" (from the request to the task's start on the thief).
+        "compute", "transfer", "steal" (from the request to the task's start on the thief), or "op": a part of
+        a computation, recorded where somebody asked for it.
     key, prefix : str, or tuple of str and ints; str
-        Of the task that ran, that an input was fetched for, or that was moved.
+        Of the task that ran, that an input was fetched for, or that was moved; an op's prefix is its type.
     worker, lane : str, int
         Address or virtual name, and the thread there, from 0; the receiver's (transfer), the thief's (steal).
     start, stop : float
         Seconds since the trace's start.
     nbytes : int
-        Of the result (compute), or of what was moved (transfer).
+        Of the result (compute, op), or of what was moved (transfer).
     source : str
-        The sender (transfer), or the victim (steal).
+        The sender (transfer), the victim (steal), or "engine/node" (op).
     """
 
     kind: str
@@ -78,6 +79,8 @@ class TracedTask(NamedTuple):
         What it took, and the size of its result.
     dependencies : tuple of keys
         Some may be outside of the trace: data that was there before, or what a bounded recorder forgot.
+    order : int or None
+        Its place among the tasks by priority, the first to run lowest; None where nobody noted it.
     """
 
     key: Key
@@ -86,6 +89,7 @@ class TracedTask(NamedTuple):
     seconds: float
     nbytes: int = 0
     dependencies: tuple[Key, ...] = ()
+    order: int | None = None
 
 
 @dataclass(frozen=True)
@@ -166,17 +170,7 @@ class Trace:
         ConfigError
             For a key that is none of Dask's, or a place that cannot be written.
         """
-        target = Path(path)
-        content = "".join(line + "\n" for line in _lines(self)).encode()
-        if target.suffix == ".gz":
-            content = gzip.compress(content, compresslevel=6, mtime=0)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ConfigError(f"trace {str(target)!r}: cannot be written ({error})") from error
+        write_whole(path, "".join(line + "\n" for line in _lines(self)).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -204,6 +198,26 @@ class Trace:
         return cls(tuple(found[Span]), tuple(found[TracedTask]), head["workers"], head["counts"])
 
 
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that appears whole or not at all; compressed, and always alike, where its name ends in ".gz".
+
+    Raises
+    ------
+    ConfigError
+        For a place that cannot be written.
+    """
+    target = Path(path)
+    if target.suffix == ".gz":
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"trace {str(target)!r}: cannot be written ({error})") from error
+
+
 def _lines(trace: Trace) -> Iterator[str]:
     head = {
         "ferrotrace": _VERSION,
@@ -217,7 +231,7 @@ def _lines(trace: Trace) -> Iterator[str]:
     for s in trace.spans:
         yield json.dumps(["span", s.kind, _plain(s.key), *s[2:]])
     for t in trace.tasks:
-        yield json.dumps(["task", _plain(t.key), *t[1:5], [_plain(d) for d in t.dependencies]])
+        yield json.dumps(["task", _plain(t.key), *t[1:5], [_plain(d) for d in t.dependencies], t.order])
 
 
 def _plain(key: Key) -> Any:
@@ -262,7 +276,14 @@ def _seconds(value: Any) -> Any:
 
 
 _SPAN: tuple[_Reader, ...] = (_string, _key, _string, _string, _count, _seconds, _seconds, _count, _string)
-_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys)
+
+
+def _place(value: Any) -> Any:
+    return _checked(value, value is None or type(value) is int, "a place or null")
+
+
+_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place)
+_TASK_BEFORE = len(_TASK) - 1  # cells of files that were written before tasks had an order
 
 
 def _row(row: Any) -> Span | TracedTask:
@@ -271,6 +292,8 @@ def _row(row: Any) -> Span | TracedTask:
     if name == "span":
         return Span._make(read(cell) for read, cell in zip(_SPAN, cells, strict=True))
     if name == "task":
+        if len(cells) == _TASK_BEFORE:
+            cells.append(None)
         return TracedTask._make(read(cell) for read, cell in zip(_TASK, cells, strict=True))
     raise ValueError(f"got {name!r}")
 

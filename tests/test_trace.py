@@ -140,6 +140,12 @@ HEAD = '{"ferrotrace": 1, "workers": {}, "counts": {}, "rows": [1, 0]}\n'
 SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, ""]\n'
 
 
+def test_files_from_before_tasks_had_an_order_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.ferrotrace"
+    path.write_text(HEAD.replace("[1, 0]", "[0, 1]") + '["task", "k", "p", "g", 1.0, 8, ["d"]]\n')
+    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, ("d",), None),)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -164,6 +170,9 @@ SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, ""]\n'
         pytest.param(HEAD + '["event"]\n', "line 2.*'event'", id="an unknown row is named"),
         pytest.param(
             HEAD + '["task", "k", "p", "g", 1, 8, "ab"]\n', "line 2.*keys", id="dependencies are a list"
+        ),
+        pytest.param(
+            HEAD + '["task", "k", "p", "g", 1, 8, [], "first"]\n', "line 2.*place", id="an order is a number"
         ),
     ],
 )

@@ -21,6 +21,7 @@ from dask_ferro.kernels.extract import bodies, nested, used_names, weights_of
 from dask_ferro.kernels.onnxruntime import SessionRun
 from dask_ferro.kernels.reference import ReferenceRun
 from dask_ferro.kernels.route import Engine
+from dask_ferro.kernels.watch import Watch, Watched
 
 
 class Run(Protocol):
@@ -30,6 +31,9 @@ class Run(Protocol):
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Compute the outputs."""
+
+    def watched(self, watch: Watch) -> Run:
+        """Return the same run, on the same weights, with its ops handed to `watch`."""
 
 
 class Step(NamedTuple):
@@ -56,12 +60,27 @@ class ArrayRun:
         self.nbytes = self._program.nbytes
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        return self._bound_to(arrays)(*arrays)
+
+    def _bound_to(self, arrays: Sequence[Any]) -> array.BoundProgram:
         kind = type(arrays[0]) if arrays else np.ndarray
         bound = self._bound.get(kind)
         if bound is None:
             xp = array_namespace(*arrays) if arrays else numpy_namespace
             bound = self._bound[kind] = self._program.bind(xp)
-        return bound(*arrays)
+        return bound
+
+    def watched(self, watch: Watch) -> Run:
+        """Return the same run, on the same weights, with its ops handed to `watch`."""
+        kept: dict[array.BoundProgram, array.BoundProgram] = {}
+
+        def run(*arrays: Any) -> tuple[Any, ...]:
+            bound = self._bound_to(arrays)
+            if bound not in kept:
+                kept[bound] = bound.watched(watch)
+            return kept[bound](*arrays)
+
+        return Watched(run)
 
 
 class Executable:
@@ -88,6 +107,11 @@ class Executable:
             results = step.run(*(values[name] for name in step.reads))
             values.update(zip(step.writes, results, strict=True))
         return tuple(values[name] for name in self._outputs)
+
+    def watched(self, watch: Watch) -> Executable:
+        """Return the same bundle, on the same weights, with its ops handed to `watch`."""
+        steps = [Step(step.run.watched(watch), step.reads, step.writes) for step in self._steps]
+        return Executable(steps, self._inputs, self._outputs, self._weights)
 
 
 def nodes_between(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> list[ir.Node]:

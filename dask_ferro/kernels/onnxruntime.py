@@ -11,12 +11,15 @@ fail, a user's own included.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.kernels.extract import extract, weights_of
+from dask_ferro.kernels.profile import ProfiledRun
+from dask_ferro.kernels.watch import Watch, Watched
 
 # A session with prepacked weights was measured at 1.6 x their size.
 _PREPACK_FACTOR = 1.6
@@ -46,24 +49,43 @@ class SessionRun:
         prepack: bool,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = _WARNINGS_OFF
-        if piece.folder is not None:
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", piece.folder
-            )
-        if not prepack:
-            options.add_session_config_entry("session.disable_prepacking", "1")
-        self._session = ort.InferenceSession(
-            piece.proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        self._content = piece.proto.SerializeToString()
+        self._options = partial(_options, piece.folder, threads, prepack)
+        self._nodes = len(nodes)
+        self._session = self._built()
         self._run = self._session.run
         self._inputs = tuple(inputs)
         self._outputs = list(outputs)
         weights = sum(t.nbytes for t in weights_of(model, nodes).values())
-        self.nbytes = int(weights * (_PREPACK_FACTOR if prepack else 0.0)) + piece.proto.ByteSize() * 4
+        self.nbytes = int(weights * (_PREPACK_FACTOR if prepack else 0.0)) + len(self._content) * 5
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         return tuple(self._run(self._outputs, dict(zip(self._inputs, arrays, strict=True))))
+
+    def watched(self, watch: Watch) -> Watched:
+        """Return the same run on a second session, which ONNX Runtime profiles at first."""
+        profiled = ProfiledRun(self._built, self._on, self._nodes)
+        return Watched(watch.session(self._nodes, profiled))
+
+    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        run = self._run if session is None else session.run
+        return tuple(run(self._outputs, dict(zip(self._inputs, arrays, strict=True))))
+
+    def _built(self, profile: str | None = None) -> ort.InferenceSession:
+        options = self._options(profile)
+        return ort.InferenceSession(self._content, options, providers=["CPUExecutionProvider"])
+
+
+def _options(folder: str | None, threads: int, prepack: bool, profile: str | None) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _WARNINGS_OFF
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile
+    return options

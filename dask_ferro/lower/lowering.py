@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # A session with threads costs their start, and there is one session a bundle: below this it has none.
 _WORTH_THREADS_S = 1e-3
+# Nodes that a bundle's title names, and the end of each name that it shows: what a hover has room for.
+_NAMED = 4
+_NAME = 40
 
 
 def slots() -> int:
@@ -200,7 +203,8 @@ def lower(
     tokens = {name: token_of(value) for name, value in arrays.items()}
     chunks = 1 if rows is None else len(rows)
     by_name = chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
-    refs = tuple(_bundle_ref(opened, plan, bundle, splits, by_name) for bundle in plan.bundles)
+    names = [node.name or node.op_type for node in opened.loaded.model.graph]
+    refs = tuple(_bundle_ref(opened, plan, bundle, splits, by_name, names) for bundle in plan.bundles)
     content = (opened.loaded.digest, tuple(tokens.items()), rows, refs)
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     live = client if client is not None and not client.asynchronous else None
@@ -223,23 +227,34 @@ def lower(
     return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
 
 
-def _bundle_ref(opened: Opened, plan: Plan, bundle: Bundle, splits: bool, by_name: bool) -> BundleRef:
+def _bundle_ref(
+    opened: Opened, plan: Plan, bundle: Bundle, splits: bool, by_name: bool, names: Sequence[str]
+) -> BundleRef:
     positions = {origin: p for p, origin in enumerate(_origins(bundle))}
     picks = []
     for source in bundle.sources:
         many = source.bundle != MODEL_INPUT and len(plan.bundles[source.bundle].outputs) > 1
         picks.append((positions[_origin(source)], source.place if many else -1))
     sig = opened.signature
+    by_rows = splits and any(sig.carries[s.place] for s in bundle.sources)
     return BundleRef(
         bundle.inputs,
         bundle.outputs,
         route(opened.support, bundle.nodes),
         tuple(picks),
-        rows=1 if splits and any(sig.carries[s.place] for s in bundle.sources) else 0,
+        rows=1 if by_rows else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
         parallel=bundle.seconds > _WORTH_THREADS_S,
         by_name=by_name,
+        title=_title([names[position] for position in bundle.nodes]),
+        flops=0.0 if by_rows else float(bundle.flops),
     )
+
+
+def _title(names: Sequence[str]) -> str:
+    """Return the first names and how many more there are: a task may not grow with its nodes."""
+    more = len(names) - _NAMED
+    return ", ".join(name[-_NAME:] for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _origin(source: Source) -> tuple[int, int]:

@@ -55,6 +55,10 @@ class BundleRef(NamedTuple):
         Whether it is long enough for a session to have threads of its own.
     by_name : bool
         Give the outputs as a dict by name: the bundle is all there is to compute.
+    title : str
+        Some of its nodes by name, for people.
+    flops : float
+        Projected, of a whole chunk; 0: not known.
     """
 
     inputs: tuple[str, ...]
@@ -65,6 +69,20 @@ class BundleRef(NamedTuple):
     split: tuple[bool, ...] = ()
     parallel: bool = True
     by_name: bool = False
+    title: str = ""
+    flops: float = 0.0
+
+
+Compute = Callable[..., tuple[Any, ...]]
+Listener = Callable[[Executable], Compute]
+# Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
+_listener: Listener | None = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Let somebody take each bundle's place before it runs, to see its ops; None: nobody any more."""
+    global _listener
+    _listener = listener
 
 
 def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None) -> Any:
@@ -80,9 +98,10 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
         The model file's content, for workers that cannot see its path.
     """
     executable = _executable(model, bundle, copy)
+    run: Compute = executable if _listener is None else _listener(executable)
     arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
     try:
-        results = _by_rows(executable, arrays, bundle) if bundle.rows else executable(*arrays)
+        results = _by_rows(run, arrays, bundle) if bundle.rows else run(*arrays)
     except Exception as error:
         error.add_note(_situation(model, bundle, arrays))
         raise
@@ -100,7 +119,7 @@ def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str
     return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
 
 
-def _by_rows(executable: Executable, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
+def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
     """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
@@ -108,9 +127,9 @@ def _by_rows(executable: Executable, arrays: Sequence[Any], bundle: BundleRef) -
         one = [
             np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
         ]
-        return tuple(out[:0] for out in executable(*one))
+        return tuple(out[:0] for out in run(*one))
     parts = [
-        executable(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
+        run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
         for row in range(total)
     ]
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

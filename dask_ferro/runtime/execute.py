@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from distributed import Client, get_task_stream, wait
 
-# Often enough to look alive, and 1 % of a scheduler's time for a graph of 10,000 tasks.
-_LOOK_EVERY_S = 0.25
-_UNFINISHED = ("waiting", "no-worker", "queued", "processing")
+from dask_ferro.runtime.progress import INTERVAL, Following, Progress
 
 
 class WorkerShare(NamedTuple):
@@ -33,7 +32,7 @@ class Measured(NamedTuple):
     workers: tuple[WorkerShare, ...]
 
 
-Watch = Callable[[int, int], None]
+Watch = Callable[[Progress], None]
 
 
 def execute(client: Client, collection: Any, *, watch: Watch | None = None) -> Measured:
@@ -44,7 +43,7 @@ def execute(client: Client, collection: Any, *, watch: Watch | None = None) -> M
     client : distributed.Client
     collection : Dask collection
     watch : callable, optional
-        ``watch(done, total)``, tasks, called now and then while it runs.
+        ``watch(progress)``, called now and then while it runs.
 
     Raises
     ------
@@ -74,26 +73,12 @@ def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
 
 
 def _watch(client: Client, future: Any, watch: Watch) -> None:
-    total = 0
-    while not future.done():
-        try:
-            wait([future], timeout=_LOOK_EVERY_S)
-        except TimeoutError:
-            left = client.run_on_scheduler(_unfinished, key=future.key)
-            total = max(total, left)
-            watch(total - left, total)
-    if total:
-        watch(total, total)
-
-
-def _unfinished(key: Any, dask_scheduler: Any) -> int:
-    """How many tasks that `key` depends on, itself included, are not done; runs in the scheduler."""
-    if key not in dask_scheduler.tasks:
-        return 0
-    seen = {dask_scheduler.tasks[key]}
-    stack = list(seen)
-    while stack:
-        new = stack.pop().dependencies - seen
-        seen |= new
-        stack.extend(new)
-    return sum(task.state in _UNFINISHED for task in seen)
+    following = Following(client, [future])
+    try:
+        while not future.done():
+            with suppress(TimeoutError):
+                wait([future], timeout=INTERVAL)
+            if (seen := client.sync(following.look)) is not None:
+                watch(seen)
+    finally:
+        client.sync(following.close)

@@ -3,12 +3,16 @@
 Those are the holders of its inputs and the workers on which a task would start first; all that a restriction admits,
 where there is one.  Tasks that Dask queues at the scheduler (many, alike, without large inputs) go to a worker with
 a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
+
+Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it will be done by then.  If no
+worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of its queue.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any
 
 from distributed import Scheduler, Status
@@ -27,6 +31,8 @@ logger = logging.getLogger(__name__)
 _HOLDERS = 8
 # Workers that are weighed where restrictions admit many.
 _ADMITTED = 64
+# Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
+_RETRIED = 256
 # Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
@@ -38,6 +44,8 @@ class Placing:
         self.scheduler = scheduler
         self.stealing = stealing
         self.settings = settings
+        self._waiting: dict[TaskState, None] = {}  # for a fresh worker
+        stealing.after_tick = self.retry
 
     def ready(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a ready task, or None where no worker may have it."""
@@ -45,6 +53,9 @@ class Placing:
         if not ts.actor and self.scheduler.running:
             try:
                 chosen = self._choose(ts)
+                if chosen is None and self._waits(ts):
+                    self._waiting[ts] = None
+                    return None
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else seams.stock_placement(self.scheduler, ts)
@@ -54,13 +65,39 @@ class Placing:
         if (holder := self._only_holder(ts)) is not None and self._stays(ts, holder, now):
             return holder
         allowed, preferred = self.stealing.restrictions(ts)
-        workers = self._candidates(ts, allowed if allowed is not None else preferred, now)
         seconds, known = self._seconds(ts)
+        lasting = self._lasting(seconds, known)
+        workers = self._candidates(ts, allowed if allowed is not None else preferred, now, lasting)
         device, others = self._devices(ts)
         inputs = tuple(self.stealing.inputs(ts, [w.address for w in workers]))
         task = Task(ts.key, seconds, known, inputs, allowed, preferred, (), device, others)
-        address = self.settings.placing.choose(task, workers, self.stealing.links, self.stealing.ledger.hosts)
+        ledger = self.stealing.ledger
+        address = self.settings.placing.choose(
+            task, workers, self.stealing.links, ledger.hosts, self._fresh(ts) if lasting else 0.0
+        )
         return self.scheduler.workers.get(address) if address is not None else None
+
+    def _lasting(self, seconds: float, known: bool) -> float:
+        """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
+        return seconds + self.settings.placing.spare if known and self.stealing.ledger.ends else 0.0
+
+    def _fresh(self, ts: TaskState) -> float:
+        """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
+        tied = (ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
+        return 0.0 if tied else self.stealing.ledger.fresh
+
+    def _waits(self, ts: TaskState) -> bool:
+        """Whether a task that was given to nobody waits for a fresh worker, and Dask is not to place it."""
+        seconds, known = self._seconds(ts)
+        return bool(self._lasting(seconds, known)) and self.settings.placing.waits(seconds, self._fresh(ts))
+
+    def retry(self) -> None:
+        """Look again for workers for what waits: what they run may be done early, and nobody may come after all."""
+        tried = list(islice(self._waiting, _RETRIED))
+        for ts in tried:
+            del self._waiting[ts]
+        if tried or (self.scheduler.queued and self.stealing.ledger.ends):
+            seams.place_again(self.scheduler, tried)
 
     def _only_holder(self, ts: TaskState) -> WorkerState | None:
         """Return the worker that alone holds all inputs, of a task that may go anywhere."""
@@ -84,11 +121,36 @@ class Placing:
             return False
         largest = max(dts.get_nbytes() for dts in ts.dependencies)
         starts_in = row.starts_in(now, ts.priority)
-        return placing.settles(self._seconds(ts)[0], starts_in, ledger.first(now), largest)
+        seconds, known = self._seconds(ts)
+        lasting = self._lasting(seconds, known)
+        if lasting and row.ends_at < now + starts_in + lasting:
+            return False
+        return placing.settles(seconds, starts_in, ledger.first(now), largest)
 
-    def queued(self) -> WorkerState | None:
-        """Return the worker for a task from the scheduler's queue, or None while all are busy."""
-        free = self.scheduler.idle_task_count
+    def queued(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
+        free: Collection[WorkerState] = self.scheduler.idle_task_count
+        return self._least_busy(self._in_time(ts, free) if self.stealing.ledger.ends else free)
+
+    def _in_time(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
+        """Return those of the workers that have the time for a task, or whom to take where none has."""
+        seconds, known = self._seconds(ts)
+        lasting = self._lasting(seconds, known)
+        if not lasting:
+            return free
+        ledger, now = self.stealing.ledger, time()
+        left = {
+            ws: row.ends_at - now - row.starts_in(now) for ws in free if (row := ledger.rows.get(ws.address))
+        }
+        if having := [ws for ws, seconds_left in left.items() if seconds_left >= lasting]:
+            return having
+        if not left or self.settings.placing.waits(seconds, self._fresh(ts)):
+            return ()
+        if ledger.soonest(now, 1, lasting=lasting):  # one that is busy now
+            return ()
+        return (max(left, key=lambda ws: (left[ws], ws.address)),)
+
+    def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
             return next(iter(free))
         rows = self.stealing.ledger.rows
@@ -99,14 +161,19 @@ class Placing:
 
         return min(free, key=busy, default=None)
 
-    def _candidates(self, ts: TaskState, admitted: frozenset[str] | None, now: float) -> list[Worker]:
+    def _candidates(
+        self, ts: TaskState, admitted: frozenset[str] | None, now: float, lasting: float
+    ) -> list[Worker]:
         ledger = self.stealing.ledger
         if admitted:
             some = sorted(admitted)[:_ADMITTED]
             found = [ledger.worker(a, now, ts.priority) for a in some if a in ledger.rows]
             if found and (len(some) == len(admitted)):
                 return [self._current(w) for w in found]
-        found = ledger.soonest(now, self.settings.placing.candidates, ts.priority)
+        count = self.settings.placing.candidates
+        found = ledger.soonest(now, count, ts.priority, lasting)
+        if lasting and not found:
+            found = ledger.latest(now, count, ts.priority)
         seen = {w.address for w in found}
         for address in self._holders(ts):
             if address not in seen and address in ledger.rows:

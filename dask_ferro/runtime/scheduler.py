@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,10 +16,12 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import prometheus, seams
+from dask_ferro.runtime.events import Events
 from dask_ferro.runtime.placement import Placing
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.watch import put_pages
 from dask_ferro.runtime.worker import NAME as WORKER_NAME
 from dask_ferro.runtime.worker import FerroWorker
 
@@ -32,6 +35,11 @@ FIGURES = "ferro_figures"
 
 # One comes on or goes off at a time.
 _turns: WeakKeyDictionary[Scheduler, asyncio.Lock] = WeakKeyDictionary()
+
+
+def recordings_of(client: str) -> str:
+    """Return what the names of a client's recordings begin with, here and on the workers."""
+    return f"ferro-trace-{client}-"
 
 
 def _turn(scheduler: Scheduler) -> asyncio.Lock:
@@ -54,8 +62,10 @@ class FerroScheduler(SchedulerPlugin):
         self.settings = settings if settings is not None else Settings.configured()
         self.stealing: Stealing | None = None
         self.placing: Placing | None = None
+        self.events: Events | None = None
         self._scheduler: Scheduler | None = None
         self._had_stealing = True
+        self._take_pages_off: Callable[[], None] | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent."""
@@ -85,10 +95,15 @@ class FerroScheduler(SchedulerPlugin):
         seams.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, self.settings)
+        self.events = Events(scheduler, self.stealing, self.settings.events)
         if self.settings.placement:
-            seams.put_placement(scheduler, self.placing.ready, self.placing.queued)
+            ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
+            seams.put_placement(scheduler, ready, queued)
+        self.events.start()
+        prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove
         scheduler.handlers[FIGURES] = self.figures
+        self._take_pages_off = put_pages(scheduler, self.stealing)
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
@@ -105,6 +120,10 @@ class FerroScheduler(SchedulerPlugin):
         scheduler = self._scheduler
         if scheduler is None:
             return
+        if self._take_pages_off is not None:
+            self._take_pages_off()
+            self._take_pages_off = None
+        self._end_events()
         if self.stealing is not None:
             await self.stealing.stop()
         seams.put_stock_placement(scheduler)
@@ -117,9 +136,28 @@ class FerroScheduler(SchedulerPlugin):
         for handler in (REMOVE, FIGURES):
             scheduler.handlers.pop(handler, None)
         seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
-        self.stealing = self.placing = self._scheduler = None
+        self.stealing = self.placing = self.events = self._scheduler = None
         if WORKER_NAME in scheduler.worker_plugins:
             await scheduler.unregister_worker_plugin(None, WORKER_NAME)
+
+    async def close(self) -> None:
+        """Publish and count no more: the scheduler is going."""
+        self._end_events()
+
+    def _end_events(self) -> None:
+        if self.events is not None and self._scheduler is not None:
+            self.events.stop()
+            prometheus.take_off(self._scheduler)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Pass on what somebody logged."""
+        if self.events is not None:
+            self.events.heard(topic, msg)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget what is counted of a worker."""
+        if self.events is not None:
+            self.events.left(worker)
 
     def figures(self, comm: Any = None) -> dict[str, Any]:
         """Return what was moved so far, and each worker's threshold in seconds."""
@@ -129,6 +167,17 @@ class FerroScheduler(SchedulerPlugin):
             "thresholds": dict(self.stealing.state.thresholds),
             "stealing": self.settings.stealing,
         }
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """End the recordings of a client that went without doing so."""
+        mine = recordings_of(client)
+        if self.stealing is not None:
+            telemetry = self.stealing.telemetry
+            for who in telemetry.wanted:
+                if str(who).startswith(mine):
+                    telemetry.stop_for(who)
+        for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
+            scheduler.loop.add_callback(scheduler.unregister_worker_plugin, None, name)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Order the tasks of a new graph."""

@@ -9,34 +9,49 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
+from distributed.comm.core import CommClosedError
+from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "distributed.scheduler.Scheduler": (
         "_reschedule", "acquire_resources", "check_idle_saturated", "decide_worker_non_rootish",
-        "decide_worker_rootish_queuing_enabled", "idle_task_count", "release_resources", "send_task_to_worker",
-        "register_worker_plugin", "running",
-        "stream_comms", "task_prefixes", "unregister_worker_plugin", "valid_workers",
-        "worker_plugins",
+        "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "queued",
+        "register_worker_plugin", "release_resources", "running", "send_task_to_worker",
+        "stimulus_queue_slots_maybe_opened", "stream_comms", "task_groups", "task_prefixes",
+        "transition_counter", "transitions", "unregister_worker_plugin", "unrunnable", "valid_workers",
+        "worker_plugins", "worker_send",
     ),
     "distributed.scheduler.WorkerState": (
-        "add_to_processing", "has_what", "long_running", "needs_what", "processing", "remove_from_processing",
-        "used_resources",
+        "actors", "add_to_processing", "executing", "has_what", "long_running", "memory", "memory_limit",
+        "needs_what", "processing", "remove_from_processing", "used_resources",
     ),
     "distributed.scheduler.TaskState": (
         "actor", "annotations", "dependencies", "dependents", "get_nbytes", "host_restrictions",
-        "loose_restrictions", "prefix", "priority", "processing_on", "resource_restrictions", "state", "waiting_on",
-        "who_has", "worker_restrictions",
+        "loose_restrictions", "prefix", "priority", "processing_on", "resource_restrictions", "run_id",
+        "run_spec", "state", "waiting_on", "who_has", "worker_restrictions",
     ),
     "distributed.stealing.WorkStealing": (
         "_add_to_in_flight", "_in_flight_event", "_remove_from_in_flight", "balance", "in_flight", "metrics",
         "move_task_confirm", "put_key_in_stealable", "remove_key_from_stealable", "restart", "stealable",
     ),
+    "distributed.scheduler.TaskGroup": ("dependencies", "nbytes_total", "prefix", "states"),
+    "distributed.scheduler.TaskPrefix": ("duration_average", "max_exec_time", "states"),
     "distributed.batched.BatchedSend": ("interval",),
+    "distributed.http.scheduler.prometheus.core.PrometheusHandler": ("_collectors",),
+    "distributed.nanny.Nanny": ("worker_address", "worker_kwargs"),
+    "distributed.deploy.cluster.Cluster": (
+        "_adaptive", "_close", "_update_worker_status", "scheduler_comm", "scheduler_info",
+    ),
+    "distributed.deploy.spec.SpecCluster": (
+        "_correct_state", "_i", "new_worker_spec", "worker_spec", "workers",
+    ),
     "distributed.worker.Worker": ("batched_stream", "contact_address", "metrics", "transfer_incoming_log"),
 }  # fmt: skip
 
@@ -51,6 +66,7 @@ CLIENT_SENDS = 0.010
 
 _PLACING = "decide_worker_non_rootish"
 _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
+_ROOTISH = "is_rootish"
 
 
 def stealing_of(scheduler: Scheduler) -> Any:
@@ -98,7 +114,7 @@ def put_stealing(scheduler: Scheduler, stealing: Any, previous: Any = None) -> N
     # An answer may still be on its way: without a handler it would cost the worker its connection.
     own = stealing.move_task_confirm if stealing is not None else _ignored
     waits = previous is not None and bool(previous.in_flight)
-    scheduler.stream_handlers["steal-response"] = _forwarding(own, previous) if waits else own
+    _put_answers(scheduler, _forwarding(own, previous) if waits else own)
 
 
 def _ignored(**answer: Any) -> None:
@@ -115,6 +131,39 @@ def _forwarding(own: Callable[..., None], left: Any) -> Callable[..., None]:
     return confirm
 
 
+# Who asks tasks back beside stealing: the beginning of its stimuli, and what takes the answers.
+_claims: WeakKeyDictionary[Scheduler, tuple[str, Callable[..., None]]] = WeakKeyDictionary()
+
+
+def claim_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None]) -> None:
+    """Give `own` the answers to requests whose stimulus begins with `prefix`, whoever steals, now and later."""
+    handler = scheduler.stream_handlers.get("steal-response", _ignored)
+    _claims[scheduler] = (prefix, own)
+    _put_answers(scheduler, getattr(handler, "unclaimed", handler))
+
+
+def unclaim_answers(scheduler: Scheduler) -> None:
+    """Give the one who steals all answers again."""
+    handler = scheduler.stream_handlers.get("steal-response", _ignored)
+    if _claims.pop(scheduler, None) is not None:
+        _put_answers(scheduler, getattr(handler, "unclaimed", handler))
+
+
+def _put_answers(scheduler: Scheduler, handler: Callable[..., None]) -> None:
+    claim = _claims.get(scheduler)
+    scheduler.stream_handlers["steal-response"] = handler if claim is None else _sorting(claim, handler)
+
+
+def _sorting(claim: tuple[str, Callable[..., None]], unclaimed: Callable[..., None]) -> Callable[..., None]:
+    prefix, own = claim
+
+    def sort(*, stimulus_id: str, **answer: Any) -> None:
+        (own if stimulus_id.startswith(prefix) else unclaimed)(stimulus_id=stimulus_id, **answer)
+
+    sort.unclaimed = unclaimed  # type: ignore[attr-defined]
+    return sort
+
+
 async def put_stock_stealing(scheduler: Scheduler, previous: Any = None) -> None:
     """Give the scheduler Dask's own stealing, aware of all tasks that it would know of had it always been there."""
     stock = WorkStealing(scheduler)
@@ -129,17 +178,50 @@ async def put_stock_stealing(scheduler: Scheduler, previous: Any = None) -> None
 def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
-    queued: Callable[[], WorkerState | None],
+    queued: Callable[[TaskState], WorkerState | None],
 ) -> None:
-    """Let `ready` choose the worker of a ready task, and `queued` that of a task from the scheduler's queue."""
+    """Let `ready` choose the worker of a ready task, and `queued` that of one that looks like a root."""
+    asked: TaskState | None = None
+
+    def is_rootish(task: TaskState) -> bool:
+        """Note the task: Dask asks this first, and then for a worker, without saying of which task."""
+        nonlocal asked
+        found: bool = type(scheduler).is_rootish(scheduler, task)
+        asked = task if found else None
+        return found
+
+    def root() -> WorkerState | None:
+        nonlocal asked
+        task, asked = asked, None
+        if task is None or task.state != "waiting":  # it comes from the queue, where the first is asked for
+            task = scheduler.queued.peek()
+        return queued(task)
+
+    setattr(scheduler, _ROOTISH, is_rootish)
     setattr(scheduler, _PLACING, ready)
-    setattr(scheduler, _QUEUED_PLACING, queued)
+    setattr(scheduler, _QUEUED_PLACING, root)
 
 
 def put_stock_placement(scheduler: Scheduler) -> None:
-    """Let Dask's own methods choose again."""
-    for name in (_PLACING, _QUEUED_PLACING):
+    """Let Dask's own methods choose again, and place what waited for a worker that they do not wait for."""
+    had = _PLACING in vars(scheduler)
+    for name in (_ROOTISH, _PLACING, _QUEUED_PLACING):
         vars(scheduler).pop(name, None)
+    if had:
+        place_again(scheduler, list(scheduler.unrunnable))
+
+
+def place_again(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
+    """Look once more for workers: for these of the tasks that have none, and for what is queued."""
+    stimulus_id = f"ferro-place-again-{time()}"
+    without = sorted((ts for ts in tasks if ts in scheduler.unrunnable), key=_priority, reverse=True)
+    if without:  # the last is done first
+        scheduler.transitions({ts.key: "processing" for ts in without}, stimulus_id)
+    scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def _priority(task: TaskState) -> tuple[float, ...]:
+    return task.priority or ()
 
 
 def stock_placement(scheduler: Scheduler, task: TaskState) -> WorkerState | None:
@@ -167,6 +249,34 @@ def put_client_sends(client: Any, seconds: float) -> None:
         stream.interval = seconds
 
 
+def ask_back(scheduler: Scheduler, address: str, keys: Iterable[Any], stimulus_id: str) -> None:
+    """Ask a worker for tasks that it has not started; each is answered on its own, as a steal request is."""
+    for key in keys:
+        scheduler.worker_send(address, {"op": "steal-request", "key": key, "stimulus_id": stimulus_id})
+
+
+def take_back(scheduler: Scheduler, key: Any, address: str, stimulus_id: str) -> None:
+    """Place a task that a worker has anew; should it have started it, what comes of that is dropped."""
+    scheduler._reschedule(key, address, stimulus_id=stimulus_id)
+
+
+def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Any], stimulus_id: str) -> None:
+    """Let a worker fetch copies of results; nothing is said when it has them, but they show up as held."""
+    with suppress(CommClosedError):  # it is dying, and will be removed
+        scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus_id)
+
+
+def set_status(scheduler: Scheduler, worker: WorkerState, status: Status, stimulus_id: str) -> None:
+    """Set a worker's status.
+
+    That a worker runs again is its own to say, when it has heard of it; that it takes no tasks holds at once.
+    """
+    if status != Status.running:
+        scheduler.handle_worker_status_change(status, worker, stimulus_id)
+    message = {"op": "worker-status-change", "status": status.name, "stimulus_id": stimulus_id}
+    scheduler.worker_send(worker.address, message)
+
+
 def hand_over(scheduler: Scheduler, task: TaskState, victim: WorkerState, thief: WorkerState) -> None:
     """Make a processing task the thief's, resources included, and send it there."""
     scheduler.release_resources(task, victim)
@@ -175,3 +285,31 @@ def hand_over(scheduler: Scheduler, task: TaskState, victim: WorkerState, thief:
     thief.add_to_processing(task)
     scheduler.acquire_resources(task, thief)
     scheduler.send_task_to_worker(thief.address, task)
+
+
+def next_spec(cluster: Any) -> dict[Any, Any]:
+    """Return the specification of a SpecCluster's next job, under a name that none had before."""
+    spec: dict[Any, Any] = cluster.new_worker_spec()
+    cluster._i += 1
+    return spec
+
+
+def correct(cluster: Any) -> Any:
+    """Let a SpecCluster start and close what its specification says; awaitable."""
+    return cluster._correct_state()
+
+
+def forget_adapting(cluster: Any) -> None:
+    """Drop the options of a cluster's earlier `adapt` calls, which Dask would give to the next one too."""
+    vars(cluster).pop("_adaptive_options", None)
+
+
+def scraped_scheduler() -> Scheduler | None:
+    """Return the scheduler of this process whose `/metrics` was asked last; None: of none yet.
+
+    Needs prometheus_client.  Dask, too, has one set of collectors a process, and lends them to who is asked.
+    """
+    from distributed.http.scheduler.prometheus.core import PrometheusHandler
+
+    collectors = PrometheusHandler._collectors
+    return collectors[0].server if collectors else None

@@ -25,7 +25,7 @@ class Settings:
     parameters : Parameters
         Of the stealing policy.
     placing : Placement
-    coalesce, tick, scheduler_sends, worker_sends, client_sends : float
+    coalesce, tick, scheduler_sends, worker_sends, client_sends, events : float
     recorded_tasks : int
     """
 
@@ -39,6 +39,7 @@ class Settings:
     scheduler_sends: float = 0.001
     worker_sends: float = 0.001
     client_sends: float = 0.002
+    events: float = 5.0
     recorded_tasks: int = 0
 
     @classmethod
@@ -71,17 +72,21 @@ class Settings:
             margin=seconds("scheduler.margin"),
             transfer_margin=config.number("scheduler.transfer-margin"),
             shortest=seconds("scheduler.shortest"),
+            spare=seconds("scheduler.spare"),
         )
+        parameters = replace(parameters, **{k: v for k, v in options.items() if k in steal})
         settings = cls(
             stealing=config.choice("scheduler.stealing", POLICIES),
             placement=config.flag("scheduler.placement"),
             rank=config.flag("scheduler.rank"),
-            parameters=replace(parameters, **{k: v for k, v in options.items() if k in steal}),
+            parameters=parameters,
+            placing=Placement(spare=parameters.spare),
             coalesce=seconds("scheduler.coalesce"),
             tick=seconds("scheduler.tick"),
             scheduler_sends=seconds("scheduler.scheduler-sends"),
             worker_sends=seconds("scheduler.worker-sends"),
             client_sends=seconds("scheduler.client-sends"),
+            events=seconds("scheduler.events"),
             recorded_tasks=int(config.number("scheduler.recorded-tasks")),
         )
         settings = replace(settings, **{k: v for k, v in options.items() if k in own})
@@ -99,10 +104,12 @@ class Settings:
             "margin",
             "shortest",
             "patience",
+            "spare",
         )
         numbers = {name: getattr(p, name) for name in durations} | {"transfer_margin": p.transfer_margin}
         numbers |= {
-            n: getattr(self, n) for n in ("coalesce", "scheduler_sends", "worker_sends", "client_sends")
+            n: getattr(self, n)
+            for n in ("coalesce", "scheduler_sends", "worker_sends", "client_sends", "events")
         }
         wrong = {name: value for name, value in numbers.items() if not _is_number(value) or value < 0}
         if not _is_number(p.chunk) or not 0 <= p.chunk <= 1:

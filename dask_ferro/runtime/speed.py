@@ -83,6 +83,25 @@ def detected() -> str:
         return "cpu"
 
 
+def memory() -> dict[str, Any] | None:
+    """Return the memory of this process' GPU in bytes; None where its driver does not tell.
+
+    Returns
+    -------
+    dict or None
+        "device", as the environment names it: processes of a host that share one say the same; "used" and "total",
+        of the whole device; "own", what CuPy's pool has given out here.
+    """
+    cupy = _cupy()
+    try:
+        free, total = cupy.cuda.runtime.memGetInfo()
+        own = cupy.get_default_memory_pool().used_bytes()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    return {"device": device, "used": total - free, "total": total, "own": own}
+
+
 def _cupy() -> Any:
     import cupy  # a second of import, where there is a device
 

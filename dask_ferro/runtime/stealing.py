@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import log2
 from typing import Any, cast
@@ -33,6 +33,7 @@ from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.watch import Watch
 from dask_ferro.runtime.worker import METRIC, samples
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,10 @@ class Stealing(WorkStealing):
         How the workers' thresholds changed, the newest last.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale", "seconds gained" (projected), "seconds moving" (projected).
+    watch : Watch
+        What is kept for the dashboard's pages.
+    after_tick : callable ()
+        Called after each slow tick.
     """
 
     name = "ferro-stealing"
@@ -86,7 +91,9 @@ class Stealing(WorkStealing):
         self.state: State = self.policy.init()
         self.counts: dict[str, float] = defaultdict(float)
         self.telemetry = Telemetry(settings.recorded_tasks)
+        self.watch = Watch()
         self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=_HISTORY)
+        self.after_tick: Callable[[], None] = lambda: None
         self._outcomes: list[Outcome] = []
         self._arriving: dict[
             Any, tuple[str, float, bool]
@@ -224,6 +231,7 @@ class Stealing(WorkStealing):
         info = self._remove_from_in_flight(ts) if self.in_flight else None
         if info is not None:  # it was done before the victim was asked
             self.counts["stale"] += 1
+            self.watch.moved(time(), key, info, "stale")
             self._outcomes.append(Outcome("stale", info["victim"].address, info["thief"].address))
         seconds = None
         if finish == "memory":
@@ -295,6 +303,8 @@ class Stealing(WorkStealing):
             if ws is not None:
                 self._heard(ws)
         self.balance()
+        self.watch.sampled(time(), self.scheduler, self.ledger, self.state.thresholds)
+        self.after_tick()
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device class, and what its transfers took."""
@@ -379,13 +389,18 @@ class Stealing(WorkStealing):
         self.ledger.request(now, move.key, move.thief)
         self._add_to_in_flight(
             ts,
-            {
-                "victim": victim,
-                "thief": thief,
-                "victim_duration": entry.seconds,
-                "thief_duration": entry.seconds + move.cost,
-                "stimulus_id": stimulus_id,
-            },
+            cast(
+                Any,  # with two figures more than Dask's own requests have
+                {
+                    "victim": victim,
+                    "thief": thief,
+                    "victim_duration": entry.seconds,
+                    "thief_duration": entry.seconds + move.cost,
+                    "stimulus_id": stimulus_id,
+                    "gain": move.gain,
+                    "cost": move.cost,
+                },
+            ),
         )
         for resource, amount in (ts.resource_restrictions or {}).items():
             self._coming[move.thief, resource] += amount  # type: ignore[assignment]
@@ -436,12 +451,15 @@ class Stealing(WorkStealing):
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         if state in _WORKER_STATE_REJECT:
             self._kept(key, victim, thief)
+            self.watch.moved(time(), key, info, "refused")
             self.log(("already-computing", *addresses))
         elif state in _WORKER_STATE_CONFIRM and is_there and ts.processing_on is victim:
             self._given(ts, victim, thief)
+            self.watch.moved(time(), key, info, "confirmed")
             self.log(("confirm", *addresses))
         else:
             self.counts["stale"] += 1
+            self.watch.moved(time(), key, info, "stale")
             self._outcomes.append(Outcome("stale", victim.address, thief.address))
             self.log(("reschedule", not is_there, *addresses))
             self.scheduler._reschedule(key, stimulus_id=stimulus_id)

@@ -2,7 +2,8 @@
 
 The scheduler plugin tells of every finished task and of every stolen one; nothing here listens on its own, sends
 a message, or draws.  A record is a tuple in a ring buffer, and spans are made of it on demand: 1.3 us a task on
-the scheduler's loop, 8 us for one that fetched three inputs.  A length of 0 records nothing.
+the scheduler's loop, 8 us for one that fetched three inputs.  A length of 0 records nothing, until somebody who
+looks (a trace, an open page) asks for a length meanwhile.
 
 Times are the scheduler's clock.  Workers shift theirs by the delay that they measure at each heartbeat, before
 they send a duration: nothing is corrected here a second time.  That delay is off by up to half of a heartbeat's
@@ -13,8 +14,9 @@ by the difference, and tasks of one thread may still seem to overlap a little.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from distributed.metrics import time
 from distributed.scheduler import TaskState
@@ -25,6 +27,7 @@ from dask_ferro.trace import Key, Span, Trace, TracedTask
 LENGTH = 50_000
 # Workers that left, remembered for the traces that they are in: more than any elastic run of a day has.
 _DEPARTED = 4096
+_R = TypeVar("_R")
 
 
 class _Fetch(NamedTuple):
@@ -47,6 +50,7 @@ class _Run(NamedTuple):
     nbytes: int
     dependencies: tuple[Key, ...]
     fetches: tuple[_Fetch, ...]
+    priority: tuple[Any, ...] = ()
 
 
 class _Steal(NamedTuple):
@@ -56,6 +60,15 @@ class _Steal(NamedTuple):
     thief: str
     requested: float
     started: float
+
+
+class Mark:
+    """How far somebody has read: counts of what was recorded by then, and the lanes that he has seen."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.runs = self.steals = 0
+        self.lanes: dict[str, dict[object, int]] = {}
 
 
 class Telemetry:
@@ -70,10 +83,17 @@ class Telemetry:
     ----------
     counts : Counter of str
         Of decisions, since `started`; the scheduler plugin adds to it.
+    recorded : int
+        Tasks that were recorded ever: more than a trace has were dropped.
     """
 
     def __init__(self, length: int = LENGTH) -> None:
-        self._length = length
+        self._own = self._length = length
+        self._runs: deque[_Run] = deque(maxlen=length)
+        self._steals: deque[_Steal] = deque(maxlen=length)
+        self._wanted: dict[Hashable, int] = {}
+        self.recorded = 0
+        self._moves = 0  # steals that were recorded ever
         self._threads: dict[str, int] = {}
         self.started(0.0)
 
@@ -81,6 +101,32 @@ class Telemetry:
     def is_on(self) -> bool:
         """Whether anything is recorded: a caller may save itself the arguments."""
         return self._length > 0
+
+    def record_for(self, who: Hashable, length: int = LENGTH) -> None:
+        """Keep at least so many tasks, until `stop_for` the same one; what is recorded stays."""
+        self._wanted[who] = length
+        self._resize()
+
+    def stop_for(self, who: Hashable) -> None:
+        """Keep no more than the others want.  Idempotent."""
+        if self._wanted.pop(who, None) is not None:
+            self._resize()
+
+    @property
+    def wanted(self) -> tuple[Hashable, ...]:
+        """Who asked this very recorder, and still does."""
+        return tuple(self._wanted)
+
+    def _resize(self) -> None:
+        length = max(self._own, *self._wanted.values(), 0)
+        if length != self._length:
+            self._length = length
+            self._runs, self._steals = deque(self._runs, length), deque(self._steals, length)
+
+    @property
+    def length(self) -> int:
+        """Tasks that are kept."""
+        return self._length
 
     def started(self, now: float) -> None:
         """Forget what was recorded; what finishes before `now` is not of this recording.
@@ -91,8 +137,8 @@ class Telemetry:
             The scheduler's clock.
         """
         self._since = now
-        self._runs: deque[_Run] = deque(maxlen=self._length)
-        self._steals: deque[_Steal] = deque(maxlen=self._length)
+        self._runs = deque(maxlen=self._length)
+        self._steals = deque(maxlen=self._length)
         self._departed: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
 
@@ -147,6 +193,7 @@ class Telemetry:
         if compute is None or compute["stop"] < self._since:
             return
         late = max(0.0, compute["stop"] - time())
+        self.recorded += 1
         self._runs.append(
             _Run(
                 ts.key,
@@ -159,6 +206,7 @@ class Telemetry:
                 nbytes or 0,
                 tuple([d.key for d in ts.dependencies]),
                 _fetches(ts, fetched, late) if fetched else (),
+                ts.priority or (),
             )
         )
 
@@ -178,6 +226,7 @@ class Telemetry:
             Of the task; looked up in what it ran as when it is not given.
         """
         if self._length and started >= self._since:
+            self._moves += 1
             self._steals.append(_Steal(key, prefix, victim, thief, requested, started))
 
     def copy(self) -> Telemetry:
@@ -211,6 +260,16 @@ class Telemetry:
             counts=dict(self.counts),
         )
 
+    def news(self, mark: Mark) -> list[Span]:
+        """Return the spans of what was recorded since the mark, on the scheduler's clock, and move the mark on.
+
+        At most the newest `mark.most` tasks, and as many steals: a reader that cannot follow loses the oldest.
+        """
+        runs = _tail(self._runs, self.recorded - mark.runs, mark.most)
+        steals = _tail(self._steals, self._moves - mark.steals, mark.most)
+        mark.runs, mark.steals = self.recorded, self._moves
+        return [*_spans(runs, mark.lanes), *_stolen(steals, runs)]
+
     def _present(self, spans: Iterable[Span]) -> dict[str, int]:
         """Threads of the workers of now, and of those that ran something; of an unknown one, the lanes seen."""
         seen: dict[str, int] = {}
@@ -240,14 +299,18 @@ def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float)
     return tuple(fetches)
 
 
-def _spans(runs: Iterable[_Run]) -> Iterator[Span]:
-    lanes: dict[tuple[str, object], int] = {}
-    used: Counter[str] = Counter()
+def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
+    """The newest of a ring buffer, oldest first."""
+    tail = list(islice(reversed(ring), min(new, most)))
+    tail.reverse()
+    return tail
+
+
+def _spans(runs: Iterable[_Run], lanes: dict[str, dict[object, int]] | None = None) -> Iterator[Span]:
+    lanes = {} if lanes is None else lanes
     for run in runs:
-        lane = lanes.get((run.worker, run.thread))
-        if lane is None:
-            lane = lanes[run.worker, run.thread] = used[run.worker]
-            used[run.worker] += 1
+        threads = lanes.setdefault(run.worker, {})
+        lane = threads.setdefault(run.thread, len(threads))
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
         for fetch in run.fetches:
             yield Span(
@@ -274,11 +337,21 @@ def _stolen(steals: Iterable[_Steal], runs: Iterable[_Run]) -> Iterator[Span]:
 
 def _tasks(runs: Iterable[_Run]) -> tuple[TracedTask, ...]:
     """Each task once, by its first run: one that ran again, on data that was lost, came after its dependents."""
-    tasks: dict[Key, TracedTask] = {}
+    first: dict[Key, _Run] = {}
     for run in runs:
-        if run.key not in tasks:
-            after = tuple(sorted(run.dependencies, key=repr))  # Dask has them in a set
-            tasks[run.key] = TracedTask(
-                run.key, run.prefix, run.group, run.stop - run.start, run.nbytes, after
-            )
-    return tuple(tasks.values())
+        first.setdefault(run.key, run)
+    places = {
+        run.key: place for place, run in enumerate(sorted(first.values(), key=lambda run: run.priority))
+    }
+    return tuple(
+        TracedTask(
+            run.key,
+            run.prefix,
+            run.group,
+            run.stop - run.start,
+            run.nbytes,
+            tuple(sorted(run.dependencies, key=repr)),  # Dask has them in a set
+            places[run.key],
+        )
+        for run in first.values()
+    )

@@ -27,6 +27,7 @@ from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.array_files import read, save
 from dask_ferro.runtime.execute import Watch, WorkerShare, execute
 from dask_ferro.runtime.opened_cluster import Place, connected, started
+from dask_ferro.runtime.tracing import checked, traced_to
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Request:
     granularity: Granularity = "auto"
     dashboard: bool = False
     repeat: int = 1
+    trace: str | None = None
     quiet: bool = True
 
 
@@ -146,7 +148,7 @@ def trial(
     tell : callable
         Told in a line what happens next.
     watching : callable
-        Returns a context, entered once for each run, of a function that is told (tasks done, tasks in all).
+        Returns a context, entered once for each run, of a function that is told how far it is.
 
     Raises
     ------
@@ -160,6 +162,8 @@ def trial(
     model = _model(request)
     arrays, origin = _inputs(request, model)
     _check_sink(request.sink, model)
+    if request.trace:
+        checked(request.trace)
     model(arrays)  # what does not fit is told before a cluster is started
     with _cluster(request) as (client, place):
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
@@ -168,11 +172,14 @@ def trial(
         batch = request.batch
         bound_model = model(arrays, batch=batch)
         seconds = []
-        for number in range(request.repeat):
-            with watching() as watch:
-                measured = execute(client, bound_model, watch=watch)
-            seconds.append(measured.seconds)
-            tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
+        with traced_to(client, request.trace):
+            for number in range(request.repeat):
+                with watching() as watch:
+                    measured = execute(client, bound_model, watch=watch)
+                seconds.append(measured.seconds)
+                tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
+        if request.trace:
+            tell(f"trace in {request.trace}")
         results = _named(bound_model, measured.result)
         if request.sink:
             save(request.sink, results)

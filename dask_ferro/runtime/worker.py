@@ -1,6 +1,7 @@
 """The worker plugin: what only a worker can measure, told to the scheduler with each heartbeat.
 
-    worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers"}
+    worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
+    and, of a worker with a GPU, "gpu": its memory
 
 It measures and judges nothing: what a figure is good for is the cost model's.  A measurement that fails is a
 warning and a None, never a worker that does not start.  All state is in the metric, so that one plugin may serve
@@ -19,12 +20,14 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
-from dask_ferro.runtime.speed import Speed, declared, detected, speed
+from dask_ferro.runtime.speed import Speed, declared, detected, memory, speed
 
 logger = logging.getLogger(__name__)
 
 NAME = "ferro-worker"
 METRIC = "ferro"
+# Classes of link: between processes of a host, and between hosts.
+LINKS = ("host", "hosts")
 
 # The newest of one heartbeat: 3 kB of it.
 _SAMPLES = 64
@@ -86,6 +89,7 @@ class Report:
         self._measuring: asyncio.Task[None] | None = None
         self._beat = 0
         self._last: object = None
+        self._received: dict[str, tuple[int, int, float]] = dict.fromkeys(LINKS, (0, 0, 0.0))
         self.stock_sends: float | None = None
 
     def __call__(self, worker: Worker) -> dict[str, Any]:
@@ -98,6 +102,8 @@ class Report:
             "bandwidth": self._speed and self._speed.bandwidth,
             "beat": self._beat,
             "transfers": self._transfers(worker),
+            "received": dict(self._received),  # transfers, bytes, seconds so far, by class of link
+            **({"gpu": memory()} if self._device == "gpu" and self._speed is not None else {}),
         }
 
     async def measure(self) -> None:
@@ -121,10 +127,21 @@ class Report:
     def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
         """The newest transfers, oldest first, as (source, bytes, seconds)."""
         log = worker.transfer_incoming_log
-        new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))[:_SAMPLES]
+        new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))
         self._last = log[-1] if log else None
+        here = _host(worker.contact_address)
+        for entry in new:
+            link = LINKS[_host(entry["who"]) != here]
+            transfers, nbytes, seconds = self._received[link]
+            total = nbytes + int(entry["total"])
+            self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
         # Dask's own "duration" is never under a millisecond; most of small transfers are.
-        return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new)]
+        return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
+
+
+def _host(address: str | None) -> str:
+    """The host in an address; nothing where the address is of a process (inproc), and so the same for all of it."""
+    return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
 def samples(metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:

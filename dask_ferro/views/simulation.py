@@ -1,4 +1,4 @@
-"""What `dask ferro simulate` prints: a row for each policy."""
+"""What `dask ferro simulate` and `dask ferro replay` print: a row for each policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dask_ferro.simulate.compare import Comparison
 from dask_ferro.views.terminal import duration, facts, size, table
 
 
-def show_comparison(out: Console, found: Comparison) -> None:
+def show_comparison(out: Console, found: Comparison, *, title: str = "simulated") -> None:
     """Print how long a graph takes under each policy, and what was moved for that."""
     facts(
         out,
@@ -20,7 +20,7 @@ def show_comparison(out: Console, found: Comparison) -> None:
     )
     table(
         out,
-        "simulated",
+        title,
         ("policy", "makespan", "over lower bound", "utilization", "confirmed", "refused", "stale", "moved"),
         [
             (

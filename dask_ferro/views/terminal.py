@@ -6,14 +6,12 @@ Reports go to standard output, progress and remarks to standard error, so that a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 from dask.utils import format_bytes
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 # A pipe has no width of its own: wide enough that no table has to shorten a cell.
@@ -89,25 +87,3 @@ def table(
     out.print()
     out.print(title, style="bold")
     out.print(Padding(grid, (0, 0, 0, 2)))
-
-
-class Bar:
-    """A progress bar that is told how many of how many are done."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("tasks", total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
-
-
-@contextmanager
-def progress() -> Iterator[Bar | None]:
-    """Show a bar on standard error while the block runs; None, and no bar, where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
-        yield Bar(bar)

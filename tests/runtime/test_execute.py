@@ -59,7 +59,7 @@ def test_watching_goes_up_and_ends_at_the_total(client):
     execute(
         client,
         dask.delayed(sum)([slow(i + 10) for i in range(4)]),
-        watch=lambda done, total: seen.append((done, total)),
+        watch=lambda progress: seen.append(progress.tasks),
     )
     assert seen
     assert seen == sorted(seen)

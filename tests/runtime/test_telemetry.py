@@ -156,6 +156,26 @@ def test_length_bounds_and_zero_records_nothing(shared: LocalCluster) -> None:
     assert (traces[1].tasks, traces[1].spans, off.is_on, short.is_on) == ((), (), False, True)
 
 
+def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
+    telemetry = Telemetry(length=0)
+    lengths = []
+    with recorded(shared, telemetry) as client:
+        for act in (
+            lambda: None,
+            lambda: telemetry.record_for("page", 2),
+            lambda: telemetry.record_for("trace", 5),
+            lambda: telemetry.stop_for("trace"),
+            lambda: telemetry.stop_for("trace"),
+            lambda: telemetry.stop_for("page"),
+        ):
+            act()
+            client.gather(client.map(slept, [0.0] * 4, pure=False))
+            lengths.append((telemetry.is_on, telemetry.length, len(telemetry.trace().tasks)))
+    assert lengths == [(False, 0, 0), (True, 2, 2), (True, 5, 5), (True, 2, 2), (True, 2, 2), (False, 0, 0)]
+    assert telemetry.recorded == 16
+    assert telemetry.wanted == ()
+
+
 def test_a_task_that_ran_again_is_one_task_of_two_spans() -> None:
     telemetry = Telemetry()
     with threads(2) as cluster, recorded(cluster, telemetry) as client:

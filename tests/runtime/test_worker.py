@@ -66,7 +66,7 @@ def intervals(cluster: LocalCluster) -> set[float]:
 def test_figures_reach_the_scheduler(cluster: LocalCluster, client: Client) -> None:
     client.register_plugin(FerroWorker())
     for row in published(cluster):
-        assert set(row) == {"address", "device", "flops", "bandwidth", "beat", "transfers"}
+        assert set(row) == {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
         assert row["address"] in cluster.scheduler.workers
         assert row["device"] == speeds.detected()
         assert row["flops"] > 1e8
@@ -129,6 +129,7 @@ def test_one_beat_tells_the_newest_64(cluster: LocalCluster) -> None:
     worker.transfer_incoming_log.clear()
     worker.transfer_incoming_log.extend(before)
     assert row["transfers"] == [("tcp://a", n, 0.5) for n in range(36, 100)]
+    assert sum(count for count, _, _ in row["received"].values()) == 100 + len(before)
     plugin.teardown(worker)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.kernels.watch import Watch
 
 from .kernel import Array, Fn, Op
 from .table import find
@@ -83,6 +84,7 @@ class BoundProgram:
 
     def __init__(self, program: Program, xp: Any, run: Fn) -> None:
         self.program = program
+        self._xp = xp
         self._run = run
         self._asarray = xp.asarray
         self._type = type(xp.empty(0))
@@ -95,6 +97,15 @@ class BoundProgram:
             raise self._located(error, arrays) from error
         kind = self._type  # numpy gives scalars for 0-d results
         return tuple([y if type(y) is kind else self._asarray(y) for y in outputs])
+
+    def watched(self, watch: Watch) -> BoundProgram:
+        """The same program on the same weights, with what `watch` gives in place of each kernel."""
+        names = dict(self._run.__globals__)
+        for i, step in enumerate(self.program._steps):
+            node = step.node
+            names[f"k{i}"] = watch.kernel("array", node.op_type, node.name or "", names[f"k{i}"])
+        exec(self.program._code, names)
+        return BoundProgram(self.program, self._xp, names.pop("run"))
 
     def _located(self, error: Exception, arrays: Sequence[Array]) -> Exception:
         """The error with its node and the inputs' types; what has no node is a wrong call."""

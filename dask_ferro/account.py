@@ -1,0 +1,203 @@
+"""What a trace adds up to: who gave what to whom, how busy the workers were, and which chain took longest.
+
+Pure figures of a `Trace`, measured or simulated, for whoever draws them; nothing here knows of Dask.  Seconds count
+from the trace's start, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+from dask_ferro.trace import Key, Span, Trace
+
+# Points of the curve of busy threads: one for every four pixels of a wide page.
+_POINTS = 300
+
+
+class Flow(NamedTuple):
+    """What went from one worker to another: `times` moved tasks, or transfers."""
+
+    source: str
+    worker: str
+    times: int
+    seconds: float
+    nbytes: int
+
+
+class Share(NamedTuple):
+    """One worker's part: `busy` are its threads' seconds, `share` from 0 to 1, `fetched` and the moves are its own."""
+
+    worker: str
+    threads: int
+    tasks: int
+    busy: float
+    share: float
+    fetched: int
+    stolen_in: int
+    stolen_out: int
+
+
+class Family(NamedTuple):
+    """Tasks of one prefix, or ops of one type, that ran so many `times`."""
+
+    name: str
+    times: int
+    seconds: float
+    median: float
+    longest: float
+    nbytes: int
+
+
+class PathStep(NamedTuple):
+    """A task of the critical path, as it ran; `waited` are seconds since its last input was there."""
+
+    key: Key
+    prefix: str
+    worker: str
+    start: float
+    stop: float
+    waited: float
+
+
+class Account(NamedTuple):
+    """The figures of a run.
+
+    Attributes
+    ----------
+    steals, transfers : tuple of Flow
+        The largest first.
+    workers : tuple of Share
+    prefixes, ops : tuple of Family
+        Those that took longest first.
+    path : tuple of PathStep
+        The critical path: the chain of tasks with the most seconds.
+    critical_path, work, lower_bound : float
+        Seconds of that chain; of all tasks; below which no schedule on these threads could have been.
+    curve : tuple of (seconds, threads)
+        How many threads computed, on average, from each time to the next.
+    """
+
+    steals: tuple[Flow, ...]
+    transfers: tuple[Flow, ...]
+    workers: tuple[Share, ...]
+    prefixes: tuple[Family, ...]
+    ops: tuple[Family, ...]
+    path: tuple[PathStep, ...]
+    critical_path: float
+    work: float
+    lower_bound: float
+    curve: tuple[tuple[float, float], ...]
+
+
+def account(trace: Trace) -> Account:
+    """Return the figures of a trace."""
+    path = _path(trace)
+    seconds = {task.key: task.seconds for task in trace.tasks}
+    longest = sum(seconds[step.key] for step in path)
+    work = sum(seconds.values())
+    threads = sum(trace.workers.values())
+    steals = _flows(trace.of("steal"))
+    return Account(
+        steals=steals,
+        transfers=_flows(trace.of("transfer")),
+        workers=_shares(trace, steals),
+        prefixes=_families(trace.of("compute")),
+        ops=_families(trace.of("op")),
+        path=path,
+        critical_path=longest,
+        work=work,
+        lower_bound=max(longest, work / threads) if threads else longest,
+        curve=_curve(trace),
+    )
+
+
+def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
+    found: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        found.setdefault((span.source, span.worker), []).append(span)
+    flows = [
+        Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of))
+        for (source, worker), of in found.items()
+    ]
+    return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
+
+
+def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[Share, ...]:
+    tasks = Counter(span.worker for span in trace.of("compute"))
+    fetched: Counter[str] = Counter()
+    for span in trace.of("transfer"):
+        fetched[span.worker] += span.nbytes
+    into: Counter[str] = Counter()
+    out: Counter[str] = Counter()
+    for flow in steals:
+        into[flow.worker] += flow.times
+        out[flow.source] += flow.times
+    span_of_run = trace.makespan
+    shares = []
+    for worker, busy in trace.busy.items():
+        threads = trace.workers.get(worker, 1)
+        share = busy / (span_of_run * threads) if span_of_run and threads else 0.0
+        shares.append(
+            Share(worker, threads, tasks[worker], busy, share, fetched[worker], into[worker], out[worker])
+        )
+    return tuple(shares)
+
+
+def _families(spans: Iterable[Span]) -> tuple[Family, ...]:
+    found: dict[str, list[Span]] = {}
+    for span in spans:
+        found.setdefault(span.prefix, []).append(span)
+    families = []
+    for name, of in found.items():
+        each = [s.seconds for s in of]
+        families.append(Family(name, len(of), sum(each), median(each), max(each), sum(s.nbytes for s in of)))
+    return tuple(sorted(families, key=lambda f: (-f.seconds, f.name)))
+
+
+def _path(trace: Trace) -> tuple[PathStep, ...]:
+    """The longest chain by seconds; tasks stand after their dependencies."""
+    ends: dict[Key, float] = {}
+    before: dict[Key, Key | None] = {}
+    for task in trace.tasks:
+        known = [key for key in task.dependencies if key in ends]
+        last = max(known, key=ends.__getitem__, default=None)
+        before[task.key] = last
+        ends[task.key] = task.seconds + (ends[last] if last is not None else 0.0)
+    key = max(ends, key=ends.__getitem__, default=None)
+    chain = []
+    while key is not None:
+        chain.append(key)
+        key = before[key]
+    return _as_it_ran(trace, chain[::-1])
+
+
+def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
+    runs: dict[Key, Span] = {}
+    for span in trace.of("compute"):
+        runs.setdefault(span.key, span)
+    inputs = {task.key: task.dependencies for task in trace.tasks}
+    begin = min((span.start for span in trace.spans), default=0.0)
+    steps = []
+    for key in chain:
+        run = runs[key]
+        ready = max((runs[d].stop for d in inputs[key] if d in runs), default=begin)
+        waited = max(run.start - ready, 0.0)
+        steps.append(PathStep(key, run.prefix, run.worker, run.start, run.stop, waited))
+    return tuple(steps)
+
+
+def _curve(trace: Trace) -> tuple[tuple[float, float], ...]:
+    if not trace.makespan:
+        return ()
+    begin = min(span.start for span in trace.spans)
+    width = trace.makespan / _POINTS
+    filled = [0.0] * _POINTS
+    for span in trace.of("compute"):
+        first, last = (min(int((t - begin) / width), _POINTS - 1) for t in (span.start, span.stop))
+        for i in range(first, last + 1):
+            left, right = begin + i * width, begin + (i + 1) * width
+            filled[i] += max(min(span.stop, right) - max(span.start, left), 0.0)
+    return tuple((begin + i * width, seconds / width) for i, seconds in enumerate(filled))

@@ -1,0 +1,307 @@
+"""How far a computation is: bundles and ops done, ops a second, and the seconds that remain.
+
+A plugin on the scheduler counts tasks as they finish, those that were done before it came included; it goes when all
+is done, or when its client has not looked for a while.  The seconds that remain are those of the tasks that are left,
+by what tasks of their prefix took so far, over how many seconds of tasks were finished a second lately: threads that
+come, go or idle are in that number.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from distributed import Client, Future, Scheduler
+from distributed.comm.core import CommClosedError
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskPrefix, TaskState
+
+# Often enough to look alive; a look costs client and scheduler 0.6 ms together.
+INTERVAL = 0.25
+# Rates are those of the last seconds: long enough to be steady, short enough to see workers come and go.
+_WINDOW = 10.0
+# Nobody looks for so long: the client is gone.
+_FORGOTTEN = 60.0
+
+
+class Progress(NamedTuple):
+    """How far it is.
+
+    Attributes
+    ----------
+    status : str
+        "waiting" (the scheduler does not have all of it yet), "running" or "finished".
+    elapsed : float
+        Since the scheduler was first asked.
+    tasks, bundles, ops : (int, int)
+        Done, and in all.  A task that is no bundle has no ops.
+    failed : int
+        Tasks that failed, were cancelled, or depend on one that did; they are not done.
+    ops_per_s, tasks_per_s : float
+        Lately, while it runs; over all of it, once it is finished.
+    remaining : float or None
+        Projected; None: nothing is known yet.
+    """
+
+    status: str
+    elapsed: float
+    tasks: tuple[int, int]
+    bundles: tuple[int, int]
+    ops: tuple[int, int]
+    failed: int = 0
+    ops_per_s: float = 0.0
+    tasks_per_s: float = 0.0
+    remaining: float | None = None
+
+
+# ---- on the scheduler --------------------------------------------------------------------------------------
+
+
+class Counting(SchedulerPlugin):
+    """Counts what some keys need, as it gets done."""
+
+    def __init__(self, scheduler: Scheduler, keys: Iterable[Any]) -> None:
+        self.name = f"ferro-progress-{uuid4().hex}"
+        self._scheduler = scheduler
+        self._keys = set(keys)
+        self._began = monotonic()
+        self._has_begun = False
+        self._left: dict[Any, tuple[TaskPrefix, int]] = {}  # prefix and ops of each key that is not done
+        self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
+        self._done = [0, 0, 0]  # tasks, bundles, ops
+        self._all = [0, 0, 0]
+        self._failed = 0
+        self._seconds = 0.0  # of tasks that finished
+        self._looked = self._began
+        scheduler.add_plugin(self, name=self.name)
+        scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Note that a task is done, or never will be."""
+        if finish not in ("memory", "erred", "forgotten") or key not in self._left:
+            return
+        prefix, ops = self._left.pop(key)
+        self._prefixes[prefix] -= 1
+        if finish != "memory":
+            self._failed += 1
+            return
+        _count(self._done, ops)
+        self._seconds += sum(
+            span["stop"] - span["start"]
+            for span in kwargs.get("startstops") or ()
+            if span["action"] == "compute"
+        )
+
+    def look(self) -> dict[str, Any]:
+        """Return the counts of now, in msgpack's types; the last ones are those of all."""
+        self._looked = monotonic()
+        if not self._has_begun and all(key in self._scheduler.tasks for key in self._keys):
+            self._begin()
+        is_over = self._has_begun and not self._left
+        if is_over:
+            self.stop()
+        return {
+            "status": "finished" if is_over else "running" if self._has_begun else "waiting",
+            "elapsed": self._looked - self._began,
+            "done": list(self._done),
+            "all": list(self._all),
+            "failed": self._failed,
+            "seconds": self._seconds,
+            "left_seconds": self._left_seconds(),
+        }
+
+    def stop(self) -> None:
+        """Count no more.  Idempotent."""
+        self._scheduler.plugins.pop(self.name, None)
+
+    def _stop_if_forgotten(self) -> None:
+        if self.name in self._scheduler.plugins:
+            if monotonic() - self._looked > _FORGOTTEN:
+                self.stop()
+            else:
+                self._scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        targets = [self._scheduler.tasks[key] for key in self._keys]
+        left = set(_needed(targets, lambda ts: ts.state not in ("memory", "erred")))
+        for ts in _needed(targets, lambda ts: True):
+            ops = ops_of(ts.run_spec)
+            _count(self._all, ops)
+            if ts in left:
+                self._left[ts.key] = ts.prefix, ops
+                self._prefixes[ts.prefix] += 1
+            elif ts.state == "erred":
+                self._failed += 1
+            else:
+                _count(self._done, ops)
+
+    def _left_seconds(self) -> float | None:
+        """Seconds of the tasks that are left; a prefix that was never measured is taken for the mean of the others."""
+        each = [(left, prefix.duration_average) for prefix, left in self._prefixes.items()]
+        known = [seconds for _, seconds in each if seconds >= 0]  # Dask has -1 for what it never saw
+        if not known:
+            return None
+        mean = sum(known) / len(known)
+        return float(sum(left * (seconds if seconds >= 0 else mean) for left, seconds in each))
+
+
+def _count(counts: list[int], ops: int) -> None:
+    counts[0] += 1
+    counts[1] += ops > 0
+    counts[2] += ops
+
+
+def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) -> Iterator[TaskState]:
+    """Yield tasks and what they depend on, each once, but nothing of and beyond those where it does not go on."""
+    seen = set(targets)
+    stack = list(seen)
+    while stack:
+        ts = stack.pop()
+        if goes_on(ts):
+            yield ts
+            new = ts.dependencies - seen
+            seen |= new
+            stack.extend(new)
+
+
+def ops_of(spec: Any) -> int:
+    """Return the ops that a task runs, those of bundles that were fused into it included; 0: it is no bundle."""
+    bundles = sys.modules.get("dask_ferro.lower.task")  # where that is not loaded, there are no bundles
+    if bundles is None or not hasattr(spec, "func"):
+        return 0
+    if spec.func is bundles.run_bundle:
+        return sum(count for _, count in spec.args[1].engines)
+    return sum(map(ops_of, spec.args[0].values())) if spec.has_subgraph() else 0
+
+
+def _start(keys: Iterable[Any], dask_scheduler: Any) -> str:
+    return Counting(dask_scheduler, keys).name
+
+
+def _look(name: str, dask_scheduler: Any) -> dict[str, Any] | None:
+    counting = dask_scheduler.plugins.get(name)
+    return None if counting is None else counting.look()
+
+
+def _stop(name: str, dask_scheduler: Any) -> None:
+    counting = dask_scheduler.plugins.get(name)
+    if counting is not None:
+        counting.stop()
+
+
+# ---- in the client -----------------------------------------------------------------------------------------
+
+
+class Pace:
+    """Rates and remaining seconds, of counts that come one after the other."""
+
+    def __init__(self) -> None:
+        self._first: _Counts | None = None
+        self._lately: deque[_Counts] = deque()
+
+    def __call__(self, told: Mapping[str, Any]) -> Progress:
+        """Return how far it is by the newest counts."""
+        (tasks, bundles, ops), totals = told["done"], told["all"]
+        if told["status"] == "waiting":
+            return Progress("waiting", told["elapsed"], (0, 0), (0, 0), (0, 0))
+        now = _Counts(told["elapsed"], tasks, ops, told["seconds"])
+        is_over = told["status"] == "finished"
+        since = self._since(now, is_over)
+        return Progress(
+            told["status"],
+            now.elapsed,
+            (tasks, totals[0]),
+            (bundles, totals[1]),
+            (ops, totals[2]),
+            told["failed"],
+            _rate(now.ops - since.ops, now.elapsed - since.elapsed),
+            _rate(now.tasks - since.tasks, now.elapsed - since.elapsed),
+            0.0 if is_over else _remaining(now, since, told["left_seconds"]),
+        )
+
+    def _since(self, now: _Counts, is_over: bool) -> _Counts:
+        """Return the counts to compare with: of some seconds ago, or the first where nothing was done since."""
+        self._first = first = self._first or now
+        self._lately.append(now)
+        while self._lately[0].elapsed < now.elapsed - _WINDOW:
+            self._lately.popleft()
+        oldest = self._lately[0]
+        return first if is_over or oldest.tasks == now.tasks else oldest
+
+
+class _Counts(NamedTuple):
+    elapsed: float
+    tasks: int
+    ops: int
+    seconds: float
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0
+
+
+def _remaining(now: _Counts, since: _Counts, left: float | None) -> float | None:
+    """Seconds of tasks that are left, over seconds of tasks that were done a second: as if so many threads worked."""
+    threads = _rate(now.seconds - since.seconds, now.elapsed - since.elapsed)
+    return None if left is None or threads <= 0 else left / threads
+
+
+class Following:
+    """Reads how far some keys are, from the scheduler of a client.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    futures : iterable of Future
+        They are held as long as this is: what nobody wants is forgotten, and never done.
+    interval : float
+        Seconds from one look to the next.
+    """
+
+    def __init__(self, client: Client, futures: Iterable[Future], interval: float = INTERVAL) -> None:
+        self._client = client
+        self._futures = list(futures)
+        self._interval = interval
+        self._pace = Pace()
+        self._name: str | None = None
+
+    async def read(self) -> Progress | None:
+        """Wait for the next look, and return it; None: the scheduler is gone, or `close` was called."""
+        if self._name is not None:
+            await asyncio.sleep(self._interval)
+        return await self.look()
+
+    async def look(self) -> Progress | None:
+        """Return how far it is now; None as in `read`."""
+        try:
+            if self._name is None:
+                self._name = await self._ask(_start, keys=[future.key for future in self._futures])
+            counts = await self._ask(_look, name=self._name)
+        except (CommClosedError, OSError):
+            return None
+        if counts is None:
+            return None
+        if counts["status"] == "waiting" and all(future.done() for future in self._futures):
+            counts["status"] = "finished"  # cancelled before it was looked at
+        return self._pace(counts)
+
+    async def close(self) -> None:
+        """Have nothing counted any more.  Idempotent."""
+        if self._name is not None:
+            with suppress(CommClosedError, OSError):
+                await self._ask(_stop, name=self._name)
+
+    async def _ask(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        try:
+            return await self._client.run_on_scheduler(function, **arguments)
+        except RuntimeError:  # of a pool of connections that is closed
+            if self._client.status in ("closing", "closed"):
+                raise CommClosedError("the client is closed") from None
+            raise

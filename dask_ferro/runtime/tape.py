@@ -1,0 +1,224 @@
+"""The instruction tape: which ops ran inside the bundles of this process, for whom, when, and how many bytes they made.
+
+Array ops are timed one by one (1.4 us each).  Of a session of ONNX Runtime, its own profile tells of the first runs,
+20,000 ops at most; the later ones are one span each, as are runs of reference ops.  On a GPU, an array op's span is
+its launch, not its kernel.  A tape that nobody asked for is not there: bundles run as if there were none.
+
+One process has one tape, whichever workers and recordings share it; it keeps the newest ops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.metrics import time
+
+from dask_ferro.kernels.executable import Executable
+from dask_ferro.kernels.watch import Kernel, Profiled, ProfiledOp
+from dask_ferro.lower import task
+from dask_ferro.trace import Key, Span
+
+# About 0.2 kB an op: 20 MB when it is full.
+LENGTH = 100_000
+# A profile's microseconds are cut off, and so may begin before the run that they are a part of.
+_SLACK = 2e-6
+
+
+class _Run(NamedTuple):
+    """Who runs a bundle in a thread, and what turns the thread's seconds into the system's."""
+
+    worker: str
+    key: Key
+    zero: float
+    thread: int
+
+
+class _What(NamedTuple):
+    """An op of a bundle, or (`nodes` > 0) a session of so many."""
+
+    engine: str
+    op: str
+    node: str
+    nodes: int = 0
+
+
+class _Op(NamedTuple):
+    """An op that ran; seconds are the system's clock."""
+
+    run: _Run
+    what: _What
+    start: float
+    stop: float
+    nbytes: int
+
+
+class Tape:
+    """The newest ops of a process, recorded for as long as somebody holds it."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        # Run, what, seconds of the thread from and to, bytes: made into an `_Op` when somebody asks.
+        self._ops: deque[tuple[_Run, _What, float, float, int]] = deque(maxlen=length)
+        self._holders: set[Any] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ops.clear()
+        self._watched: WeakKeyDictionary[Executable, Executable] = WeakKeyDictionary()
+        self._profiles: list[Profiled] = []
+        self._profiled: dict[int, list[ProfiledOp]] = {}
+
+    def hold(self, who: Any) -> None:
+        """Record, until everybody who holds has let go."""
+        with self._lock:
+            self._holders.add(who)
+            task.listen(self.listened)
+
+    def let_go(self, who: Any) -> None:
+        """Record no more for this one; forget, where it was the last.  Idempotent."""
+        with self._lock:
+            self._holders.discard(who)
+            if not self._holders:
+                task.listen(None)
+                self._forget()
+
+    # -- what a bundle runs through ------------------------------------------------------------------------
+
+    def listened(self, executable: Executable) -> Callable[..., tuple[Any, ...]]:
+        """Return a bundle whose ops are recorded for the task that runs in this thread; itself, where none does."""
+        try:
+            worker = get_worker()
+            key = worker.get_current_task()
+        except (ValueError, KeyError):  # no worker, or no task of one, in this thread
+            return executable
+        run = _Run(str(worker.contact_address), key, time() - perf_counter(), threading.get_native_id())
+        watched = self._watched_of(executable)
+
+        def recorded(*arrays: Any) -> tuple[Any, ...]:
+            self._thread.run = run
+            return watched(*arrays)
+
+        return recorded
+
+    def _watched_of(self, executable: Executable) -> Executable:
+        with self._lock:
+            found = self._watched.get(executable)
+            if found is None:
+                found = self._watched[executable] = executable.watched(self)
+            return found
+
+    def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
+        """Return an op that is recorded each time it runs."""
+        return self._timed(_What(engine, op, node), run)
+
+    def session(self, nodes: int, run: Profiled) -> Kernel:
+        """Return a session's run that is recorded as one, until its profile is read."""
+        self._profiles.append(run)
+        return self._timed(_What("onnxruntime", f"{nodes} nodes", "", nodes), run)
+
+    def _timed(self, what: _What, run: Kernel) -> Kernel:
+        thread, append = self._thread, self._ops.append
+
+        def timed(*arrays: Any) -> Any:
+            start = perf_counter()
+            made = run(*arrays)
+            stop = perf_counter()
+            append((thread.run, what, start, stop, _nbytes(made)))
+            return made
+
+        return timed
+
+    # -- what it has ---------------------------------------------------------------------------------------
+
+    def spans(self, worker: str, since: float = 0.0, ahead: float = 0.0) -> list[Span]:
+        """Return the ops of one worker's tasks that stopped after `since`; a session's, where they were profiled.
+
+        Parameters
+        ----------
+        worker : str
+            Its address.
+        since : float
+            The clock of the answer.
+        ahead : float
+            How many seconds that clock is ahead of the system's.
+        """
+        with self._lock:
+            for profile in self._profiles:
+                for one in profile.ops():
+                    self._profiled.setdefault(one.thread, []).append(one)
+            for found in self._profiled.values():
+                found.sort(key=lambda one: one.start)
+        ops = (_Op(run, what, a + run.zero, b + run.zero, n) for run, what, a, b, n in self._ops.copy())
+        mine = (op for op in ops if op.run.worker == worker and op.stop + ahead >= since)
+        return [_span(op, ahead) for whole in mine for op in self._parts(whole)]
+
+    def _parts(self, whole: _Op) -> Iterable[_Op]:
+        """A session's run by its ops, where ONNX Runtime timed them."""
+        found = self._profiled.get(whole.run.thread, []) if whole.what.nodes else []
+        first = bisect_right(found, whole.start - _SLACK, key=lambda one: one.start)
+        parts = list(_until(found, first, whole.stop + _SLACK))
+        return [
+            _Op(whole.run, _What(whole.what.engine, one.op, one.node), one.start, one.stop, one.nbytes)
+            for one in parts
+        ] or [whole]
+
+
+def _until(ops: list[ProfiledOp], first: int, stop: float) -> Iterator[ProfiledOp]:
+    for position in range(first, len(ops)):
+        if ops[position].start > stop:
+            return
+        yield ops[position]
+
+
+def _nbytes(made: Any) -> int:
+    nbytes = getattr(made, "nbytes", None)
+    if nbytes is None and type(made) in (tuple, list):
+        return sum(map(_nbytes, made))
+    return nbytes or 0
+
+
+def _span(op: _Op, ahead: float) -> Span:
+    what, run = op.what, op.run
+    source = f"{what.engine}/{what.node}"
+    return Span("op", run.key, what.op, run.worker, 0, op.start + ahead, op.stop + ahead, op.nbytes, source)
+
+
+_tape = Tape()
+
+
+class TapePlugin(WorkerPlugin):
+    """Holds the tape of each worker, those that join later too, until it is unregistered.
+
+    Parameters
+    ----------
+    token : str
+        Of the recording.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.name = token
+
+    def setup(self, worker: Worker) -> None:
+        """Record ops."""
+        _tape.hold((self.name, worker.contact_address))
+
+    def teardown(self, worker: Worker) -> None:
+        """Record them no more for this recording."""
+        _tape.let_go((self.name, worker.contact_address))
+
+
+async def taped(since: float, dask_worker: Any = None) -> bytes:
+    """Return a worker's ops since then, pickled, by the scheduler's clock; runs in the worker, beside its loop."""
+    address, ahead = dask_worker.contact_address, dask_worker.scheduler_delay
+    return await asyncio.to_thread(lambda: pickle.dumps(_tape.spans(address, since, ahead)))

@@ -1,0 +1,312 @@
+"""`ff.trace`: what a cluster did while a block ran, as a `Trace` in the client, and the files made of it.
+
+The scheduler's plugin records (`telemetry`), the workers' tapes record ops where they are wanted (`tape`): this
+module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
+the block.  Both are ring buffers: what did not fit is counted under "dropped", never silently missing.
+
+    with ff.trace(client) as t:
+        y.compute()
+    t.report("run.html")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from distributed import Client, Scheduler
+from distributed.metrics import time
+
+from dask_ferro import config
+from dask_ferro.account import account
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
+from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.tape import TapePlugin, taped
+from dask_ferro.trace import Span, Trace, write_whole
+
+logger = logging.getLogger(__name__)
+
+# Of a path's name, what is written there.
+SUFFIXES = (".ferrotrace", ".json", ".html")
+
+
+class _Begun(NamedTuple):
+    """What the scheduler said when a recording began: its clock, and what it had counted."""
+
+    time: float
+    recorded: int
+    counts: dict[str, float]
+
+
+class _Ended(NamedTuple):
+    """What it says at the end; the trace is pickled there, beside the scheduler's loop."""
+
+    time: float
+    recorded: int
+    kept: int
+    counts: dict[str, float]
+    trace: bytes
+
+
+class Tracing:
+    """A recording of a cluster: enter it, run, leave it, and ask for what was seen.
+
+    Attributes
+    ----------
+    trace : dask_ferro.trace.Trace
+        What finished within the block; there when the block has ended.
+    """
+
+    def __init__(self, client: Client, *, tasks: int, ops: bool) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
+        self._tape = TapePlugin(self._token) if ops else None
+        self._begun: _Begun | None = None
+        self._trace: Trace | None = None
+
+    # -- the block -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Tracing:
+        if self._client.asynchronous:
+            raise ConfigError("ff.trace: the client is asynchronous; use `async with ff.trace(client)`")
+        self._client.sync(self._begin)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._client.sync(self._finish, error is not None)
+
+    async def __aenter__(self) -> Tracing:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        await self._finish(error is not None)
+
+    async def _begin(self) -> None:
+        if self._begun is not None:
+            raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
+        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks)
+        if begun is None:
+            raise ConfigError(
+                "ff.trace: dask_ferro is not installed on this cluster; ff.install(client) does it"
+            )
+        self._begun = begun
+        if self._tape is not None:
+            try:
+                await self._client.register_plugin(self._tape)
+            except BaseException:
+                await self._client.run_on_scheduler(_end, self._token, begun.time)
+                raise
+
+    async def _finish(self, failed: bool) -> None:
+        """Fetch the trace; after a block that failed, its own error is the one that is told."""
+        try:
+            self._trace = await self._fetch()
+        except Exception as error:
+            if not failed:
+                raise
+            logger.warning("ff.trace: nothing was fetched: %r", error)
+
+    async def _fetch(self) -> Trace:
+        assert self._begun is not None
+        ended = await self._client.run_on_scheduler(_end, self._token, self._begun.time)
+        ops = await self._ops()
+        if ended is None:
+            raise ConfigError(
+                "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
+            )
+        trace: Trace = pickle.loads(ended.trace)
+        return replace(_with_ops(trace, ops, self._begun.time), counts=_counts(self._begun, ended))
+
+    async def _ops(self) -> list[Span]:
+        """What the workers' tapes have; the ops of a worker that left meanwhile went with it."""
+        if self._tape is None:
+            return []
+        assert self._begun is not None
+        found = await self._client.run(taped, self._begun.time, on_error="ignore")
+        await self._client.unregister_worker_plugin(self._token)
+        return [span for spans in found.values() for span in pickle.loads(spans)]
+
+    # -- what it saw ---------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded run."""
+        if self._trace is None:
+            raise ConfigError("ff.trace: the trace is there when the block has ended")
+        return self._trace
+
+    def summary(self) -> dict[str, float]:
+        """Return the run's figures by name: counts, seconds, bytes and shares."""
+        found = account(self.trace)
+        bounds = {"critical_path": found.critical_path, "lower_bound": found.lower_bound}
+        return {**self.trace.summary(), **bounds, "ops": sum(1 for _ in self.trace.of("op"))}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as it is, for `Trace.load` and `dask ferro replay`; by habit a ".ferrotrace"."""
+        self.trace.save(path)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed where it ends in ".gz"."""
+        write_whole(path, import_module("dask_ferro.views.chrome").chrome_json(self.trace).encode())
+
+    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
+        """Write one HTML file that needs no network: timeline, flows, utilization, critical path, figures."""
+        page = import_module("dask_ferro.views.run_report").run_report
+        write_whole(path, page(self.trace, account(self.trace), title or Path(path).stem).encode())
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write what the path's name asks for: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
+        write = {".ferrotrace": self.save, ".json": self.to_chrome, ".html": self.report}
+        write[checked(path)](path)
+
+
+def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) -> Tracing:
+    """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous, for ``with``, or asynchronous, for ``async with``.
+    tasks : int, optional
+        That are kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
+    ops : bool, optional
+        Whether workers record the ops inside of bundles; default: `ferro.trace.ops`.
+
+    Raises
+    ------
+    ConfigError
+        On entering, where the plugin is not installed; on leaving, where it was taken off meanwhile.
+
+    Examples
+    --------
+    >>> with ff.trace(client) as t:                     # doctest: +SKIP
+    ...     y.compute()
+    >>> t.to_chrome("run.json"); t.report("run.html")   # doctest: +SKIP
+    """
+    if not isinstance(client, Client):
+        raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
+    kept = int(config.number("trace.tasks", 1)) if tasks is None else tasks
+    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 1:
+        raise ConfigError(f"ff.trace: got tasks={tasks!r}, wanted a whole number of at least 1")
+    return Tracing(client, tasks=kept, ops=config.flag("trace.ops") if ops is None else bool(ops))
+
+
+def checked(path: str | os.PathLike[str]) -> str:
+    """Return which of `SUFFIXES` a path asks for.
+
+    Raises
+    ------
+    ConfigError
+        For another one, or a folder that does not exist: before anything runs for nothing.
+    """
+    target = Path(path)
+    plain = target.with_suffix("") if target.suffix == ".gz" else target
+    if plain.suffix not in SUFFIXES or (plain is not target and plain.suffix == ".html"):
+        wanted = ".ferrotrace (for replay), .json (for Perfetto) or .html (a report)"
+        raise ConfigError(f"trace {str(target)!r}: its name says not what to write; wanted {wanted}")
+    if not target.parent.is_dir():
+        raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
+    return plain.suffix
+
+
+@contextmanager
+def traced_to(
+    client: Client, path: str | os.PathLike[str] | None, *, ops: bool | None = None
+) -> Iterator[None]:
+    """Record while the block runs and write what the path's name asks for; None: record nothing.
+
+    Raises
+    ------
+    ConfigError
+        As `checked` and `trace` do.
+    """
+    if path is None:
+        yield
+        return
+    checked(path)
+    with trace(client, ops=ops) as recording:
+        yield
+    recording.write(path)
+
+
+# ---- on the scheduler --------------------------------------------------------------------------------------
+
+
+def _stealing_of(scheduler: Scheduler) -> Stealing | None:
+    plugin = scheduler.plugins.get(NAME)
+    return plugin.stealing if isinstance(plugin, FerroScheduler) else None
+
+
+def _begin(token: str, tasks: int, dask_scheduler: Any = None) -> _Begun | None:
+    stealing = _stealing_of(dask_scheduler)
+    if stealing is None:
+        return None
+    stealing.telemetry.record_for(token, tasks)
+    return _Begun(time(), stealing.telemetry.recorded, dict(stealing.counts))
+
+
+async def _end(token: str, since: float, dask_scheduler: Any = None) -> _Ended | None:
+    """What was recorded; None where this recorder was not told to."""
+    stealing = _stealing_of(dask_scheduler)
+    if stealing is None or token not in stealing.telemetry.wanted:
+        return None
+    telemetry = stealing.telemetry
+    now, recorded, kept = time(), telemetry.recorded, telemetry.length
+    copy, counts = telemetry.copy(), dict(stealing.counts)
+    telemetry.stop_for(token)
+    # In a thread: 100,000 tasks take 1 s.
+    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(since)))
+    return _Ended(now, recorded, kept, counts, made)
+
+
+# ---- what is made of it ------------------------------------------------------------------------------------
+
+
+def _counts(begun: _Begun, ended: _Ended) -> dict[str, float]:
+    """The block's own counts, under the names that a simulated run has for them."""
+    counts = {
+        name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
+    }
+    dropped = max(ended.recorded - begun.recorded - ended.kept, 0)
+    return {**counts, "elapsed": ended.time - begun.time, **({"dropped": dropped} if dropped else {})}
+
+
+def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
+    """The trace with its tasks' ops, each in the lane and within the time of the computation that it is a part of."""
+    runs: dict[tuple[Any, str], list[Span]] = {}
+    for span in trace.of("compute"):
+        runs.setdefault((span.key, span.worker), []).append(span)
+    parts: dict[Span, list[Span]] = {}
+    for op in ops:
+        shifted = op._replace(start=op.start - zero, stop=op.stop - zero)
+        if of := runs.get((op.key, op.worker)):
+            starts = [run.start for run in of]
+            middle = (shifted.start + shifted.stop) / 2
+            parts.setdefault(of[max(bisect_right(starts, middle) - 1, 0)], []).append(shifted)
+    inner = (op for run, found in parts.items() for op in _within(run, found))
+    spans = sorted((*trace.spans, *inner), key=lambda s: (s.start, -s.stop, s.worker))
+    return replace(trace, spans=tuple(spans)) if parts else trace
+
+
+def _within(run: Span, ops: list[Span]) -> Iterator[Span]:
+    """Ops by the clock of their task: the worker's estimate of the scheduler's clock moves between the two."""
+    first, last = min(op.start for op in ops), max(op.stop for op in ops)
+    early, late = run.start - first, run.stop - last
+    shift = early if early > 0 else min(late, 0.0)
+    for op in ops:
+        start = min(max(op.start + shift, run.start), run.stop)
+        stop = min(max(op.stop + shift, start), run.stop)
+        yield op._replace(lane=run.lane, start=start, stop=stop)

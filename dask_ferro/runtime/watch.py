@@ -1,0 +1,177 @@
+"""What the plugin writes down for those who look later: ring buffers, a few microseconds a move and a second.
+
+It judges nothing and draws nothing.  What happened often is kept by the second, what is looked at one by one is kept
+as it was, and each log has its length: after eight hours it is as large as after ten minutes, 2 MB at most.  Tasks
+are no matter of this module (they are `telemetry`'s, and recorded while somebody looks).
+
+Times are the scheduler's clock, durations seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from distributed import Scheduler
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES = ("confirmed", "refused", "stale")
+
+# Moves that are kept one by one: 1 MB; counting their pairs takes a page 1 ms.
+_MOVES = 5_000
+# Seconds that are kept as sums, and samples of what waits and runs: ten minutes, and half an hour.
+_SECONDS = 600
+_SAMPLES = 1_800
+# Between two samples: the plugin's slow tick comes twice a second.
+_SAMPLED = 0.9
+# Thresholds that are kept, of all samples together: 3 MB.  Ten minutes of 64 workers, half a minute of 1,000.
+_THRESHOLDS = 40_000
+
+
+class Moved(NamedTuple):
+    """A move that was requested, when its outcome was known; gain and cost are those that were projected."""
+
+    time: float
+    key: Any
+    victim: str
+    thief: str
+    outcome: str
+    gain: float
+    cost: float
+
+
+class Second(NamedTuple):
+    """The moves of one second of the clock; only confirmed ones gain, and only they cost."""
+
+    second: int
+    confirmed: int = 0
+    refused: int = 0
+    stale: int = 0
+    gained: float = 0.0
+    spent: float = 0.0
+
+    def plus(self, outcome: str, gain: float, cost: float) -> Second:
+        """Return the second with a move more."""
+        if outcome != "confirmed":
+            return self._replace(**{outcome: getattr(self, outcome) + 1})
+        return self._replace(confirmed=self.confirmed + 1, gained=self.gained + gain, spent=self.spent + cost)
+
+
+class Sample(NamedTuple):
+    """The cluster at a moment: tasks that run, wait at a worker, or wait at the scheduler."""
+
+    time: float
+    workers: int
+    threads: int
+    running: int
+    waiting: int
+    queued: int
+
+
+class Watch:
+    """The logs.
+
+    Attributes
+    ----------
+    moves : deque of Moved
+    seconds : deque of Second
+        Those in which something moved, oldest first.
+    samples : deque of Sample
+        About one a second.
+    thresholds : deque of (time, mapping of address to seconds)
+        At the moments of the samples, where they had changed.
+    totals : Counter of str
+        Of all moves ever: the outcomes, "gained" and "spent".
+    """
+
+    def __init__(self) -> None:
+        self.moves: deque[Moved] = deque(maxlen=_MOVES)
+        self.seconds: deque[Second] = deque(maxlen=_SECONDS)
+        self.samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        self.thresholds: deque[tuple[float, Mapping[str, float]]] = deque()
+        self.totals: Counter[str] = Counter()
+        self._held = 0
+
+    def moved(self, now: float, key: Any, request: Mapping[str, Any], outcome: str) -> None:
+        """Note what became of a request.
+
+        Parameters
+        ----------
+        request : mapping
+            "victim" and "thief", which have an `address`; "gain" and "cost" in projected seconds.
+        outcome : str
+            "confirmed", "refused" or "stale".
+        """
+        gain, cost = request.get("gain", 0.0), request.get("cost", 0.0)
+        self.moves.append(
+            Moved(now, key, request["victim"].address, request["thief"].address, outcome, gain, cost)
+        )
+        self.totals[outcome] += 1
+        if outcome == "confirmed":
+            self.totals["gained"] += gain
+            self.totals["spent"] += cost
+        if not self.seconds or self.seconds[-1].second != int(now):
+            self.seconds.append(Second(int(now)))
+        self.seconds[-1] = self.seconds[-1].plus(outcome, gain, cost)
+
+    def sampled(self, now: float, scheduler: Scheduler, ledger: Any, thresholds: Mapping[str, float]) -> None:
+        """Note the moment, unless one was noted a moment ago.
+
+        Parameters
+        ----------
+        thresholds : mapping
+            It is kept as it is, and must not change any more.
+        """
+        if self.samples and 0 <= now - self.samples[-1].time < _SAMPLED:
+            return
+        waiting = ledger.waiting
+        self.samples.append(
+            Sample(
+                now,
+                len(scheduler.workers),
+                scheduler.total_nthreads,
+                len(ledger.entries) - waiting,
+                waiting,
+                len(scheduler.queued),
+            )
+        )
+        if thresholds and (not self.thresholds or self.thresholds[-1][1] is not thresholds):
+            self.thresholds.append((now, thresholds))
+            self._held += len(thresholds)
+            while self._held > _THRESHOLDS and len(self.thresholds) > 1:
+                self._held -= len(self.thresholds.popleft()[1])
+
+
+def put_pages(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
+    """Put the pages on a scheduler's dashboard, where it has one; return what takes them off again.
+
+    They are an extra: whatever goes wrong with them, the plugin works.
+    """
+    if not _has_bokeh():
+        return _nothing
+    try:
+        # Pages stand on a higher floor, and are looked up by name: a scheduler without a dashboard loads none.
+        taken_off: Callable[[], None] = import_module("dask_ferro.views.pages").put_on(scheduler, stealing)
+    except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
+        logger.warning("dask_ferro's dashboard pages are not on: %r", error)
+        return _nothing
+    return taken_off
+
+
+@cache
+def _has_bokeh() -> bool:
+    """Whether Bokeh is there; that it is not is said once."""
+    found = find_spec("bokeh") is not None
+    if not found:
+        logger.warning("dask_ferro's dashboard pages need Bokeh: pip install 'dask-ferro[dashboard]'")
+    return found
+
+
+def _nothing() -> None:
+    """There is nothing to take off."""

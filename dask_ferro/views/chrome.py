@@ -1,0 +1,175 @@
+"""A trace in Chrome's Trace Event Format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open offline.
+
+A worker is a process; below it stand a track for each thread, with ops within their tasks, and as many tracks for
+transfers and steals as are needed for none to overlap: slices of one track may nest, and must not cross.  An arrow
+leads from a moved task's victim to where it ran.  Times are microseconds from the first span on.
+
+Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dask_ferro.trace import Span, Trace
+
+# Clocks of one thread's tasks are compared across heartbeats: a task that begins by so much before the end of the one
+# before it is drawn behind it.  More is an overlap in truth (coroutines share a thread), and gets a track of its own.
+_SLACK = 0.02
+# Track numbers, per worker: threads in thousands, so that their overflow stands below them.
+_PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
+
+Event = dict[str, Any]
+
+
+def chrome_json(trace: Trace) -> str:
+    """Return the trace as the text of a JSON file."""
+    return json.dumps(chrome(trace), separators=(",", ":"))
+
+
+def chrome(trace: Trace) -> dict[str, Any]:
+    """Return the trace as the format's JSON object.
+
+    Returns
+    -------
+    dict
+        "traceEvents": names of processes and threads ("M"), slices ("X") and arrows ("s", "f"); "otherData": the
+        run's figures.
+    """
+    pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
+    zero = min((span.start for span in trace.spans), default=0.0)
+    placed = list(_placed(trace))
+    events = [*_names(pids, placed), *_slices(pids, placed, zero), *_arrows(pids, placed, zero)]
+    figures = trace.summary()
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
+
+
+def _workers(trace: Trace) -> Iterator[str]:
+    yield from trace.workers
+    yield from (span.worker for span in trace.spans)
+    yield from (span.source for span in trace.spans if span.kind == "steal")
+
+
+# ---- which track, and where on it --------------------------------------------------------------------------
+
+Placed = tuple[Span, int]  # a span as it is drawn, and its track
+
+
+def _placed(trace: Trace) -> Iterator[Placed]:
+    threads: dict[tuple[str, int], list[Span]] = {}
+    others: dict[tuple[str, int], list[Span]] = {}
+    for span in trace.spans:
+        if span.kind == "compute":
+            threads.setdefault((span.worker, span.lane), []).append(span)
+        elif span.kind in ("transfer", "steal"):
+            first = _TRANSFERS if span.kind == "transfer" else _STEALS
+            others.setdefault((span.worker, first), []).append(span)
+    ops = _ops_by_task(trace)
+    for (_, lane), spans in threads.items():
+        for drawn, row, shift in _rows(spans, _SLACK):
+            track = lane * _PER_THREAD + min(row, _PER_THREAD - 1)
+            yield drawn, track
+            for op in ops.get((drawn.key, drawn.worker), ()):
+                if drawn.start - 1e-9 <= op.start + shift and op.stop + shift <= drawn.stop + 1e-9:
+                    yield op._replace(start=op.start + shift, stop=op.stop + shift), track
+    for (_, first), spans in others.items():
+        for drawn, row, _ in _rows(spans, 0.0):
+            yield drawn, first + row
+
+
+def _ops_by_task(trace: Trace) -> dict[tuple[Any, str], list[Span]]:
+    found: dict[tuple[Any, str], list[Span]] = {}
+    for op in trace.of("op"):
+        found.setdefault((op.key, op.worker), []).append(op)
+    return found
+
+
+def _rows(spans: Iterable[Span], slack: float) -> Iterator[tuple[Span, int, float]]:
+    """Each span in the first row where it overlaps nothing, put back by `slack` seconds at most; no length changes."""
+    ends: list[float] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.stop)):
+        row = next((i for i, end in enumerate(ends) if span.start >= end - slack), len(ends))
+        if row == len(ends):
+            ends.append(span.start)
+        shift = max(ends[row] - span.start, 0.0)
+        ends[row] = span.stop + shift
+        yield (span._replace(start=span.start + shift, stop=span.stop + shift) if shift else span), row, shift
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+def _names(pids: dict[str, int], placed: Iterable[Placed]) -> Iterator[Event]:
+    for worker, pid in pids.items():
+        yield _name("process_name", pid, 0, {"name": worker})
+        yield _name("process_sort_index", pid, 0, {"sort_index": pid})
+    for pid, tid in sorted({(pids[span.worker], track) for span, track in placed}):
+        yield _name("thread_name", pid, tid, {"name": _track_name(tid)})
+        yield _name("thread_sort_index", pid, tid, {"sort_index": tid})
+
+
+def _name(kind: str, pid: int, tid: int, args: Event) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _track_name(tid: int) -> str:
+    if tid >= _STEALS:
+        return "steals"
+    if tid >= _TRANSFERS:
+        return "transfers"
+    lane, row = divmod(tid, _PER_THREAD)
+    return f"thread {lane}" if not row else f"thread {lane}, beside it"
+
+
+def _slices(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
+    for span, track in placed:
+        yield {
+            "ph": "X",
+            "name": span.prefix or span.kind,
+            "cat": span.kind,
+            "pid": pids[span.worker],
+            "tid": track,
+            "ts": _us(span.start - zero),
+            "dur": _us(span.seconds),
+            "args": _told(span),
+        }
+
+
+def _told(span: Span) -> Event:
+    told: Event = {"key": str(span.key), "bytes": span.nbytes}
+    if span.kind == "op":
+        engine, _, node = span.source.partition("/")
+        return {**told, "engine": engine, "node": node}
+    if span.source:
+        told["from"] = span.source
+    return told
+
+
+def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
+    """From a steal's request, on the victim, to where the task ran on the thief."""
+    placed = list(placed)
+    ran = {(span.key, span.worker): (span, track) for span, track in placed if span.kind == "compute"}
+    steals = [span for span, _ in placed if span.kind == "steal"]
+    for number, steal in enumerate(steals, start=1):
+        found = ran.get((steal.key, steal.worker))
+        if found is None:
+            continue
+        span, track = found
+        of = {"name": "steal", "cat": "steal", "id": number}
+        victim, begin = pids[steal.source], _us(min(steal.start, span.start) - zero)
+        yield {**of, "ph": "s", "pid": victim, "tid": 0, "ts": begin}
+        yield {
+            **of,
+            "ph": "f",
+            "bp": "e",
+            "pid": pids[span.worker],
+            "tid": track,
+            "ts": _us(span.start - zero),
+        }
+
+
+def _us(seconds: float) -> float:
+    """Microseconds, to the nanosecond: what the format's viewers keep."""
+    return round(seconds * 1e6, 3)

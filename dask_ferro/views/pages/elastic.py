@@ -1,0 +1,175 @@
+"""The elastic page: how many workers there are, how many are wanted, and each decision with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from bokeh.core.properties import without_property_validation
+from bokeh.layouts import column, row
+from bokeh.models import ColumnDataSource
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.pictures import ElasticPicture, Scaling
+    from dask_ferro.runtime.watch import Sample
+
+_WINDOW = 600
+_ROWS = 14
+_STATES = {
+    "running": look.GREEN,
+    "booting": look.LIGHT_BLUE,
+    "pending": look.SAND,
+    "leaving": look.VIOLET,
+}
+_LOAD = {"running": look.BLUE, "waiting": look.AMBER, "queued": look.SAND}
+_CELL = "padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid #eee"
+
+
+class ElasticPage:
+    """Jobs by state, the load, and the decisions in words."""
+
+    def __init__(self) -> None:
+        self.jobs = _source(("time", "wanted"), _STATES)
+        self.load = _source(("time", "threads", "workers"), _LOAD)
+        self.headline = look.line()
+        self.log = look.line()
+        charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
+        self.root = column(self.headline, charts, self.log, sizing_mode="stretch_width")
+        self._decided: Any = None
+
+    @without_property_validation
+    def update(self, picture: ElasticPicture) -> None:
+        """Draw the newest picture."""
+        if picture.samples and 1000 * picture.samples[-1].time not in self.load.data["time"][-1:]:
+            self._draw_load(picture.samples[-_WINDOW:])
+        last = (picture.decisions[-1:], picture.departures[-1:])
+        now = picture.samples[-1].time if picture.samples else None
+        if picture.decisions and now is not None:
+            self._draw_jobs(picture.decisions, now)
+        if last != self._decided:
+            self._decided = last
+            self._tell(picture)
+
+    def _draw_load(self, samples: tuple[Sample, ...]) -> None:
+        counts = {state: [getattr(s, state) for s in samples] for state in _LOAD}
+        self.load.data = {
+            "time": [1000 * s.time for s in samples],
+            "threads": [s.threads for s in samples],
+            "workers": [s.workers for s in samples],
+            **counts,
+            **_stack(counts),
+        }
+        _show(self._load_areas, len(samples))
+        self._no_load.visible = False
+
+    def _draw_jobs(self, decisions: tuple[Scaling, ...], now: float) -> None:
+        """What was decided holds until the next decision, the last one until now."""
+        rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
+        counts = {state: [d.jobs.get(state, 0) for d in rows] for state in _STATES}
+        self.jobs.data = {
+            "time": [1000 * d.time for d in rows],
+            "wanted": [d.wanted for d in rows],
+            **counts,
+            **_stack(counts),
+        }
+        _show(self._job_areas, len(rows))
+        self._no_jobs.visible = False
+
+    def _tell(self, picture: ElasticPicture) -> None:
+        if not picture.decisions:
+            self.headline.text = "Nobody scales this cluster: <b>cluster.adapt(Adaptive=ff.Elastic)</b> does."
+        else:
+            self.headline.text = _standing(picture.decisions[-1])
+        lines = [(d.time, d.why, "; ".join(d.actions) or "no change") for d in picture.decisions]
+        lines += [(at, text, "") for at, text in picture.departures]
+        lines.sort(key=lambda one: -one[0])
+        self.log.text = _table(lines[:_ROWS]) if lines else ""
+
+    def _jobs(self) -> Any:
+        fig = look.over_time("jobs, and how many are wanted", _WINDOW, "jobs", height=300)
+        self._job_areas = _stacked(fig, self.jobs, _STATES)
+        line = {"color": look.RED, "line_width": 2, "line_dash": "dashed"}
+        wanted = fig.step("time", "wanted", source=self.jobs, mode="after", **line)
+        told = [("wanted", "@wanted"), *((state, f"@{state}") for state in _STATES)]
+        self._no_jobs = look.awaiting(fig, "waits for the first decision of ff.Elastic")
+        _count(fig, wanted, told)
+        keys = [(color, state) for state, color in _STATES.items()]
+        return look.framed(fig, (look.RED, "wanted"), *keys)
+
+    def _load(self) -> Any:
+        fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
+        self._load_areas = _stacked(fig, self.load, _LOAD)
+        line = {"color": look.INK, "line_width": 2}
+        threads = fig.step("time", "threads", source=self.load, mode="after", **line)
+        told = [*((state, f"@{state}") for state in _LOAD), ("threads", "@threads"), ("workers", "@workers")]
+        self._no_load = look.awaiting(fig, "waits for the first sample")
+        _count(fig, threads, told)
+        keys = [(color, state) for state, color in _LOAD.items()]
+        return look.framed(fig, (look.INK, "threads"), *keys)
+
+
+def _source(names: tuple[str, ...], states: Mapping[str, str]) -> ColumnDataSource:
+    none: list[float] = []
+    empty = dict.fromkeys((*names, *states), none)
+    return ColumnDataSource({**empty, **_stack(dict.fromkeys(states, none))})
+
+
+def _stacked(fig: Any, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
+    """Return steps that stand on top of each other, not visible yet; column "to X" is where X ends."""
+    options = {"fill_alpha": 0.85, "step_mode": "after", "source": source, "visible": False}
+    return [
+        fig.varea_step("time", f"from {n}", f"to {n}", fill_color=color, **options)
+        for n, color in colors.items()
+    ]
+
+
+def _show(areas: list[Any], points: int) -> None:
+    """Show steps that have some; BokehJS 3.9 never comes back from empty ones."""
+    for area in areas:
+        area.visible = points > 1
+
+
+def _stack(counts: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return where each column begins and ends when they stand on top of each other.
+
+    >>> _stack({"a": [1, 2], "b": [3, 0]})
+    {'from a': [0, 0], 'to a': [1, 2], 'from b': [1, 2], 'to b': [4, 2]}
+    """
+    edges: dict[str, list[float]] = {}
+    level: list[float] = [0 for _ in next(iter(counts.values()))]
+    for name, values in counts.items():
+        edges[f"from {name}"] = level
+        level = [low + value for low, value in zip(level, values, strict=True)]
+        edges[f"to {name}"] = level
+    return edges
+
+
+def _count(fig: Any, line: Any, told: list[tuple[str, str]]) -> None:
+    """Let a figure count from 0 in whole numbers, and tell what is where."""
+    fig.y_range.start, fig.y_range.only_visible = 0, True
+    fig.yaxis.ticker.min_interval = 1
+    look.hover(fig, [line], told, mode="vline")
+
+
+def _standing(last: Scaling) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in last.jobs.items()) or "no jobs"
+    waits = [f"{pool}: {look.duration(w)}" for pool, w in last.queue_wait.items() if w is not None]
+    text = f"<b>{last.wanted} wanted; {escape(counts)}</b>; {last.node_seconds:,.0f} node-seconds"
+    return text + (f"; queue wait {escape(', '.join(waits))}" if waits else "")
+
+
+def _table(lines: list[tuple[float, str, str]]) -> str:
+    head = "".join(
+        f'<th style="{_CELL};text-align:left;color:{look.FAINT};font-weight:normal">{name}</th>'
+        for name in ("time (UTC)", "why", "what was done")
+    )
+    rows = "".join(
+        f'<tr><td style="{_CELL};white-space:nowrap">{datetime.fromtimestamp(at, UTC):%H:%M:%S}</td>'
+        f'<td style="{_CELL}">{escape(why)}</td><td style="{_CELL}">{escape(done)}</td></tr>'
+        for at, why, done in lines
+    )
+    return f'<table style="border-collapse:collapse;width:100%;margin-top:8px"><tr>{head}</tr>{rows}</table>'

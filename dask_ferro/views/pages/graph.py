@@ -1,0 +1,180 @@
+"""The page of the graph: what waits for what, how far it is, and the chain that no number of workers shortens.
+
+Tasks are nodes; of a large graph, groups are, or prefixes, with the count of what is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bokeh.core.properties import value, without_property_validation
+from bokeh.layouts import column
+from bokeh.models import (
+    BoxZoomTool,
+    ColumnDataSource,
+    HoverTool,
+    PanTool,
+    Range1d,
+    ResetTool,
+    SaveTool,
+    WheelZoomTool,
+)
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.charts import GraphPicture
+
+# In the order of a task's life.
+_STATES = {
+    "no-worker": "#f4a6a6",
+    "waiting": "#d9d9d9",
+    "queued": "#f0d9b5",
+    "processing": look.AMBER,
+    "memory": look.GREEN,
+    "released": "#a8d5c2",
+    "erred": "#8b1a1a",
+}
+# Nodes up to which names are written beside them.
+_WRITTEN = 60
+
+
+class GraphPage:
+    """Nodes in layers, from the left to the right."""
+
+    def __init__(self) -> None:
+        self.nodes = ColumnDataSource({name: [] for name in _NODE})
+        self.edges = ColumnDataSource({"x0": [], "y0": [], "x1": [], "y1": [], "color": [], "width": []})
+        self.legend = look.line(styles={"line-height": "1.7"})
+        self.headline = look.line()
+        self.fig = self._figure()
+        self.root = column(self.headline, self.legend, self.fig, sizing_mode="stretch_both")
+        self._shown: Any = None
+
+    @without_property_validation
+    def update(self, picture: GraphPicture) -> None:
+        """Draw the newest picture; the very same one costs nothing."""
+        if picture is self._shown:
+            return
+        edges = None if self._shown is None else self._shown.edges
+        self._shown = picture
+        self._explain(picture)
+        if picture.edges is not edges:
+            self._draw_edges(picture)
+        self._draw_nodes(picture)
+        self._waits.visible = not picture.nodes
+
+    def _draw_nodes(self, picture: GraphPicture) -> None:
+        nodes = picture.nodes
+        size = max(4.0, min(22.0, 420 / (1 + max((abs(n.y) for n in nodes), default=1) * 2)))
+        written = len(nodes) <= _WRITTEN
+        self.nodes.data = {
+            "x": [n.x for n in nodes],
+            "y": [-n.y for n in nodes],
+            "name": [n.name for n in nodes],
+            "prefix": [n.prefix for n in nodes],
+            "note": [n.note or "-" for n in nodes],
+            "state": [n.state for n in nodes],
+            "tasks": [f"{n.done:,} of {n.tasks:,}" for n in nodes],
+            "seconds": [look.duration(n.seconds) for n in nodes],
+            "bytes": [n.nbytes for n in nodes],
+            "color": [_STATES.get(n.state, look.GREY) for n in nodes],
+            "line": [look.RED if n.critical else "white" for n in nodes],
+            "width": [2.5 if n.critical else 0.5 for n in nodes],
+            "size": [size + (6 if n.tasks > 1 else 0) for n in nodes],
+            "text": [_text(n, picture.grain) if written else "" for n in nodes],
+        }
+
+    def _draw_edges(self, picture: GraphPicture) -> None:
+        """Draw a new layout, and show all of it."""
+        nodes, edges = picture.nodes, picture.edges
+        wide, high = max((n.x for n in nodes), default=0.0), max((abs(n.y) for n in nodes), default=0.0)
+        _stretch(self.fig.x_range, -0.5 - 0.04 * wide, wide + 0.5 + 0.04 * wide)
+        _stretch(self.fig.y_range, -1.1 * high - 0.7, 1.1 * high + 0.7)
+        self.edges.data = {
+            "x0": [nodes[e.start].x for e in edges],
+            "y0": [-nodes[e.start].y for e in edges],
+            "x1": [nodes[e.stop].x for e in edges],
+            "y1": [-nodes[e.stop].y for e in edges],
+            "color": [look.RED if e.critical else "#bbbbbb" for e in edges],
+            "width": [2.5 if e.critical else 0.7 for e in edges],
+        }
+
+    def _explain(self, picture: GraphPicture) -> None:
+        text = f"<b>{picture.tasks:,} tasks</b>"
+        if picture.grain != "tasks":
+            text += f", drawn as {len(picture.nodes):,} {picture.grain}"
+        if picture.nodes:
+            text += f"; critical path {look.duration(picture.path)} projected"
+        if picture.hidden:
+            text += f"; {picture.hidden:,} edges left out"
+        if text != self.headline.text:
+            self.headline.text = text
+        states = [(s, picture.states.get(s, 0)) for s in _STATES]
+        parts = [look.swatch(_STATES[s], f"{s} {count:,}") for s, count in states if count]
+        parts.append(look.swatch(look.RED, "critical path"))
+        if "".join(parts) != self.legend.text:
+            self.legend.text = "".join(parts)
+
+    def _figure(self) -> Any:
+        tools = [PanTool(), WheelZoomTool(), BoxZoomTool(), ResetTool(), SaveTool()]
+        fig = look.panel(
+            "what waits for what, from left to right",
+            tools=tools,
+            x_range=Range1d(start=-1, end=1),
+            y_range=Range1d(start=-1, end=1),
+            sizing_mode="stretch_both",
+            min_height=420,
+        )
+        fig.toolbar.active_scroll = tools[1]
+        fig.axis.visible = fig.title.visible = False
+        fig.grid.grid_line_color = None
+        fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
+        dots = fig.scatter(
+            "x",
+            "y",
+            source=self.nodes,
+            size="size",
+            fill_color="color",
+            line_color="line",
+            line_width="width",
+        )
+        fig.text(
+            "x",
+            "y",
+            text="text",
+            source=self.nodes,
+            y_offset=16,
+            text_align="center",
+            text_baseline="top",
+            text_color=look.INK,
+            text_font=value(look.FONT),
+            text_font_size="10px",
+        )
+        told = [
+            ("@prefix", "@name"),
+            ("computes", "@note"),
+            ("state", "@state"),
+            ("done", "@tasks"),
+            ("takes", "@seconds projected"),
+            ("bytes", "@bytes{0.0 ib}"),
+        ]
+        fig.add_tools(HoverTool(renderers=[dots], tooltips=told))
+        self._waits = look.awaiting(
+            fig, "The scheduler has no tasks.\nThey appear when a graph is submitted."
+        )
+        return fig
+
+
+_NODE = (
+    "x", "y", "name", "prefix", "note", "state", "tasks", "seconds", "bytes", "color", "line", "width", "size", "text",
+)  # fmt: skip
+
+
+def _stretch(span: Range1d, start: float, end: float) -> None:
+    span.start = span.reset_start = start
+    span.end = span.reset_end = end
+
+
+def _text(node: Any, grain: str) -> str:
+    return node.prefix if grain == "tasks" else f"{node.prefix} {node.done:,}/{node.tasks:,}"

@@ -1,0 +1,180 @@
+"""How the pages look: figures, colours, scales, and what an empty one says.
+
+Dask's own pages set the tone (its theme, its toolbar); colours are of equal weight, and tell apart for people who see
+no red or green.  A prefix has one colour on all pages of a process.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from bokeh.layouts import column
+from bokeh.models import (
+    CustomJSTickFormatter,
+    DataRange1d,
+    DatetimeTickFormatter,
+    HoverTool,
+    Node,
+    PanTool,
+    ResetTool,
+    SaveTool,
+    WheelZoomTool,
+)
+from bokeh.models.annotations import Label
+from bokeh.models.widgets import Div
+from bokeh.plotting import figure
+
+INK, FAINT, GRID = "#333333", "#888888", "#e8e8e8"
+GREEN, AMBER, RED, BLUE, VIOLET = "#2a9d76", "#e9a23b", "#c8553d", "#4a7fb5", "#7d5ba6"
+LIGHT_BLUE, GREY, SAND = "#a9c6e3", "#b8b8b8", "#f0d9b5"
+FONT = "Helvetica, Arial, sans-serif"
+
+# Of Tableau's and Tol's qualitative schemes, without the reds, which are kept for transfers.
+_PALETTE = (
+    "#4e79a7", "#f1a340", "#59a14f", "#76b7b2", "#edc948", "#b07aa1", "#9c755f", "#86bcb6", "#8cb369", "#d4a6c8",
+    "#a0cbe8", "#ffbe7d", "#8cd17d", "#b6992d", "#499894", "#79706e", "#bab0ac", "#6b6ecf", "#bcbd22", "#3ba3b8",
+)  # fmt: skip
+_colors: dict[str, str] = {}
+# Prefixes that keep their colour; models and functions have tens of them.
+_COLORED = 4096
+
+# In the browser: 1200 s, 3.5 s, 20 ms, 150 us; and bytes by 1024.
+_SECONDS = """
+const t = Math.abs(tick), f = (x) => parseFloat(x.toPrecision(3)).toString()
+if (t == 0) return "0"
+const sign = tick < 0 ? "-" : ""
+return sign + (t >= 1 ? f(t) + " s" : t >= 1e-3 ? f(t * 1e3) + " ms" : f(t * 1e6) + " us")
+"""
+_BYTES = """
+let t = Math.abs(tick), i = 0
+const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+while (t >= 1024 && i < units.length - 1) { t /= 1024; i++ }
+return (t == 0) ? "0" : parseFloat(t.toPrecision(3)) + " " + units[i]
+"""
+
+
+def color_of(prefix: str) -> str:
+    """Return a prefix's colour: one after the other, as they are met."""
+    if prefix not in _colors:
+        if len(_colors) >= _COLORED:
+            _colors.clear()
+        _colors[prefix] = _PALETTE[len(_colors) % len(_PALETTE)]
+    return _colors[prefix]
+
+
+def seconds_ticks() -> CustomJSTickFormatter:
+    """Return a formatter of durations."""
+    return CustomJSTickFormatter(code=_SECONDS)
+
+
+def bytes_ticks() -> CustomJSTickFormatter:
+    """Return a formatter of sizes."""
+    return CustomJSTickFormatter(code=_BYTES)
+
+
+def panel(title: str, **options: Any) -> Any:
+    """Return a figure with the pages' title, grid and toolbar."""
+    options = {"sizing_mode": "stretch_width", "height": 300, "toolbar_location": "above", **options}
+    tools = options.pop("tools", None)
+    fig: Any = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
+    fig.title.text_font = fig.axis.axis_label_text_font = fig.axis.major_label_text_font = FONT
+    fig.title.text_font_size, fig.title.text_color = "13px", INK
+    fig.axis.axis_label_text_font_style = "normal"
+    fig.axis.axis_label_text_color = fig.axis.major_label_text_color = INK
+    fig.axis.axis_label_text_font_size = fig.axis.major_label_text_font_size = "11px"
+    fig.axis.minor_tick_line_color = fig.axis.axis_line_color = None
+    fig.axis.major_tick_line_color = GRID
+    fig.grid.grid_line_color = GRID
+    fig.outline_line_color = None
+    fig.toolbar.autohide = True
+    return fig
+
+
+def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
+    """Return a figure of the last seconds, which follows the newest data until somebody pans."""
+    follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
+    tools = [
+        PanTool(dimensions="width"),
+        WheelZoomTool(dimensions="width"),
+        ResetTool(),
+        SaveTool(),
+    ]
+    fig = panel(title, x_axis_type="datetime", x_range=follows, y_axis_label=label, tools=tools, **options)
+    fig.xaxis.formatter = clock()
+    fig.xgrid.grid_line_color = None
+    return fig
+
+
+def clock() -> DatetimeTickFormatter:
+    """Return a formatter of times of the day."""
+    day = "%H:%M:%S"
+    return DatetimeTickFormatter(
+        milliseconds="%H:%M:%S.%3N",
+        seconds=day,
+        minsec=day,
+        minutes=day,
+        hourmin=day,
+        hours="%H:%M",
+        days="%F",
+    )
+
+
+def hover(fig: Any, renderers: list[Any], tooltips: Any, **options: Any) -> None:
+    """Have a figure tell what is under the pointer."""
+    fig.add_tools(HoverTool(renderers=renderers, tooltips=tooltips, point_policy="follow_mouse", **options))
+
+
+def framed(fig: Any, *keys: tuple[str, str]) -> Any:
+    """Return a figure under a line with its title and what its colours mean.
+
+    Bokeh's own legends show no colour of what is not there yet, and stand in the way of what is.
+    """
+    title = f"<b>{escape(fig.title.text)}</b>"
+    swatches = "".join(swatch(color, text) for color, text in keys)
+    fig.title.visible = False
+    head = line(f'{title}<span style="margin-left:18px">{swatches}</span>', margin=(8, 5, 0, 5))
+    return column(head, fig, sizing_mode=fig.sizing_mode if fig.sizing_mode != "fixed" else None)
+
+
+def awaiting(fig: Any, text: str) -> Label:
+    """Return the words in the middle of an empty figure; hide them when it is not empty."""
+    words = Label(
+        x=Node(target="frame", symbol="center", offset=0),
+        y=Node(target="frame", symbol="center", offset=0),
+        text=text,
+        text_align="center",
+        text_baseline="middle",
+        text_color=FAINT,
+        text_font=FONT,
+        text_font_size="13px",
+        background_fill_color="#fafafa",
+    )
+    fig.add_layout(words)
+    return words
+
+
+def line(text: str = "", **options: Any) -> Div:
+    """Return a line of text, as HTML."""
+    style = {"font-family": FONT, "font-size": "13px", "color": INK, "width": "100%"}
+    return Div(
+        text=text, sizing_mode="stretch_width", styles={**style, **options.pop("styles", {})}, **options
+    )
+
+
+def swatch(color: str, text: str) -> str:
+    """Return a coloured square and its meaning, as HTML."""
+    square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{color}"
+    return f'<span style="margin-right:16px;white-space:nowrap"><span style="{square}"></span>{escape(text)}</span>'
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that keeps the number readable.
+
+    >>> duration(83.0), duration(0.0123), duration(4.2e-6), duration(0)
+    ('83 s', '12.3 ms', '4.2 us', '0 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{float(f'{seconds / scale:.3g}'):g} {unit}"
+    return "0 s"

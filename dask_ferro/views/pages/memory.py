@@ -1,0 +1,135 @@
+"""The page of memory: what each worker holds in its host, on disk and on devices, each byte once.
+
+A host's bar is what its operating system measured of the process; a device has one bar, however many workers use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bokeh.core.properties import without_property_validation
+from bokeh.layouts import column, row
+from bokeh.models import ColumnDataSource, FactorRange
+from dask.utils import format_bytes
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.pictures import DeviceMemory, HostMemory, MemoryPicture
+
+_HOST = {"results": look.BLUE, "other": look.LIGHT_BLUE}
+_SPILLED = look.AMBER
+
+
+class MemoryPage:
+    """Bars of hosts, and bars of devices."""
+
+    def __init__(self) -> None:
+        self.hosts = ColumnDataSource(
+            {n: [] for n in ("worker", "results", "other", "process", "spilled", "both", "limit")}
+        )
+        self.devices = ColumnDataSource({n: [] for n in ("device", "used", "total", "workers")})
+        self.headline = look.line()
+        figures = row(self._hosts(), self._devices(), sizing_mode="stretch_both")
+        self.root = column(self.headline, figures, sizing_mode="stretch_both")
+
+    @without_property_validation
+    def update(self, picture: MemoryPicture) -> None:
+        """Draw the newest picture."""
+        self._draw_hosts(picture.hosts)
+        self._draw_devices(picture.devices)
+        host = sum(h.results + h.other for h in picture.hosts)
+        spilled = sum(h.spilled for h in picture.hosts)
+        device = sum(d.used for d in picture.devices)
+        text = f"<b>{format_bytes(host)} in hosts, {format_bytes(device)} on devices</b>, "
+        text += f"{format_bytes(spilled)} spilled to disk; measured by the workers"
+        if picture.unseen:
+            text += f"; {picture.unseen} workers with less than these are left out"
+        if text != self.headline.text:
+            self.headline.text = text
+
+    def _draw_hosts(self, hosts: tuple[HostMemory, ...]) -> None:
+        names = [h.worker for h in reversed(hosts)]
+        if names != list(self._workers.factors):
+            self._workers.factors = names
+        self.hosts.data = {
+            "worker": [h.worker for h in hosts],
+            "results": [h.results for h in hosts],
+            "other": [h.other for h in hosts],
+            "process": [h.results + h.other for h in hosts],
+            "spilled": [h.spilled for h in hosts],
+            "both": [h.results + h.other + h.spilled for h in hosts],
+            "limit": [h.limit or float("nan") for h in hosts],
+        }
+        self._no_hosts.visible = not hosts
+
+    def _draw_devices(self, devices: tuple[DeviceMemory, ...]) -> None:
+        names = [d.device for d in reversed(devices)]
+        if names != list(self._names.factors):
+            self._names.factors = names
+        self.devices.data = {
+            "device": [d.device for d in devices],
+            "used": [d.used for d in devices],
+            "total": [d.total or float("nan") for d in devices],
+            "workers": [d.workers for d in devices],
+        }
+        self._no_devices.visible = not devices
+
+    def _hosts(self) -> Any:
+        self._workers = FactorRange()
+        fig = _bars("host memory of each worker", self._workers, "worker")
+        options = {"y": "worker", "height": 0.7, "source": self.hosts, "line_color": None}
+        first = fig.hbar(left=0, right="results", color=_HOST["results"], **options)
+        fig.hbar(left="results", right="process", color=_HOST["other"], **options)
+        fig.hbar(left="process", right="both", color=_SPILLED, **options)
+        _mark(fig, "limit", "worker", self.hosts)
+        told = [
+            ("worker", "@worker"),
+            ("process", "@process{0.0 ib}"),
+            ("of it results", "@results{0.0 ib}"),
+            ("spilled", "@spilled{0.0 ib}"),
+            ("limit", "@limit{0.0 ib}"),
+        ]
+        look.hover(fig, [first, *fig.renderers[1:3]], told)
+        self._no_hosts = look.awaiting(fig, "waits for the first worker")
+        return look.framed(
+            fig,
+            (_HOST["results"], "results of tasks"),
+            (_HOST["other"], "the rest of the process"),
+            (_SPILLED, "spilled to disk"),
+            (look.RED, "limit"),
+        )
+
+    def _devices(self) -> Any:
+        self._names = FactorRange()
+        fig = _bars("memory of each device", self._names, "device")
+        options = {"height": 0.7, "source": self.devices, "color": look.GREEN}
+        bars = fig.hbar("device", left=0, right="used", line_color=None, **options)
+        _mark(fig, "total", "device", self.devices)
+        told = [
+            ("device", "@device"),
+            ("used", "@used{0.0 ib}"),
+            ("of", "@total{0.0 ib}"),
+            ("workers", "@workers"),
+        ]
+        look.hover(fig, [bars], told)
+        self._no_devices = look.awaiting(
+            fig, "No worker has told of a device.\nThose on which CuPy sees one do, with their heartbeats."
+        )
+        return look.framed(fig, (look.GREEN, "in use"), (look.RED, "all of it"))
+
+
+def _bars(title: str, rows: FactorRange, label: str) -> Any:
+    fig = look.panel(title, y_range=rows, sizing_mode="stretch_both", min_height=420)
+    fig.x_range.start = 0
+    fig.xaxis.formatter = look.bytes_ticks()
+    fig.xaxis.ticker.base, fig.xaxis.ticker.mantissas = 1024, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    fig.ygrid.grid_line_color = None
+    fig.yaxis.axis_label = label
+    return fig
+
+
+def _mark(fig: Any, x: str, y: str, source: ColumnDataSource) -> None:
+    """Draw an upright mark at the end of what there is."""
+    options = {"marker": "dash", "angle": 1.5708, "size": 18, "line_width": 3, "color": look.RED}
+    fig.scatter(x, y, source=source, **options)

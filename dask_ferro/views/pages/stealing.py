@@ -1,0 +1,288 @@
+"""The page of stealing: who took from whom, whether it paid, and who will ask next.
+
+Every figure is projected, not measured, where it says so.  Bars of backlog stand on a logarithmic scale, as a
+threshold is milliseconds and a backlog may be minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bokeh.core.properties import value, without_property_validation
+from bokeh.layouts import column, row
+from bokeh.models import ColumnDataSource, FactorRange, LinearColorMapper, LogScale, Range1d, SaveTool
+from bokeh.models.tickers import LogTicker
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.pictures import Flow, StealingPicture
+    from dask_ferro.runtime.watch import Second
+
+# The seconds that follow the newest move, and the shortest bar that is drawn.
+_WINDOW = 60
+_LEAST = 1e-4
+# Workers up to which a cell of the matrix has its number written in it.
+_WRITTEN = 12
+_OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
+_FLOW = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
+
+
+class StealingPage:
+    """Flow matrix, outcomes, gain against cost, backlogs with their thresholds, and thresholds over time."""
+
+    def __init__(self) -> None:
+        self.flow = ColumnDataSource(_no("victim", "thief", "moves", "text", "gain", "cost", "ink"))
+        self.seconds = ColumnDataSource(
+            _no("time", "confirmed", "refused", "stale", "gained", "spent", "down")
+        )
+        self.backlogs = ColumnDataSource(_no("worker", "backlog", "end", "threshold", "waiting", "color"))
+        self.thresholds = ColumnDataSource(_no("time", "least", "median", "most"))
+        self.headline = look.line()
+        matrix, rates, paid = self._matrix(), self._rates(), self._paid()
+        upper = row(matrix, column(rates, paid, sizing_mode="stretch_width"), sizing_mode="stretch_width")
+        lower = row(self._bars(), self._curves(), sizing_mode="stretch_width")
+        self.root = column(self.headline, upper, lower, sizing_mode="stretch_width")
+        self._shown: tuple[Any, ...] = ()
+
+    @without_property_validation
+    def update(self, picture: StealingPicture) -> None:
+        """Draw the newest picture; what did not change is not sent again."""
+        self._headline(picture)
+        self._draw_backlogs(picture)
+        changed = picture.totals.get("confirmed"), picture.seconds[-1:], picture.flows
+        if changed != self._shown:
+            self._shown = changed
+            self._draw_moves(picture)
+        stamps = [1000 * at for at, *_ in picture.thresholds]
+        if stamps[-1:] != list(self.thresholds.data["time"][-1:]):
+            least, median, most = zip(*(values for _, *values in picture.thresholds), strict=True)
+            self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
+            self._no_thresholds.visible = False
+            self._band.visible = len(stamps) > 1  # BokehJS 3.9 never comes back from an empty one
+
+    # -- drawing ---------------------------------------------------------------------------------------------
+
+    def _headline(self, picture: StealingPicture) -> None:
+        t = picture.totals
+        counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
+        paid = (
+            f"{look.duration(t.get('gained', 0.0))} gained, {look.duration(t.get('spent', 0.0))} spent moving"
+        )
+        text = f"<b>{counts}</b> since the plugin is on; {paid} (projected)"
+        if picture.policy == "none":
+            text += ". Stealing is off: the policy is <b>none</b>"
+        if picture.unseen:
+            text += f". {picture.unseen} workers between the longest and the shortest backlogs are left out"
+        if text != self.headline.text:
+            self.headline.text = text
+
+    def _draw_backlogs(self, picture: StealingPicture) -> None:
+        bars = picture.backlogs
+        names = [b.worker for b in reversed(bars)]
+        if names != list(self._bar_range.factors):
+            self._bar_range.factors = names
+        self.backlogs.data = {
+            "worker": [b.worker for b in bars],
+            "backlog": [b.seconds for b in bars],
+            "end": [max(b.seconds, _LEAST) for b in bars],
+            "threshold": [max(b.threshold, _LEAST) for b in bars],
+            "waiting": [b.waiting for b in bars],
+            "color": [look.AMBER if b.seconds < b.threshold else look.BLUE for b in bars],
+        }
+        self._no_workers.visible = not bars
+
+    def _draw_moves(self, picture: StealingPicture) -> None:
+        names = sorted({n for f in picture.flows for n in (f.victim, f.thief)}, key=_by_number)
+        most = max((f.moves for f in picture.flows), default=1)
+        if names != list(self._thieves.factors):
+            self._thieves.factors, self._victims.factors = names, names[::-1]
+        self._mapper.high = max(most, 2)
+        written = len(names) <= _WRITTEN
+        flows = _with_zeros(picture.flows, names) if written else picture.flows
+        self.flow.data = {
+            "victim": [f.victim for f in flows],
+            "thief": [f.thief for f in flows],
+            "moves": [f.moves for f in flows],
+            "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
+            "gain": [look.duration(f.gain) for f in flows],
+            "cost": [look.duration(f.cost) for f in flows],
+            "ink": ["white" if 2 * f.moves > most else look.INK for f in flows],
+        }
+        seconds = _each(picture.seconds)
+        self.seconds.data = {
+            "time": [1000.0 * s.second + 500 for s in seconds],
+            **{name: [getattr(s, name) for s in seconds] for name, _ in _OUTCOMES},
+            "gained": [s.gained for s in seconds],
+            "spent": [s.spent for s in seconds],
+            "down": [-s.spent for s in seconds],
+        }
+        self._no_flow.visible = not flows
+        self._no_moves.visible = self._no_gain.visible = not seconds
+
+    # -- figures ---------------------------------------------------------------------------------------------
+
+    def _matrix(self) -> Any:
+        self._thieves, self._victims = FactorRange(), FactorRange()
+        fig = look.panel(
+            "who took from whom",
+            x_range=self._thieves,
+            y_range=self._victims,
+            x_axis_label="thief",
+            y_axis_label="victim",
+            sizing_mode="fixed",
+            width=400,
+            height=396,
+        )
+        self._mapper = LinearColorMapper(palette=_FLOW, low=0, high=2)
+        color = {"field": "moves", "transform": self._mapper}
+        cells = fig.rect("thief", "victim", 0.96, 0.96, source=self.flow, fill_color=color, line_color=None)
+        fig.text(
+            "thief",
+            "victim",
+            text="text",
+            source=self.flow,
+            text_align="center",
+            text_baseline="middle",
+            text_color="ink",
+            text_font=value(look.FONT),
+            text_font_size="11px",
+        )
+        fig.grid.grid_line_color = None
+        fig.xaxis.major_label_orientation = 0.7
+        told = [
+            ("from, to", "@victim, @thief"),
+            ("tasks", "@moves"),
+            ("gained", "@gain"),
+            ("moving", "@cost"),
+        ]
+        look.hover(fig, [cells], told)
+        self._no_flow = look.awaiting(
+            fig, "No task has moved yet.\nA worker asks when its backlog\nis under its threshold."
+        )
+        return look.framed(fig)
+
+    def _rates(self) -> Any:
+        fig = look.over_time("moves, by what became of them", _WINDOW, "a second", height=178)
+        names = [name for name, _ in _OUTCOMES]
+        bars = fig.vbar_stack(
+            names,
+            x="time",
+            width=900,
+            source=self.seconds,
+            color=[color for _, color in _OUTCOMES],
+            line_color=None,
+        )
+        fig.y_range.start = 0
+        look.hover(fig, bars[-1:], [(name, f"@{name}") for name in names])
+        self._no_moves = look.awaiting(fig, "waits for the first request")
+        return look.framed(fig, *((color, name) for name, color in _OUTCOMES))
+
+    def _paid(self) -> Any:
+        fig = look.over_time("seconds gained against seconds spent moving", _WINDOW, "projected", height=178)
+        up = {"color": look.GREEN, "line_color": None}
+        down = {"color": look.RED, "line_color": None}
+        bars = fig.vbar("time", top="gained", width=900, source=self.seconds, **up)
+        fig.vbar("time", top="down", width=900, source=self.seconds, **down)
+        fig.yaxis.formatter = look.seconds_ticks()
+        look.hover(fig, [bars], [("gained", "@gained{0.000} s"), ("spent", "@spent{0.000} s")])
+        self._no_gain = look.awaiting(fig, "waits for the first task that moves")
+        return look.framed(fig, (look.GREEN, "gained"), (look.RED, "spent"))
+
+    def _bars(self) -> Any:
+        self._bar_range = FactorRange()
+        fig = look.panel(
+            "backlog of each worker, and its threshold",
+            y_range=self._bar_range,
+            x_axis_type="log",
+            x_range=Range1d(start=_LEAST, end=1000),
+            x_axis_label="seconds until a task that came now would start",
+            height=290,
+            tools=[SaveTool()],
+        )
+        bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
+        fig.scatter(
+            "threshold",
+            "worker",
+            marker="dash",
+            angle=1.5708,
+            size=16,
+            line_width=3,
+            source=self.backlogs,
+            color=look.RED,
+        )
+        fig.xaxis.formatter, fig.xaxis.ticker = look.seconds_ticks(), LogTicker(desired_num_ticks=8)
+        fig.ygrid.grid_line_color = None
+        fig.yaxis.axis_label = "worker"
+        told = [
+            ("worker", "@worker"),
+            ("backlog", "@backlog{0.0000} s"),
+            ("threshold", "@threshold{0.0000} s"),
+        ]
+        look.hover(fig, [bars], [*told, ("tasks that wait", "@waiting")])
+        self._no_workers = look.awaiting(fig, "waits for the first worker")
+        return look.framed(
+            fig,
+            (look.RED, "threshold"),
+            (look.AMBER, "under it: asks for work"),
+            (look.BLUE, "has enough"),
+        )
+
+    def _curves(self) -> Any:
+        fig = look.over_time(
+            "thresholds over time",
+            600,
+            "over all workers",
+            height=290,
+            y_axis_type="log",
+            y_range=Range1d(start=5e-4, end=0.5),
+        )
+        assert isinstance(fig.y_scale, LogScale)
+        area = {"fill_color": look.LIGHT_BLUE, "fill_alpha": 0.5}
+        self._band = fig.varea_step(
+            "time", "least", "most", source=self.thresholds, step_mode="after", visible=False, **area
+        )
+        middle = fig.step(
+            "time",
+            "median",
+            source=self.thresholds,
+            mode="after",
+            color=look.BLUE,
+            line_width=2,
+        )
+        fig.yaxis.formatter = look.seconds_ticks()
+        told = [("least", "@least{0.0000} s"), ("median", "@median{0.0000} s"), ("most", "@most{0.0000} s")]
+        look.hover(fig, [middle], told, mode="vline")
+        self._no_thresholds = look.awaiting(
+            fig, "All thresholds are as they were at first.\nThey follow the time that a steal takes."
+        )
+        return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
+
+
+def _no(*names: str) -> dict[str, list[Any]]:
+    return {name: [] for name in names}
+
+
+def _with_zeros(flows: Sequence[Flow], names: Sequence[str]) -> list[Flow]:
+    """Return a flow for each pair of workers: a cell that is pale says that nothing moved there."""
+    found = {(f.victim, f.thief): f for f in flows}
+    pairs = [(victim, thief) for victim in names for thief in names if victim != thief]
+    none: Any = {"moves": 0, "gain": 0.0, "cost": 0.0}
+    return [found.get((v, t)) or flows[0]._replace(victim=v, thief=t, **none) for v, t in pairs]
+
+
+def _each(seconds: Sequence[Second]) -> list[Second]:
+    """Return the window that ends with the newest second, the quiet ones too."""
+    if not seconds:
+        return []
+    found = {s.second: s for s in seconds[-_WINDOW:]}
+    last = seconds[-1].second
+    quiet: Any = {"confirmed": 0, "refused": 0, "stale": 0, "gained": 0.0, "spent": 0.0}
+    window = range(last - _WINDOW + 1, last + 1)
+    return [found.get(s) or seconds[0]._replace(second=s, **quiet) for s in window]
+
+
+def _by_number(name: str) -> tuple[Any, ...]:
+    """Numbers in their order, and "others" last."""
+    return (name == "others", not name.isdigit(), int(name) if name.isdigit() else 0, name)

@@ -1,0 +1,198 @@
+"""The page of the timeline: a lane a thread, its tasks in the colour of their prefix, transfers and moves beside them.
+
+    ████ task        the middle of a lane
+    ▔▔▔▔ move        its upper edge: from the request to the start on the thief
+    ▁▁▁▁ transfer    its lower edge
+
+It follows the clock while something runs, stands still when nothing does, and no longer follows when somebody pans or
+zooms, until the reset tool is pressed.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from bokeh.core.properties import without_property_validation
+from bokeh.layouts import column, row
+from bokeh.models import (
+    BoxZoomTool,
+    ColumnDataSource,
+    CustomJS,
+    FixedTicker,
+    Range1d,
+    WheelZoomTool,
+)
+from bokeh.models.widgets import RadioButtonGroup
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.reel import Block, News
+
+# Blocks that a browser has to draw at a time: 50 ms of it.
+_KEPT = 8_000
+# Prefixes in the legend: the others have their colours too.
+_NAMED = 14
+_WINDOWS = (5, 15, 60, 300)
+_FIRST = 1
+_COLUMNS = (
+    "left", "right", "bottom", "top", "color", "alpha", "kind", "what", "prefix", "worker", "took", "bytes", "note",
+    "rate",
+)  # fmt: skip
+# The share of a lane that a block takes, from its lower edge.
+_PLACES = {"compute": (0.14, 0.86), "transfer": (0.03, 0.12), "steal": (0.89, 0.96)}
+_COLORS = {"transfer": look.RED, "steal": look.VIOLET}
+
+
+class TimelinePage:
+    """Lanes of all workers, and the legend."""
+
+    def __init__(self) -> None:
+        self.blocks = ColumnDataSource({name: [] for name in _COLUMNS})
+        self.end = ColumnDataSource({"x": [], "y": []})
+        self.legend = look.line(styles={"line-height": "1.7"})
+        self.remark = look.line()
+        self._busy: dict[str, float] = {}
+        self._lanes: tuple[tuple[str, str, int], ...] = ()
+        self._bottoms: dict[str, int] = {}
+        self._drawn: list[Block] = []
+        self.fig = self._figure()
+        windows = RadioButtonGroup(labels=[f"{s} s" for s in _WINDOWS], active=_FIRST, width=260)
+        follow = "range.follow_interval = 1000 * seconds[this.active]; figure.reset.emit()"
+        arguments = {"range": self.fig.x_range, "seconds": list(_WINDOWS), "figure": self.fig}
+        windows.js_on_change("active", CustomJS(args=arguments, code=follow))
+        bar = row(windows, self.remark, sizing_mode="stretch_width")
+        self.root = column(bar, self.legend, self.fig, sizing_mode="stretch_both")
+
+    @without_property_validation
+    def update(self, news: News) -> None:
+        """Add what is new; lay the lanes out again where workers came or left."""
+        if news.lanes != self._lanes:
+            self._lay_out(news.lanes)
+        if news.blocks:
+            self._add(news.blocks)
+        if news.blocks or self.end.data["x"][-1:] != [1000 * news.end]:
+            start = news.end - (0 if self._drawn else _WINDOWS[_FIRST])
+            self.end.data = {"x": [1000 * start, 1000 * news.end], "y": [0, 0]}
+        self._waits.visible = not self._drawn
+        self._remark(news)
+
+    def _add(self, blocks: tuple[Block, ...]) -> None:
+        self._drawn.extend(blocks)
+        del self._drawn[:-_KEPT]
+        before = set(self._busy)
+        for block in blocks:
+            if block.kind == "compute":
+                self._busy[block.prefix] = self._busy.get(block.prefix, 0.0) + block.busy
+        self.blocks.stream(self._columns(blocks), rollover=_KEPT)
+        if before != set(self._busy):
+            self._explain()
+
+    def _lay_out(self, lanes: tuple[tuple[str, str, int], ...]) -> None:
+        """Give each worker its lanes, the first at the top; blocks of workers that left are drawn no more."""
+        self._lanes = lanes
+        self._bottoms, ticks, edge = {}, {}, 0
+        for address, label, threads in reversed(lanes):
+            self._bottoms[address] = edge
+            ticks[edge + threads / 2] = label
+            edge += threads
+        self.fig.y_range.start, self.fig.y_range.end = 0, max(edge, 1)
+        self.fig.yaxis.ticker = FixedTicker(ticks=list(ticks))
+        self.fig.yaxis.major_label_overrides = ticks
+        borders = sorted({*self._bottoms.values(), edge})
+        self.fig.ygrid.ticker = FixedTicker(ticks=borders)
+        self.blocks.data = self._columns(self._drawn)
+
+    def _columns(self, blocks: Any) -> dict[str, Any]:
+        shown = [(b, self._bottoms[b.worker]) for b in blocks if b.worker in self._bottoms]
+        edges = [(low + b.lane, *_PLACES[b.kind]) for b, low in shown]
+        found = [b for b, _ in shown]
+        return {
+            "left": [1000 * b.start for b in found],
+            "right": [1000 * b.stop for b in found],
+            "bottom": [edge + low for edge, low, _ in edges],
+            "top": [edge + high for edge, _, high in edges],
+            "color": [_COLORS.get(b.kind) or look.color_of(b.prefix) for b in found],
+            "alpha": [0.55 if b.tasks > 1 else 0.95 for b in found],
+            "kind": [b.kind for b in found],
+            "what": [_what(b) for b in found],
+            "prefix": [b.prefix for b in found],
+            "worker": [b.worker for b in found],
+            "took": [look.duration(b.busy) for b in found],
+            "bytes": [b.nbytes for b in found],
+            "note": [_note(b) for b in found],
+            "rate": [f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-" for b in found],
+        }
+
+    def _explain(self) -> None:
+        busiest = sorted(self._busy, key=lambda p: -self._busy[p])
+        parts = [look.swatch(look.color_of(p), p) for p in busiest[:_NAMED]]
+        if len(busiest) > _NAMED:
+            parts.append(f'<span style="color:{look.FAINT}">and {len(busiest) - _NAMED} more</span>')
+        kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "move")]
+        self.legend.text = "".join([*kinds, *parts])
+
+    def _remark(self, news: News) -> None:
+        remarks = ["drag to pan, scroll to zoom; the reset tool follows again"]
+        if news.shortest > 0.003:
+            remarks.append(f"neighbours under {look.duration(news.shortest)} are drawn together, paler")
+        if news.dropped:
+            remarks.append(f"{news.dropped:,} of the shortest left out")
+        if news.unseen:
+            remarks.append(f"{news.unseen} workers more than fit")
+        text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
+        if text != self.remark.text:
+            self.remark.text = text
+
+    def _figure(self) -> Any:
+        fig = look.over_time(
+            "what ran where",
+            _WINDOWS[_FIRST],
+            "worker",
+            y_range=Range1d(start=0, end=1),
+            sizing_mode="stretch_both",
+            min_height=420,
+        )
+        fig.toolbar.active_scroll = fig.select_one(WheelZoomTool)
+        fig.add_tools(BoxZoomTool(dimensions="width"))
+        fig.toolbar.autohide = fig.title.visible = False
+        quads = fig.quad(
+            "left",
+            "right",
+            top="top",
+            bottom="bottom",
+            source=self.blocks,
+            fill_color="color",
+            fill_alpha="alpha",
+            line_color="white",
+            line_width=0.4,
+        )
+        quads.nonselection_glyph = None
+        fig.scatter("x", "y", source=self.end, size=1, alpha=0)  # where the range ends
+        fig.xaxis.axis_label = "time of the scheduler (UTC)"
+        told = [
+            ("@kind", "@what"),
+            ("took", "@took"),
+            ("bytes", "@bytes{0.0 ib}"),
+            ("computes", "@note"),
+            ("at", "@rate"),
+            ("worker", "@worker"),
+        ]
+        look.hover(fig, [quads], told)
+        self._waits = look.awaiting(
+            fig,
+            "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them.",
+        )
+        return fig
+
+
+def _what(block: Block) -> str:
+    """The task, or how many tasks of a prefix."""
+    return str(block.key) if block.tasks == 1 else f"{block.tasks} tasks of {block.prefix}"
+
+
+def _note(block: Block) -> str:
+    if block.kind == "compute":
+        return block.note or "-"
+    return f"from {block.note}" if block.note else "-"

@@ -1,0 +1,108 @@
+"""How far a computation is, as a line for the terminal and as a line of HTML; drawn from counts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import IO, Any, Protocol
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dask_ferro.views.terminal import console, count, duration
+
+_BAR_LEAST, _BAR_MOST = 8, 24
+
+
+class Counts(Protocol):
+    """What is drawn: done and total of each kind, rates a second, seconds."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def elapsed(self) -> float: ...
+    @property
+    def tasks(self) -> tuple[int, int]: ...
+    @property
+    def bundles(self) -> tuple[int, int]: ...
+    @property
+    def ops(self) -> tuple[int, int]: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def ops_per_s(self) -> float: ...
+    @property
+    def tasks_per_s(self) -> float: ...
+    @property
+    def remaining(self) -> float | None: ...
+
+
+def words(seen: Counts) -> str:
+    """Return the counts in words: bundles and ops where there are any, tasks otherwise.
+
+    What is left is not known before something is done.
+    """
+    if seen.status == "waiting":
+        return "waiting for the scheduler to have all of the graph"
+    parts = []
+    if seen.bundles[1]:
+        parts += [f"bundles {_of(seen.bundles)}", f"ops {_of(seen.ops)}", f"{count(seen.ops_per_s)} ops/s"]
+    else:
+        parts += [f"tasks {_of(seen.tasks)}", f"{count(seen.tasks_per_s)} tasks/s"]
+    if seen.failed:
+        parts.append(f"{seen.failed} failed")
+    if seen.status == "finished":
+        parts.append(f"in {duration(seen.elapsed)}")
+    else:
+        parts.append("- left" if seen.remaining is None else f"{duration(seen.remaining)} left")
+    return "  ".join(parts)
+
+
+def _of(pair: tuple[int, int]) -> str:
+    return f"{count(pair[0])}/{count(pair[1])}"
+
+
+def line(seen: Counts, columns: int) -> Table:
+    """Return a bar, and the counts in words beside it, in one line of so many columns."""
+    text = Text(words(seen))
+    done, total = seen.tasks
+    bar = ProgressBar(
+        total=max(total, 1),
+        completed=done,
+        width=min(max(columns - len(text) - 3, _BAR_LEAST), _BAR_MOST),
+        complete_style="red" if seen.failed else "bar.complete",
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(overflow="ellipsis", no_wrap=True)
+    grid.add_row(bar, text)
+    return grid
+
+
+def html(seen: Counts) -> str:
+    """Return a bar, and the counts in words beside it, for a notebook; colours follow its theme."""
+    done, total = seen.tasks
+    return (
+        '<div style="display: flex; align-items: center; gap: 1em; font-family: monospace">'
+        f'<progress max="{max(total, 1)}" value="{done}" style="width: 16em"></progress>'
+        f"<span>{escape(words(seen))}</span></div>"
+    )
+
+
+@contextmanager
+def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Any], None] | None]:
+    """Show a line on a stream (standard error if none) while the block runs; None where that is no terminal.
+
+    The function that it gives is told of the counts, again and again.
+    """
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield None
+        return
+    out = console(stream)
+    with Live(console=out, transient=True, auto_refresh=False) as shown:
+        yield lambda seen: shown.update(line(seen, out.width), refresh=True)

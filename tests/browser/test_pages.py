@@ -1,0 +1,115 @@
+"""The dashboard's pages in a browser, during a run: they are found, they draw, and they do not complain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import wait
+
+import dask_ferro as ff
+
+pytestmark = [pytest.mark.browser, pytest.mark.cluster]
+
+# What a page has drawn, by the columns of its sources: the length of each.
+DRAWN = """
+() => Bokeh.documents.flatMap(d => [...d._all_models.values()])
+    .filter(m => m.type == "ColumnDataSource")
+    .map(m => Object.fromEntries(m.data instanceof Map ? [...m.data].map(([k, v]) => [k, v.length])
+        : Object.entries(m.data).map(([k, v]) => [k, v.length])))
+"""
+
+
+@pytest.fixture
+def page(browser: Any) -> Any:
+    """An empty page; what its console complains of fails the test."""
+    page = browser.new_page(viewport={"width": 1400, "height": 880})
+    errors: list[str] = []
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert errors == []
+
+
+def drawn(page: Any, column: str) -> int:
+    """The most rows of a source that has a column."""
+    return max((source[column] for source in page.evaluate(DRAWN) if column in source), default=0)
+
+
+def wait_until_drawn(page: Any, column: str) -> None:
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
+    for _ in range(100):
+        if drawn(page, column):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"nothing was drawn of {column}")
+
+
+@pytest.mark.parametrize("name", ["stealing", "timeline", "graph", "elastic"])
+def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots: Path, name: str) -> None:
+    page.goto(f"{place.root}/ferro-{name}")
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
+    page.wait_for_timeout(300)
+    page.screenshot(path=screenshots / f"{name}-empty.png")
+    words = page.evaluate(
+        "() => [...Bokeh.documents[0]._all_models.values()]"
+        ".filter(m => m.type == 'Label' && m.visible).map(m => m.text)"
+    )
+    wanted = {
+        "stealing": "No task has moved yet",
+        "timeline": "Nothing ran since this page was opened",
+        "graph": "The scheduler has no tasks",
+        "elastic": "waits for the first decision",
+    }
+    assert any(wanted[name] in text for text in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("stealing", "moves"),
+        ("timeline", "left"),
+        ("graph", "prefix"),
+        ("elastic", "threads"),
+        ("memory", "process"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["with tabs", "alone, for a panel"])
+def test_a_page_draws_what_runs(
+    page: Any, place: Any, screenshots: Path, name: str, column: str, alone: bool
+) -> None:
+    page.goto(f"{place.root}/{'individual-' if alone else ''}ferro-{name}")
+    place.work()
+    wait_until_drawn(page, column)
+    page.wait_for_timeout(1200)
+    page.screenshot(path=screenshots / f"{name}{'-alone' if alone else ''}.png")
+    assert (page.locator(".ferro-tabs").count(), page.locator(".navbar").count()) == (
+        (0, 0) if alone else (1, 1)
+    )
+    wait(place.futures)
+    place.futures.clear()
+
+
+def test_the_bar_leads_to_the_pages_and_the_tabs_from_one_to_the_next(page: Any, place: Any) -> None:
+    page.goto(f"{place.root}/status")
+    page.click(".navbar a[href=ferro]")
+    for name in ("Timeline", "Graph", "Elastic", "Memory", "Stealing"):
+        page.click(f".ferro-tabs >> text={name}")
+        page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
+        assert page.title() == f"Dask: Ferro {name}"
+        assert page.locator(".ferro-tabs a.open").inner_text() == name
+
+
+def test_a_page_that_is_open_says_that_the_plugin_was_taken_off(page: Any, place: Any) -> None:
+    page.goto(f"{place.root}/ferro-stealing")
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
+    page.wait_for_timeout(300)
+    ff.uninstall(place.client)
+    page.wait_for_selector("text=taken off this scheduler")
+    assert page.goto(f"{place.root}/status").status == 200
+    assert page.locator(".navbar a[href*=ferro]").count() == 0
+    ff.install(place.client)
+    page.goto(f"{place.root}/status")
+    assert page.locator(".navbar a[href*=ferro]").count() == 6  # the entry, and five for panels

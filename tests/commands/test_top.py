@@ -1,0 +1,423 @@
+"""`dask ferro top`: keys, order and screens as values, and the whole of it in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+
+import pytest
+from distributed import Client, LocalCluster
+from rich.console import Console
+
+import dask_ferro as ff
+from dask_ferro.commands.keyboard import keys
+from dask_ferro.commands.live import Choice, arranged, pressed
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.top import look, where
+from dask_ferro.views.top import Frame, brief, screen
+
+NEW = Frame()
+COMMAND = [sys.executable, "-m", "dask", "ferro", "top"]
+
+
+def worker(name, **facts):
+    return {
+        "address": f"tcp://10.0.0.1:{4000 + len(name)}",
+        "name": name,
+        "state": "busy",
+        "device": "cpu",
+        "threads": 2,
+        "cpu": 50.0,
+        "running": ["mlp-gemm 0,3"],
+        "tasks": 4,
+        "ops": [["mlp-gemm", 4]],
+        "memory": 2**30,
+        "memory_limit": 2**32,
+        "spilled": 0,
+        "backlog": 0.5,
+        "threshold": 0.005,
+        "in": 3,
+        "out": 1,
+        **facts,
+    }
+
+
+def seen(workers, **facts):
+    return {
+        "address": "tcp://10.0.0.1:8786",
+        "time": 0.0,
+        "ferro": True,
+        "stealing": "informed",
+        "tasks": {"processing": 4},
+        "ops": [["mlp-gemm", 3], ["mlp-relu", 1]],
+        "steals": {"confirmed": 5, "refused": 1, "seconds gained": 1.5, "seconds moving": 0.1},
+        "elastic": {},
+        "workers": workers,
+        **facts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        pytest.param(b"sq", ["s", "q"], id="characters"),
+        pytest.param(
+            b"\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "page up", "page down"], id="arrows and pages"
+        ),
+        pytest.param(b"\x1b", ["escape"], id="escape alone"),
+        pytest.param(b"a\x7f\r", ["a", "backspace", "enter"], id="what edits"),
+        pytest.param(b"\x1b[Zs", ["s"], id="unknown sequences are no keys"),
+        pytest.param("é\xff".encode() + b"\xff", ["é", "ÿ"], id="what is no text is no key"),
+    ],
+)
+def test_keys(data, wanted):
+    assert keys(data) == wanted
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "wanted"),
+    [
+        pytest.param(Choice(), "s", Choice("worker", descending=False), id="s sorts by the next column"),
+        pytest.param(Choice(), "sS", Choice(), id="S goes back"),
+        pytest.param(Choice(), "r", Choice(descending=False), id="r reverses"),
+        pytest.param(Choice(), "p", Choice(paused=True), id="p pauses"),
+        pytest.param(Choice(), "pp", Choice(), id="p again goes on"),
+        pytest.param(Choice(), "q", Choice(over=True), id="q ends it"),
+        pytest.param(Choice(), "/gpq", Choice(wanted="gpq", typing=True), id="letters are text while typing"),
+        pytest.param(
+            Choice(), ["/", "a", "b", "backspace", "enter"], Choice(wanted="a"), id="enter keeps a filter"
+        ),
+        pytest.param(Choice(), ["/", "a", "escape"], Choice(), id="escape drops what is typed"),
+        pytest.param(Choice(wanted="a"), ["escape"], Choice(), id="escape drops a filter"),
+        pytest.param(Choice(), ["/", "enter"], Choice(), id="an empty filter is none"),
+        pytest.param(Choice(), ["down", "down", "up"], Choice(first=1), id="arrows scroll"),
+        pytest.param(Choice(), ["page down", "home"], Choice(), id="home is the first"),
+        pytest.param(Choice(), ["up"], Choice(), id="there is nothing above the first"),
+        pytest.param(
+            Choice(first=3), "s", Choice("worker", descending=False), id="another order begins at its top"
+        ),
+        pytest.param(Choice(), "x\x1a", Choice(), id="other keys do nothing"),
+    ],
+)
+def test_pressed(before, typed, wanted):
+    choice = before
+    for key in typed:
+        choice = pressed(choice, key)
+    assert choice == wanted
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        pytest.param(Choice(), ["w10", "w2", "w1"], id="by backlog, the most first"),
+        pytest.param(Choice(descending=False), ["w1", "w2", "w10"], id="reversed"),
+        pytest.param(Choice("worker", descending=False), ["w1", "w2", "w10"], id="names by their numbers"),
+        pytest.param(Choice("thresh"), ["w2", "w10", "w1"], id="what is not known comes last"),
+        pytest.param(Choice(wanted="W1"), ["w10", "w1"], id="filtered by name, in any case"),
+        pytest.param(Choice(wanted="softmax"), ["w2"], id="filtered by what runs"),
+        pytest.param(Choice(wanted="nothing"), [], id="nobody matches"),
+    ],
+)
+def test_arranged(choice, wanted):
+    workers = [
+        worker("w1", backlog=0.1, threshold=None),
+        worker("w10", backlog=3.0, threshold=0.001),
+        worker("w2", backlog=2.0, running=["mlp-softmax 1"]),
+    ]
+    assert [row["name"] for row in arranged(workers, choice)] == wanted
+
+
+def drawn(facts, frame=NEW, columns=80, lines=24):
+    """The screen as text, without its styles."""
+    out = io.StringIO()
+    rows = facts["workers"] if facts else []
+    Console(file=out, width=columns, height=lines).print(screen(facts, rows, frame, columns, lines))
+    return out.getvalue().rstrip("\n").split("\n")
+
+
+ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}, "why": "wide"}
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (40, 10), (200, 50), (80, 6), (20, 4)])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(
+            seen([worker(f"w{i}") for i in range(100)], elastic=ELASTIC), id="more workers than lines"
+        ),
+        pytest.param(seen([worker("w1")]), id="fewer"),
+        pytest.param(seen([]), id="none"),
+        pytest.param(seen([worker("w" * 300)], ferro=False), id="long names"),
+        pytest.param(None, id="nothing seen yet"),
+    ],
+)
+def test_a_screen_is_as_long_and_wide_as_the_terminal(facts, columns, lines):
+    text = drawn(facts, Frame(trouble="no scheduler answers" * 20), columns, lines)
+    assert max(len(line) for line in text) <= columns
+    assert len(text) == lines
+
+
+def test_80_columns_hold_what_matters():
+    text = drawn(seen([worker("w1", backlog=12.3, **{"in": 12_345})], elastic=ELASTIC))
+    assert text[0].startswith("dask ferro top  tcp://10.0.0.1:8786  1 workers, 2 threads")
+    assert text[1:5] == [
+        "tasks    4 processing",
+        "steals   5 confirmed, 1 refused, 0 stale; projected gain 1.5 s for 100 ms (info…",
+        "ops      mlp-gemm 75.0 %, mlp-relu 25.0 %",
+        "elastic  wanted 4 a; 1 running; queue wait 12 s; wide",
+    ]
+    assert " ".join(text[5].split()) == "worker state dev running tasks backlog thresh memory in out"
+    assert " ".join(text[6].split()) == "w1 busy cpu mlp-gemm 0,3 4 12.3 s 5 ms 25 % 12.3k 1"
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        pytest.param(None, "connecting", id="before the first look"),
+        pytest.param(seen([]), "no workers yet", id="no workers"),
+        pytest.param(
+            seen([worker("w")], ferro=False), "dask_ferro is not installed", id="without the plugin"
+        ),
+    ],
+)
+def test_an_empty_screen_says_what_it_waits_for(facts, wanted):
+    assert wanted in "\n".join(drawn(facts))
+
+
+def test_names_cannot_command_the_terminal():
+    text = "\n".join(drawn(seen([worker("\x1b[2Jevil[bold]", running=["\x07\n"])])))
+    assert "?[2Jevil" in text
+    assert not set(text) & {"\x1b", "\x07"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"), [(599, "599 s"), (601, "10 min"), (1e5, "1.2 d"), (9e6, "104 d")]
+)
+def test_brief(seconds, wanted):
+    assert brief(seconds) == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        pytest.param({"address": "nonsense"}, "wanted for instance tcp://host:8786", id="no address"),
+        pytest.param({"address": "foo://host:1"}, "unknown address scheme", id="no protocol"),
+        pytest.param({"address": "tcp://h:1", "scheduler_file": "f"}, "either", id="both"),
+        pytest.param({}, "DASK_SCHEDULER_ADDRESS", id="neither"),
+    ],
+)
+def test_what_names_no_scheduler_is_refused(arguments, wanted):
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        where(**arguments)()
+
+
+@pytest.mark.cluster
+def test_nobody_answers_is_one_line_and_status_2():
+    done = subprocess.run(
+        [*COMMAND, "tcp://127.0.0.1:9", "--once"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("dask ferro: no scheduler answers")
+
+
+# ---- on clusters -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(port=0):
+    """Two workers in this process, reached by TCP, with the plugin on."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp",
+            scheduler_port=port,
+            dashboard_address=":0",
+            silence_logs=50,
+        ) as started,
+        Client(started, set_as_default=False) as client,
+    ):
+        ff.install(client)
+        yield client
+
+
+@pytest.mark.cluster
+def test_a_look_tells_what_the_workers_do():
+    with cluster() as client:
+        futures = client.map(time.sleep, [0.3] * 6, key=[("nap", i) for i in range(6)], pure=False)
+        while not client.run_on_scheduler(_has_done_one):
+            time.sleep(0.01)
+        seen = client.run_on_scheduler(look)
+        client.gather(futures)
+        ff.uninstall(client)
+        bare = client.run_on_scheduler(look)
+    assert (seen["ferro"], seen["stealing"], seen["ops"][0][0]) == (True, "informed", "nap")
+    for row in seen["workers"]:
+        assert (row["state"], row["device"], row["threads"], row["threshold"]) == ("busy", "cpu", 1, 0.005)
+        assert row["running"][0].startswith("nap ")
+        assert 0 < row["backlog"] < 5
+    assert (bare["ferro"], bare["stealing"], bare["steals"]) == (False, None, {})
+    assert {(row["state"], row["threshold"], row["in"]) for row in bare["workers"]} == {("idle", None, None)}
+
+
+def _has_done_one(dask_scheduler):
+    return (
+        dask_scheduler.task_prefixes["nap"].states["memory"] >= 1
+        if "nap" in dask_scheduler.task_prefixes
+        else 0
+    )
+
+
+@pytest.mark.cluster
+def test_once_prints_a_table_or_json_and_finds_the_scheduler_in_every_way(tmp_path):
+    with cluster() as client:
+        address = client.scheduler.address
+        file = tmp_path / "scheduler.json"
+        client.write_scheduler_file(str(file))
+        named = {**os.environ, "DASK_SCHEDULER_ADDRESS": address}
+        table = subprocess.run([*COMMAND, "--once"], env=named, capture_output=True, text=True, timeout=60)
+        as_json = subprocess.run(
+            [*COMMAND, "--json", "--scheduler-file", str(file)], capture_output=True, text=True, timeout=60
+        )
+    assert (table.stderr, table.returncode) == ("", 0)
+    assert table.stdout.splitlines()[0].split()[:2] == ["scheduler", address]
+    assert [line.split()[:2] for line in table.stdout.splitlines()[-2:]] == [["0", "idle"], ["1", "idle"]]
+    assert "\x1b" not in table.stdout
+    assert {row["name"] for row in json.loads(as_json.stdout)["workers"]} == {"0", "1"}
+
+
+class Terminal:
+    """A program in a pseudo-terminal: what it shows, as the text of its newest frame."""
+
+    def __init__(self, command, columns=80, lines=24):
+        self._master, slave = pty.openpty()
+        self.resize(columns, lines)
+        self._before = termios.tcgetattr(slave)
+        self._slave = slave
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        self.program = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**environment, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        self.raw = ""
+
+    def resize(self, columns, lines):
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, text):
+        os.write(self._master, text.encode())
+
+    def frame(self):
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw.split("\x1b[H")[-1])
+        return [line.rstrip() for line in plain.replace("\r", "").split("\n")]
+
+    def until(self, predicate, seconds=30):
+        """Read until a frame is as wanted; return it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if select.select([self._master], [], [], 0.05)[0]:
+                self.raw += os.read(self._master, 65536).decode(errors="replace")
+            elif predicate(self.frame()):
+                return self.frame()
+        raise AssertionError("\n".join(self.frame()))
+
+    def ended(self):
+        """Return the exit status, and whether the terminal is as it was."""
+        status = self.program.wait(20)
+        return status, termios.tcgetattr(self._slave) == self._before
+
+    def hang_up(self):
+        """Close the terminal's end that a person sits at."""
+        os.close(self._slave)
+        os.close(self._master)
+        self._slave = self._master = None
+
+    def close(self):
+        if self.program.poll() is None:
+            self.program.kill()
+            self.program.wait()
+        if self._master is not None:
+            self.hang_up()
+
+
+@pytest.fixture
+def terminals():
+    """Starts programs in terminals; none outlives its test."""
+    opened = []
+
+    def start(command):
+        opened.append(Terminal(command))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def has(text):
+    return lambda frame: any(text in line for line in frame)
+
+
+@pytest.mark.cluster
+def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(terminals):
+    with cluster() as client:
+        address = client.scheduler.address
+        terminal = terminals([*COMMAND, address, "--interval", "0.2"])
+        frame = terminal.until(has("q quit"))
+        frame = terminal.until(has("2 workers, 2 threads"))
+        assert (len(frame), max(map(len, frame)) <= 80) == (24, True)
+        assert [line.split()[0] for line in frame[5:7]] == ["0", "1"]
+        terminal.press("sr")
+        frame = terminal.until(has("sort: worker down"))
+        assert [line.split()[0] for line in frame[5:7]] == ["1", "0"]
+        terminal.press("r")
+        terminal.press("/zzz")
+        terminal.until(has("no worker matches the filter"))
+        terminal.press("\x1b")
+        terminal.until(lambda frame: frame[5:6] and frame[5].startswith("0"))
+        terminal.press("p")
+        terminal.until(has("PAUSED"))
+        terminal.press("p")
+        terminal.resize(150, 12)
+        frame = terminal.until(lambda frame: len(frame) == 12 and "address" in frame[4])
+        assert not has("PAUSED")(frame)
+        terminal.resize(80, 24)
+    terminal.until(has("no scheduler answers for"))
+    with cluster(port=int(address.rpartition(":")[2])):
+        terminal.until(lambda frame: has("2 workers")(frame) and not has("no scheduler answers")(frame))
+        terminal.press("q")
+        assert terminal.ended() == (0, True)
+
+
+@pytest.mark.cluster
+def test_a_terminal_that_is_closed_ends_it(terminals):
+    terminal = terminals([*COMMAND, "tcp://127.0.0.1:9"])
+    terminal.until(has("no scheduler answers for"))
+    terminal.hang_up()
+    assert terminal.program.wait(20) is not None
+
+
+@pytest.mark.cluster
+def test_ctrl_c_gives_the_terminal_back(terminals):
+    terminal = terminals([*COMMAND, "tcp://127.0.0.1:9"])
+    terminal.until(has("no scheduler answers for"))
+    terminal.program.send_signal(signal.SIGINT)
+    status, is_as_before = terminal.ended()
+    assert (status, is_as_before) == (130, True)

@@ -1,0 +1,170 @@
+"""What the plugin publishes on topic "ferro": sums that add up, of bounded size, and nothing once it is off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgpack
+import pytest
+from distributed import Client, Event, LocalCluster
+
+import dask_ferro as ff
+from dask_ferro.runtime.events import PLACES, TOPIC, Events
+from dask_ferro.runtime.scheduler import NAME
+
+
+def on_cluster(test, **options):
+    """Run an asynchronous test on two in-process workers with the plugin on; it takes (client, scheduler)."""
+
+    async def run():
+        async with (
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, processes=False, asynchronous=True, dashboard_address=":0"
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await ff.install(client, **options)
+            await test(client, cluster.scheduler)
+
+    asyncio.run(run())
+
+
+def events_of(scheduler) -> Events:
+    return scheduler.plugins[NAME].events
+
+
+def published(scheduler, action):
+    return [message for _, message in scheduler.get_events(TOPIC) if message["action"] == action]
+
+
+async def steal_some(client, scheduler):
+    """Pile tasks up behind one blocked worker, so that the other one steals."""
+    first = next(iter(scheduler.workers))
+
+    def block(name):
+        Event(name).wait()
+
+    blocker = client.submit(block, "pile", workers=[first], key="blocker")
+    where = {"workers": [first], "allow_other_workers": True, "pure": False}
+    tasks = [client.submit(lambda i: i, i, key=f"one-{i}", **where) for i in range(30)]
+    while not scheduler.extensions["stealing"].counts["confirmed"]:
+        await asyncio.sleep(0.01)
+    await Event("pile").set()
+    assert await client.gather(tasks) == list(range(30))
+    await blocker
+
+
+def test_the_events_add_up_to_what_was_counted():
+    async def test(client, scheduler):
+        heard = []
+        client.subscribe_topic(TOPIC, lambda event: heard.append(event[1]))
+        await steal_some(client, scheduler)
+        events, counts = events_of(scheduler), scheduler.extensions["stealing"].counts
+        events.tick()
+        steals, places = published(scheduler, "steal"), published(scheduler, "place")
+        for name in ("requests", "confirmed", "refused", "stale"):
+            assert sum(event[name] for event in steals) == counts[name]
+        gained = sum(event["seconds_gained"] for event in steals)
+        assert gained == pytest.approx(counts["seconds gained"])
+        assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
+        assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
+        assert sum(events.placed.values()) >= 31
+        one, other = scheduler.workers
+        assert (events.stolen_out[one], events.stolen_in[other]) == (counts["confirmed"],) * 2
+        while len(heard) < len(scheduler.get_events(TOPIC)):
+            await asyncio.sleep(0.01)
+        assert {message["action"] for message in heard} == {"steal", "place"}
+
+    on_cluster(test, shortest=0.0)
+
+
+def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one():
+    async def test(client, scheduler):
+        events = events_of(scheduler)
+        for i in range(5000):
+            scheduler.extensions["stealing"].counts["confirmed"] += 1
+            events.heard(
+                "stealing", ("confirm", ("x", i), "ready", f"tcp://victim:{i}", "tcp://thief:1", "s")
+            )
+        events.tick()
+        events.tick()
+        (event,) = published(scheduler, "steal")
+        assert (event["confirmed"], len(event["flows"]), len(event["sample"])) == (5000, 16, 4)
+        assert len(msgpack.packb(event)) < 3000
+        assert event["sample"][0] == {"key": "('x', 0)", "victim": "tcp://victim:0", "thief": "tcp://thief:1"}
+
+    on_cluster(test, events=3600.0)
+
+
+def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted():
+    async def test(client, scheduler):
+        await client.gather(client.map(lambda i: i, range(5)))
+        events_of(scheduler).tick()
+        assert scheduler.get_events(TOPIC) == ()
+        assert sum(events_of(scheduler).placed.values()) >= 5
+
+    on_cluster(test, events=0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted"),
+    [
+        pytest.param(
+            [["submit 2 to a: wide", "drain j1: idle"]], {"submit": 1, "drain": 1}, id="by first word"
+        ),
+        pytest.param([["submit 2 to a: x"], ["submit 1 to a: y"]], {"submit": 2}, id="over decisions"),
+        pytest.param([["dance: now"], []], {}, id="other words are no action"),
+    ],
+)
+def test_actions_of_the_elastic_controller_are_counted(messages, wanted):
+    async def test(client, scheduler):
+        for actions in messages:
+            await client.log_event(TOPIC, {"action": "scale", "actions": actions, "wanted": {"a": 3}})
+        events = events_of(scheduler)
+        assert dict(events.scalings) == wanted
+        assert events.elastic["wanted"] == {"a": 3}
+
+    on_cluster(test)
+
+
+def test_a_decision_that_was_there_first_is_seen_and_not_counted():
+    async def test(client, scheduler):
+        await ff.uninstall(client)
+        await client.log_event(
+            TOPIC, {"action": "scale", "actions": ["submit 1 to a: x"], "wanted": {"a": 1}}
+        )
+        await ff.install(client)
+        assert events_of(scheduler).elastic["wanted"] == {"a": 1}
+        assert not events_of(scheduler).scalings
+
+    on_cluster(test)
+
+
+def test_what_workers_received_is_counted_by_class_of_link_and_survives_them():
+    async def test(client, scheduler):
+        one, other = scheduler.workers
+        value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
+        await client.submit(len, value, workers=[other], key="fetched")
+        events = events_of(scheduler)
+        while not events.received["host"][0]:
+            await asyncio.sleep(0.05)
+            events.read_workers()
+        transfers, nbytes, seconds = events.received["host"]
+        assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
+        assert events.received["hosts"] == [0, 0, 0.0]
+        events.read_workers()
+        await client.retire_workers([other])
+        assert events.received["host"] == [transfers, nbytes, seconds]
+        assert other not in {address for address, _ in events._read}
+
+    on_cluster(test)
+
+
+def test_uninstall_ends_it():
+    async def test(client, scheduler):
+        events = events_of(scheduler)
+        await client.submit(lambda: 1)
+        await ff.uninstall(client)
+        assert not events._ticks.is_running()
+
+    on_cluster(test, events=0.01)

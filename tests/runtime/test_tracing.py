@@ -1,0 +1,327 @@
+"""`ff.trace` on real clusters: what a block's recording holds, what it leaves behind, and the tape of its ops."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower import task
+from dask_ferro.runtime import tracing
+from dask_ferro.runtime.scheduler import NAME
+from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.tracing import Tracing, checked, traced_to
+from dask_ferro.trace import Trace
+from dask_ferro.views.chrome import chrome
+from tests.graphs import mlp
+
+MLP = mlp().SerializeToString()
+X = np.linspace(-1, 1, 40 * 6, dtype="f4").reshape(40, 6)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two workers of one thread in this process, with the plugin on."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        ff.install(client)
+        yield client
+        ff.uninstall(client)
+
+
+def slept(seconds: float, *inputs: Any) -> bytes:
+    time.sleep(seconds)
+    return bytes(1000)
+
+
+def divided(a: int, b: int) -> float:
+    return a / b
+
+
+def measured(dask_scheduler: Any = None) -> float:
+    """Seconds of computation as Dask itself adds them up."""
+    return sum(p.all_durations["compute"] for p in dask_scheduler.task_prefixes.values())
+
+
+def reinstall(client: Client) -> None:
+    ff.uninstall(client)
+    ff.install(client)
+
+
+def telemetry_of(client: Client) -> Telemetry:
+    return client.cluster.scheduler.plugins[NAME].stealing.telemetry
+
+
+# ---- what a recording holds --------------------------------------------------------------------------------
+
+
+def test_a_block_is_recorded_and_nothing_before_or_after_it(client: Client) -> None:
+    client.submit(slept, 0.01, key="before-0").result()
+    with ff.trace(client) as t:
+        a = client.submit(slept, 0.01, key="within-0")
+        client.submit(slept, 0.01, a, key="within-1").result()
+    client.submit(slept, 0.01, key="after-0").result()
+    assert [(k.key, k.prefix, k.dependencies, k.nbytes) for k in t.trace.tasks] == [
+        ("within-0", "within", (), 1000),
+        ("within-1", "within", ("within-0",), 1000),
+    ]
+    assert set(t.trace.workers.values()) == {1}
+    assert t.summary()["tasks"] == 2
+    assert t.summary()["critical_path"] == pytest.approx(t.trace.busy_seconds)
+    assert t.summary()["elapsed"] >= t.trace.makespan
+    assert "dropped" not in t.summary()
+
+
+def test_tasks_carry_their_place_by_priority(client: Client) -> None:
+    with ff.trace(client) as t:
+        futures = [client.submit(slept, 0.005, i, key=f"p-{i}", priority=i) for i in range(3)]
+        client.gather(futures)
+    assert {k.key: k.order for k in t.trace.tasks} == {"p-2": 0, "p-1": 1, "p-0": 2}
+
+
+def test_recording_is_on_for_the_block_alone(client: Client) -> None:
+    telemetry = telemetry_of(client)
+    seen = [telemetry.is_on]
+    with ff.trace(client):
+        seen.append(telemetry.is_on)
+        with ff.trace(client):
+            seen.append(telemetry.is_on)
+        seen.append(telemetry.is_on)
+    assert [*seen, telemetry.is_on] == [False, True, True, True, False]
+
+
+def test_a_trace_within_another_is_a_part_of_it(client: Client) -> None:
+    with ff.trace(client) as outer:
+        client.submit(slept, 0.005, key="outer-0").result()
+        with ff.trace(client, tasks=10) as inner:
+            client.submit(slept, 0.005, key="inner-0").result()
+    assert [k.key for k in inner.trace.tasks] == ["inner-0"]
+    assert [k.key for k in outer.trace.tasks] == ["outer-0", "inner-0"]
+
+
+def test_what_does_not_fit_is_counted(client: Client) -> None:
+    with ff.trace(client, tasks=4) as t:
+        for i in range(10):
+            client.submit(slept, 0.0, key=f"many-{i}").result()
+    assert [k.key for k in t.trace.tasks] == [f"many-{i}" for i in range(6, 10)]
+    assert t.trace.counts["dropped"] == 6
+
+
+def test_counts_are_the_blocks_own(client: Client) -> None:
+    stealing = client.cluster.scheduler.plugins[NAME].stealing
+    stealing.counts["seconds gained"] += 5.0
+    with ff.trace(client) as t:
+        stealing.counts["seconds gained"] += 0.25
+    assert t.trace.counts["seconds_gained"] == 0.25
+
+
+def test_an_asynchronous_client_records_too() -> None:
+    async def run() -> Tracing:
+        async with (
+            LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await ff.install(client)
+            with pytest.raises(ConfigError, match="async with"), ff.trace(client):
+                pass
+            async with ff.trace(client) as t:
+                await client.submit(slept, 0.01, key="one-0")
+            await ff.uninstall(client)
+            return t
+
+    assert [k.key for k in asyncio.run(run()).trace.tasks] == ["one-0"]
+
+
+# ---- what it says when it cannot ---------------------------------------------------------------------------
+
+
+def test_a_block_that_fails_keeps_its_error_and_its_trace(client: Client) -> None:
+    t = ff.trace(client)
+    with pytest.raises(ZeroDivisionError), t:
+        client.submit(divided, 1, 0, key="then-0").result()
+    assert t.trace.tasks == ()  # what fails finishes nothing
+    assert not telemetry_of(client).is_on
+
+
+def test_without_the_plugin_it_says_so(client: Client) -> None:
+    ff.uninstall(client)
+    try:
+        with pytest.raises(ConfigError, match=r"not installed.*ff\.install"), ff.trace(client):
+            pass
+    finally:
+        ff.install(client)
+
+
+def test_a_plugin_that_left_meanwhile_is_told(client: Client) -> None:
+    t = ff.trace(client)
+    with pytest.raises(ConfigError, match="taken off"), t:
+        reinstall(client)
+    with pytest.raises(ConfigError, match="block has ended"):
+        _ = t.trace
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"tasks": 0}, "tasks=0", id="no tasks are no recording"),
+        pytest.param({"tasks": 2.5}, r"tasks=2\.5", id="half a task is none"),
+    ],
+)
+def test_wrong_arguments_are_refused(client: Client, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ff.trace(client, **arguments)
+
+
+def test_something_else_than_a_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got str, wanted a distributed\.Client"):
+        ff.trace("tcp://host:8786")
+
+
+def test_the_function_is_what_the_package_has_beside_the_module_of_its_name() -> None:
+    assert ff.trace is tracing.trace
+    assert sys.modules["dask_ferro.trace"].Trace is Trace
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        pytest.param("run.ferrotrace", b'{"ferrotrace": 1', id="a trace"),
+        pytest.param("run.ferrotrace.gz", b"\x1f\x8b", id="a compressed one"),
+        pytest.param("run.json", b'{"traceEvents":', id="Chrome's"),
+        pytest.param("run.json.gz", b"\x1f\x8b", id="Chrome's, compressed"),
+        pytest.param("run.html", b"<!doctype html>", id="a report"),
+    ],
+)
+def test_the_name_says_what_is_written(client: Client, tmp_path: Path, name: str, begins: bytes) -> None:
+    with traced_to(client, tmp_path / name):
+        client.submit(slept, 0.0, key="file-0").result()
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_saved_trace_is_the_trace(client: Client, tmp_path: Path) -> None:
+    with ff.trace(client) as t:
+        client.submit(slept, 0.0, key="saved-0").result()
+    t.save(tmp_path / "run.ferrotrace")
+    assert Trace.load(tmp_path / "run.ferrotrace") == t.trace
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("run.txt", "says not what to write", id="a suffix that is none of ours"),
+        pytest.param("run.html.gz", "says not what to write", id="no browser opens a compressed page"),
+        pytest.param("none/run.html", "does not exist", id="a folder that is not there"),
+    ],
+)
+def test_a_path_is_refused_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked(tmp_path / name)
+
+
+def test_chromes_spans_add_up_to_what_dask_measured(client: Client) -> None:
+    before = client.run_on_scheduler(measured)
+    with ff.trace(client) as t:
+        client.gather(client.map(slept, [0.02] * 12, pure=False))
+    drawn = sum(e["dur"] for e in chrome(t.trace)["traceEvents"] if e.get("cat") == "compute") * 1e-6
+    assert drawn == pytest.approx(client.run_on_scheduler(measured) - before, rel=0.02)
+
+
+def test_no_path_is_no_recording(client: Client) -> None:
+    with traced_to(client, None):
+        assert not telemetry_of(client).is_on
+
+
+# ---- the tape ----------------------------------------------------------------------------------------------
+
+
+def ops_of(trace: Trace) -> list[tuple[str, int, str]]:
+    return [(s.prefix, s.nbytes, s.source.partition("/")[0]) for s in trace.of("op")]
+
+
+def test_a_session_is_told_op_by_op_as_onnxruntime_ran_it(client: Client) -> None:
+    y = ff.from_onnx(MLP)(X)
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    ops, (run,) = list(t.trace.of("op")), t.trace.of("compute")
+    assert [op.prefix for op in ops][-1] == "Softmax"
+    assert {op.source.partition("/")[0] for op in ops} == {"onnxruntime"}
+    assert {(op.key, op.worker, op.lane) for op in ops} == {(run.key, run.worker, run.lane)}
+    assert all(run.start <= op.start <= op.stop <= run.stop for op in ops)
+    assert t.trace.busy_seconds == run.seconds  # ops are parts of it, and not counted again
+
+
+def test_array_ops_are_told_one_by_one(client: Client) -> None:
+    sleeps = ff.workloads.build("wide", branches=2, length=3)
+    y = ff.from_onnx(sleeps, granularity="model")(np.ones(256, "f4"))
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    assert ops_of(t.trace) == [("Sleep", 1024, "array")] * 6
+
+
+def test_without_ops_nothing_listens(client: Client) -> None:
+    with ff.trace(client) as t:
+        assert task._listener is None
+        ff.from_onnx(MLP)(X).compute()
+    assert ops_of(t.trace) == []
+
+
+def test_nobody_listens_when_the_block_has_ended(client: Client) -> None:
+    plugins = set(client.cluster.scheduler.worker_plugins)
+    with ff.trace(client, ops=True):
+        assert task._listener is not None
+    assert task._listener is None
+    assert set(client.cluster.scheduler.worker_plugins) == plugins
+
+
+def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -> None:
+    plugins = set(client.cluster.scheduler.worker_plugins)
+    with Client(client.cluster.scheduler.address) as other:
+        recording = ff.trace(other, ops=True)
+        recording.__enter__()
+        assert len(telemetry_of(client).wanted) == 1
+    deadline = time.monotonic() + 10
+    while task._listener is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert task._listener is None
+    assert telemetry_of(client).wanted == ()
+    assert set(client.cluster.scheduler.worker_plugins) == plugins
+
+
+def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None:
+    async def join() -> Worker:
+        return await Worker(client.cluster.scheduler.address, nthreads=1, name="late", dashboard_address=":0")
+
+    with ff.trace(client, ops=True) as t:
+        late = client.cluster.sync(join)
+        ff.from_onnx(MLP)(X).compute(workers=["late"])
+    client.cluster.sync(late.close)
+    assert {s.worker for s in t.trace.of("op")} == {late.address}
+
+
+@pytest.mark.cluster
+def test_processes_have_tapes_of_their_own() -> None:
+    with (
+        ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        y = ff.from_onnx(MLP)(X, batch=5)
+        with ff.trace(client, ops=True) as t:
+            y.compute()
+    assert len(t.trace.tasks) == 8
+    assert {s.key for s in t.trace.of("op")} == {k.key for k in t.trace.tasks}
+    assert {s.worker for s in t.trace.of("op")} == {s.worker for s in t.trace.of("compute")}

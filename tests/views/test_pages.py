@@ -1,0 +1,383 @@
+"""The dashboard's pages without a browser: what is kept, what is shown of it, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import pytest
+from bokeh.document import Document
+from distributed import Client, Scheduler, wait
+from distributed.dashboard.scheduler import template_variables
+from tornado.httpclient import AsyncHTTPClient
+
+import dask_ferro as ff
+from dask_ferro.runtime import pictures, watch
+from dask_ferro.runtime.charts import TASKS, Chart, critical_path, layered
+from dask_ferro.runtime.pictures import Backlog, ElasticPicture, Flow, Scaling, StealingPicture
+from dask_ferro.runtime.reel import Reel, merged
+from dask_ferro.runtime.watch import Sample, Second, Watch
+from dask_ferro.trace import Span
+from dask_ferro.views.pages.elastic import ElasticPage
+from dask_ferro.views.pages.memory import MemoryPage
+from dask_ferro.views.pages.site import KINDS
+from dask_ferro.views.pages.stealing import StealingPage
+from dask_ferro.views.pages.timeline import TimelinePage
+
+NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
+Test = Callable[[Client, Scheduler], Awaitable[None]]
+
+
+def on_cluster(test: Test, *, workers: int = 2, **bokeh: Any) -> None:
+    """Run an asynchronous test on an in-process cluster that has a dashboard and the plugin."""
+    options = {**dask.config.get("distributed.scheduler.dashboard.bokeh-application"), **bokeh}
+
+    async def run() -> None:
+        cluster = ff.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=False,
+            asynchronous=True,
+            dashboard_address="127.0.0.1:0",
+        )
+        async with cluster, Client(cluster, asynchronous=True) as client:
+            await test(client, cluster.scheduler)
+
+    with dask.config.set({"distributed.scheduler.dashboard.bokeh-application": options}):
+        asyncio.run(run())
+
+
+async def status(scheduler: Scheduler, path: str) -> int:
+    url = f"http://127.0.0.1:{scheduler.http_server.port}/{path}"
+    return (await AsyncHTTPClient().fetch(url, raise_error=False)).code
+
+
+def moved(logs: Watch, now: float, outcome: str = "confirmed", pair: str = "vt") -> None:
+    request = {
+        "victim": SimpleNamespace(address=pair[0]),
+        "thief": SimpleNamespace(address=pair[1]),
+        "gain": 2.0,
+        "cost": 0.5,
+    }
+    logs.moved(now, f"k-{now}", request, outcome)
+
+
+# ---- what is kept -----------------------------------------------------------------------------------------
+
+
+def test_moves_are_summed_by_the_second_and_only_confirmed_ones_gain() -> None:
+    logs = Watch()
+    for now, outcome in ((10.1, "confirmed"), (10.9, "refused"), (12.0, "stale"), (12.5, "confirmed")):
+        moved(logs, now, outcome)
+    assert list(logs.seconds) == [Second(10, 1, 1, 0, 2.0, 0.5), Second(12, 1, 0, 1, 2.0, 0.5)]
+    assert dict(logs.totals) == {"confirmed": 2, "refused": 1, "stale": 1, "gained": 4.0, "spent": 1.0}
+
+
+def test_logs_are_as_long_after_a_day_as_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_THRESHOLDS", 100)
+    logs = Watch()
+    scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
+    ledger = SimpleNamespace(waiting=1, entries={"a": 1, "b": 2})
+    for second in range(20_000):
+        moved(logs, float(second))
+        logs.sampled(float(second), scheduler, ledger, {f"w{i}": second for i in range(8)})
+    assert [len(log) for log in (logs.moves, logs.seconds, logs.samples, logs.thresholds)] == [
+        5000,
+        600,
+        1800,
+        12,
+    ]
+    assert logs.thresholds[-1][0] == 19_999.0
+    assert logs.samples[-1][3:] == (1, 1, 0)
+    assert logs.totals["confirmed"] == 20_000
+
+
+def test_samples_are_a_second_apart_and_thresholds_are_kept_when_they_changed() -> None:
+    logs, same = Watch(), {"a": 0.005}
+    scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
+    ledger = SimpleNamespace(waiting=0, entries={})
+    for now in (0.0, 0.5, 1.0, 1.5, 2.0):
+        logs.sampled(now, scheduler, ledger, same)
+    assert [s.time for s in logs.samples] == [0.0, 1.0, 2.0]
+    assert [at for at, _ in logs.thresholds] == [0.0]
+
+
+# ---- what is shown of it ----------------------------------------------------------------------------------
+
+
+def span(start: float, stop: float, prefix: str = "p", kind: str = "compute", lane: int = 0) -> Span:
+    return Span(kind, f"{prefix}-{start}", prefix, "w", lane, start, stop, 8)
+
+
+@pytest.mark.parametrize(
+    ("spans", "short", "wanted"),
+    [
+        pytest.param(
+            [span(0, 1), span(1, 2)], 0.01, [(1, 0, 1, 1), (1, 1, 2, 1)], id="long tasks stand alone"
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.005, 0.009)],
+            0.01,
+            [(2, 0, 0.009, 0.008)],
+            id="short neighbours are one block, which knows what it worked",
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.005, 0.009, "q")],
+            0.01,
+            [(1, 0, 0.004, 0.004), (1, 0.005, 0.009, 0.004)],
+            id="other prefixes are other blocks",
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.005, 0.01, "q")],
+            0.05,
+            [(2, 0, 0.01, 0.009)],
+            id="but not where there are very many",
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.005, 0.009, lane=1)],
+            0.05,
+            [(1, 0, 0.004, 0.004), (1, 0.005, 0.009, 0.004)],
+            id="other threads always are",
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.09, 0.094)],
+            0.5,
+            [(1, 0, 0.004, 0.004), (1, 0.09, 0.094, 0.004)],
+            id="idle time between them is seen",
+        ),
+        pytest.param(
+            [span(0, 0.004), span(0.001, 0.002, kind="transfer")],
+            0.05,
+            [(1, 0, 0.004, 0.004), (1, 0.001, 0.002, 0.001)],
+            id="transfers are blocks of their own",
+        ),
+    ],
+)
+def test_blocks(spans: list[Span], short: float, wanted: list[tuple[float, ...]]) -> None:
+    found = [(b.tasks, b.start, b.stop, pytest.approx(b.busy)) for b in merged(spans, short)]
+    assert sorted(found, key=lambda row: row[1]) == wanted
+
+
+def test_the_longest_of_very_many_gives_a_block_its_prefix() -> None:
+    (block,) = merged([span(0, 0.004), span(0.005, 0.01, "q")], 0.05)
+    assert (block.prefix, block.key) == ("q", "p-0")
+
+
+def test_the_critical_path_is_the_chain_of_the_most_seconds() -> None:
+    after = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": [], "alone": []}
+    before = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "alone": []}
+    ranks = {"a": 6.0, "b": 2.0, "c": 5.0, "d": 1.0, "alone": 3.0}
+    assert critical_path(after, ranks, before) == ["a", "c", "d"]
+    assert {n: x for n, (x, _) in layered(before, after).items()} == {
+        "a": 0,
+        "b": 1,
+        "c": 1,
+        "d": 2,
+        "alone": 0,
+    }
+
+
+def test_groups_that_wait_for_each_other_have_places_too() -> None:
+    before = {"a": ["b"], "b": ["a"], "c": []}
+    assert set(layered(before, {"a": ["b"], "b": ["a"], "c": []})) == {"a", "b", "c"}
+    assert critical_path({"a": ["b"], "b": ["a"], "c": []}, {"a": 1.0, "b": 1.0, "c": 1.0}, before) == ["c"]
+
+
+def test_who_moved_little_is_summed_up_as_others() -> None:
+    logs = Watch()
+    for n in range(40):
+        for _ in range(2 if n < 10 else 1):
+            moved(logs, 0.0, pair=(f"v{n}", "thief"))  # type: ignore[arg-type]
+    flows = pictures._flows(SimpleNamespace(workers={}), logs.moves)
+    assert sum(f.moves for f in flows) == 50
+    assert len({f.victim for f in flows}) == pictures.PAIRED
+    assert next(f for f in flows if f.victim == "others").moves == 40 - (pictures.PAIRED - 1)
+
+
+def test_stealing_is_drawn_as_it_is_given() -> None:
+    page = StealingPage()
+    page.update(
+        StealingPicture(
+            "informed",
+            {"confirmed": 3, "refused": 1, "gained": 4.0, "spent": 0.25},
+            (Flow("0", "1", 3, 4.0, 0.25),),
+            (Second(100, 3, 1, 0, 4.0, 0.25),),
+            (Backlog("0", 2.0, 0.005, 7), Backlog("1", 0.0, 0.02, 0)),
+            2,
+            ((100.0, 0.005, 0.01, 0.02), (101.0, 0.005, 0.02, 0.02)),
+        )
+    )
+    assert page.flow.data["moves"] == [3, 0]  # and a pale cell for the way back
+    assert page.seconds.data["confirmed"] == [0] * 59 + [3]
+    assert page.seconds.data["down"][-1] == -0.25
+    assert page.backlogs.data["threshold"] == [0.005, 0.02]
+    assert len(set(page.backlogs.data["color"])) == 2  # one asks for work, the other has enough
+    assert list(page.thresholds.data["median"]) == [0.01, 0.02]
+    assert "3 confirmed, 1 refused, 0 stale" in page.headline.text
+    assert "2 workers" in page.headline.text
+
+
+def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_text() -> None:
+    page = ElasticPage()
+    first = Scaling(
+        100.0,
+        4,
+        {"running": 1, "pending": 3},
+        "work for <4> jobs",
+        ("submit 3 to cpu: work",),
+        12.0,
+        {"cpu": 30.0},
+    )
+    last = first._replace(time=160.0, wanted=1, jobs={"running": 4}, why="nothing waits", actions=())
+    samples = (Sample(100.0, 1, 2, 2, 40, 0), Sample(160.0, 4, 8, 1, 0, 0))
+    page.update(ElasticPicture((first, last), ((150.0, "w-1 left"),), samples))
+    assert page.jobs.data["wanted"] == [4, 1, 1]
+    assert page.jobs.data["pending"] == [3, 0, 0]
+    assert page.jobs.data["to pending"] == [4, 4, 4]  # stands on what runs
+    assert page.load.data["waiting"] == [40, 0]
+    assert "1 wanted; 4 running" in page.headline.text
+    assert "queue wait cpu: 30 s" in page.headline.text
+    assert (
+        page.log.text.index("nothing waits")
+        < page.log.text.index("w-1 left")
+        < page.log.text.index("&lt;4&gt;")
+    )
+
+
+# ---- on a scheduler ---------------------------------------------------------------------------------------
+
+
+def test_pages_come_with_the_plugin_once_and_go_with_it() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        listed = template_variables(scheduler)
+        applications = scheduler.http_application.applications
+        await ff.install(client)
+        await ff.install(client, threshold=0.01)  # another one
+        assert listed["pages"].count("ferro") == 1
+        assert [p["name"] for p in listed["plots"] if "Ferro" in p["name"]] == sorted(
+            f"Ferro {name.title()}" for name in NAMES
+        )
+        paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
+        assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 11
+        assert await status(scheduler, "status") == 200  # Dask's own are served as before
+        named = await AsyncHTTPClient().fetch(
+            f"http://127.0.0.1:{scheduler.http_server.port}/individual-plots.json"
+        )
+        assert b"/individual-ferro-timeline" in named.body
+        assert b"/individual-task-stream" in named.body
+        await ff.uninstall(client)
+        await ff.uninstall(client)
+        assert "ferro" not in listed["pages"]
+        assert [p for p in listed["plots"] if "erro" in p["name"]] == []
+        assert len(applications) == 1
+        assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 11
+        assert await status(scheduler, "status") == 200
+
+    on_cluster(test)
+
+
+def test_a_hundred_pages_that_were_opened_and_closed_leave_nothing() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        site = scheduler.plugins["ferro"]._take_pages_off.__self__
+        telemetry = scheduler.extensions["stealing"].telemetry
+        documents = []
+        for number in range(100):
+            document = Document()
+            site._open(KINDS[number % 5], None, document)
+            documents.append(weakref.ref(document))
+            assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
+            for destroyed in document.callbacks.session_destroyed_callbacks:
+                destroyed(None)  # as Bokeh does when a browser has gone
+            document.clear()
+        del document, destroyed
+        gc.collect()
+        assert site.documents == {}
+        assert [d for d in documents if d() is not None] == []
+
+    on_cluster(test)
+
+
+def test_a_browser_that_goes_away_is_noticed() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        site = scheduler.plugins["ferro"]._take_pages_off.__self__
+        assert await status(scheduler, "ferro-timeline") == 200
+        assert len(site.documents) == 1
+        end = time.monotonic() + 20
+        while site.documents and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        assert site.documents == {}
+        assert not scheduler.extensions["stealing"].telemetry.is_on
+
+    on_cluster(test, unused_session_lifetime_milliseconds=50, check_unused_sessions_milliseconds=50)
+
+
+def test_a_timeline_records_while_it_is_open_and_tells_each_task_once() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        telemetry = scheduler.extensions["stealing"].telemetry
+        await wait(client.submit(time.sleep, 0.01, key="before"))
+        reel = Reel(scheduler, telemetry)
+        await wait([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
+        first, second = reel.news(time.time()), reel.news(time.time())
+        assert sorted(b.key for b in first.blocks) == [f"during-{i}" for i in range(5)]
+        assert second.blocks == ()
+        assert [threads for _, _, threads in first.lanes] == [1, 1]
+        page = TimelinePage()
+        page.update(first)
+        page.update(second)
+        assert len(page.blocks.data["left"]) == 5
+        reel.close()
+        reel.close()
+        assert not telemetry.is_on
+
+    on_cluster(test)
+
+
+def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
+        ones = client.map(lambda i: i, range(4), key="one")
+        total = client.submit(sum, ones, key="total")
+        await wait(total)
+        small = chart.picture()
+        assert (small.grain, small.tasks, len(small.edges)) == ("tasks", 5, 4)
+        assert {n.name: (n.x, n.state) for n in small.nodes}["total"] == (1.0, "memory")
+        assert sum(n.critical for n in small.nodes) == 2
+        assert chart.picture() is small  # nothing happened
+        many = client.map(lambda i: i, range(TASKS), key="many")
+        await wait(many)
+        large = chart.picture()
+        assert large.grain == "groups"
+        assert {n.prefix: (n.done, n.tasks) for n in large.nodes}["many"] == (TASKS, TASKS)
+        assert len(large.nodes) == 3
+
+    on_cluster(test)
+
+
+def test_bytes_of_a_device_count_once_and_not_in_its_host() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        for number, ws in enumerate(scheduler.workers.values()):
+            gpu = {
+                "device": "0" if number < 2 else "1",
+                "used": 10_000 + number,
+                "total": 80_000,
+                "own": 4_000,
+            }
+            ws.metrics = {**ws.metrics, "ferro": {"gpu": gpu}}  # as a driver would tell
+        found = pictures.memory_picture(scheduler)
+        assert [(d.used, d.total, d.workers) for d in found.devices] == [
+            (10_001, 80_000, "0, 1"),
+            (10_002, 80_000, "2"),
+        ]
+        hosts = [ws.memory.process for ws in scheduler.workers.values()]
+        assert [h.results + h.other for h in found.hosts] == hosts
+        page = MemoryPage()
+        page.update(found)
+        assert page.devices.data["used"] == [10_001, 10_002]
+
+    on_cluster(test, workers=3)
