@@ -78,10 +78,10 @@ class Tiles(NamedTuple):
 
 def tiles(name: str, toy: bool) -> Tiles:
     """Return the workload: C += A B again and again, or the factorization of the same A again and again."""
-    seconds = 0.02 if toy else 0.08
+    seconds = 0.02 if toy else 0.06
     size = 64 * 1024
     if name == "gemm":
-        graph = gemm(3 if toy else 7, seconds, size)
+        graph = gemm(3 if toy else 8, seconds, size)
         roots = {t.key: t.nbytes for t in graph.tasks if t.kernel == "tile"}
         products = [t for t in graph.tasks if t.key not in roots]
         ends = {t.key[1:3]: t.key for t in products}  # the last of each chain
@@ -89,7 +89,7 @@ def tiles(name: str, toy: bool) -> Tiles:
             t.key: ends[t.key[1:3]] for t in products if not any(d not in roots for d in t.dependencies)
         }
         return Tiles(name, roots, TaskGraph(name, tuple(products)), firsts)
-    graph = cholesky(4 if toy else 10, seconds, size)
+    graph = cholesky(4 if toy else 12, seconds, size)
     return Tiles(name, {}, graph, {})
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
+
 # What a worker's heap may grow by while it runs a model, weights aside.
 ALLOWANCE_MIB = 15
 
@@ -140,3 +142,19 @@ def test_benchmarks_explain_themselves(script):
     )
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout
+
+
+@pytest.mark.slurm
+def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
+    printed, record = toy("elastic.py", tmp_path / "record.json")
+    results = record["results"]
+    assert list(results) == ["gemm", "cholesky", "bursts", "unknown", "full", "simulated"]
+    for work in ("gemm", "cholesky"):
+        for contender in ("stock", "ferro"):
+            assert list(results[work][contender]) == ["2 -> 3", "3 -> 2"]
+    for part in ("bursts", "unknown", "full"):
+        for figures in results[part].values():
+            assert figures["jobs"]["median"] >= figures["most"]["median"] >= 1
+            assert figures["node_seconds"]["median"] > 0
+    assert set(results["simulated"]["resize"]) == {"4 -> 8", "8 -> 4"}
+    assert "after/expected" in printed

@@ -127,9 +127,6 @@ class _Run:
         self.events: list[tuple[float, int, Action, bool]] = []
         for edge in (*plan.control, *plan.data):
             self.missing[edge.after] += 1
-        for edge in plan.control:
-            self.after[edge.before].append((edge.after, hop))
-        for edge in plan.data:
             self.after[edge.before].append((edge.after, hop + transfer * _crosses(plan, edge)))
 
     def computed(self) -> Iterator[tuple[Action, Span]]:

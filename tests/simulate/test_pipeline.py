@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dask_ferro.graph.schedule import Schedule
 from dask_ferro.graph.schedules.action import Action
 from dask_ferro.graph.schedules.closed import StageSeconds, makespan
-from dask_ferro.graph.schedules.edges import CHAIN, WINDOW, best_form, lowering
+from dask_ferro.graph.schedules.edges import CHAIN, FORMS, QUEUE, WINDOW, best_form, lowering
 from dask_ferro.graph.schedules.known import known
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.pipeline import bubbles, peaks, simulate
@@ -131,7 +131,7 @@ def test_inference_takes_its_forwards():
         pytest.param([["0F0", "1F0", "1B0", "0B0"]], {"hop": 10}, 36, id="a hop at each edge"),
         pytest.param([["0F0", "0B0"], ["1F0", "1B0"]], {"transfer": 10, "hop": 1}, 29, id="both add up"),
         pytest.param(
-            [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 12,
+            [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 11,
             id="a transfer beside computation",
         ),
     ],
@@ -146,7 +146,7 @@ def test_the_slowest_stage_is_the_pipelines_speed():
     one = known("1f1b", 4, 64)
     trace = simulate(one, lambda action: (3 if action.chunk == 2 else 1) * (2 if action.kind == "B" else 1))
     assert trace.busy["stage-2"] == 64 * 9
-    assert trace.makespan == 64 * 9 + 3 * 3  # the other three stages, once
+    assert trace.makespan == 64 * 9 + 2 * 1 + 2 * 2  # and once in through the two before it, and out again
 
 
 def test_a_transfer_is_a_span_at_the_receiver():
@@ -177,11 +177,21 @@ def test_a_schedule_runs_by_its_lists_and_after_what_it_needs(one, seed, transfe
 
 @given(st.one_of(feasible(), known_ones()), st.integers(0, 99), QUARTERS, QUARTERS)
 @settings(max_examples=60, deadline=None)
-def test_neither_form_keeps_more_than_the_lists(one, seed, transfer, hop):
-    for form in (WINDOW, CHAIN):
+def test_no_form_keeps_more_than_the_lists(one, seed, transfer, hop):
+    for form in FORMS:
         trace = simulate(lowering(one, form), drawn(one, seed), transfer=transfer, hop=hop)
         assert len(trace.tasks) == len(one.dependencies)
         assert all(kept <= most for kept, most in zip(peaks(trace).values(), one.peaks, strict=True))
+
+
+@given(st.one_of(feasible(), known_ones()), st.integers(0, 99), QUARTERS, QUARTERS)
+@settings(max_examples=60, deadline=None)
+def test_a_queue_runs_by_the_lists_and_ends_no_later_than_a_chain(one, seed, transfer, hop):
+    seconds = drawn(one, seed)
+    queue = simulate(lowering(one, QUEUE), seconds, transfer=transfer, hop=hop)
+    chain = simulate(lowering(one, CHAIN), seconds, transfer=transfer, hop=hop)
+    assert order(queue) == order(chain)
+    assert queue.makespan <= chain.makespan
 
 
 @given(known_ones(), st.integers(0, 99), QUARTERS)
@@ -246,7 +256,7 @@ def _span(name: str, form: str, p: int, m: int, hop: float) -> float:
         pytest.param("interleaved", 0.1, id="a chain keeps the order of interleaved chunks"),
         pytest.param("interleaved", 0.8, id="which very long hops make too dear"),
         pytest.param("zb-v", 0.01, id="a chain keeps the order of a V"),
-        pytest.param("zb-v", 0.1, id="which short hops make too dear"),
+        pytest.param("zb-v", 0.15, id="which short hops make too dear"),
     ],
 )
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32)])
