@@ -21,9 +21,13 @@ sync_api = pytest.importorskip(
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, the system's where there is one."""
+    """Headless Chromium, the system's where there is one.
+
+    Not for the session: while Playwright is on, this thread seems to run an event loop, and Dask's clients and
+    `asyncio.run` of other tests take that for theirs.
+    """
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     with sync_api.sync_playwright() as playwright:
         if path is None and not Path(playwright.chromium.executable_path).exists():

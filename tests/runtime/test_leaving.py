@@ -154,7 +154,7 @@ def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(
         await wait(waiting)
         assert scheduler.workers[leaver.address].status == Status.closing_gracefully
         assert (leaver.address in scheduler.workers, any(task.done() for task in going)) == (True, False)
-        await Event("four").set()
+        await Event("four", client).set()
         assert await asyncio.gather(*going) == [{}] * 4
         assert list(scheduler.workers) == [other.address]
         assert await running == "running"
@@ -176,7 +176,7 @@ def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is_blame
         await started("running")
         assert await leave(client, leaver, seconds=0.1) == {}
         await started("running", 2)
-        await Event("late").set()
+        await Event("late", client).set()
         assert await running == "running"
         await kept
         assert (RAN["running"], RAN["kept"]) == (2, 1)
@@ -197,7 +197,7 @@ def test_a_later_call_may_leave_less_time():
         await asyncio.sleep(0.05)
         assert await leave(client, leaver, seconds=0.0) == {}
         assert await patient == {}
-        await Event("less").set()
+        await Event("less", client).set()
         assert await running == "running"
 
     on_workers(test, "1GB", "1GB")
@@ -215,7 +215,7 @@ def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer():
             await ff.install(client)
             await ff.uninstall(client)
         await wait(waiting)
-        await Event("install").set()
+        await Event("install", client).set()
         assert await going == {}
         await running
         assert set(RAN.values()) == {1}
