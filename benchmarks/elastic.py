@@ -13,7 +13,7 @@ full       a partition with room for four jobs, and work for twelve.
 simulated  GEMM's resize on 64 and 256 virtual workers, and ten 2 s tasks a worker from no worker on, for 64 to 4,096.
 
 Node-seconds are those that SLURM held nodes for jobs; cycles are jobs that were submitted beyond the most that
-ever ran at once.
+ran at once.
 """
 
 from __future__ import annotations
@@ -356,7 +356,8 @@ def full(name: str, toy: bool) -> dict[str, Any]:
 
 def _figures(meter: Meter, seconds: float, **more: Any) -> dict[str, Any]:
     jobs = len(meter.jobs)
-    return {"seconds": seconds, "node_seconds": meter.node_seconds, "jobs": jobs, "most": meter.most, **more}
+    figures = {"seconds": seconds, "node_seconds": meter.node_seconds, "jobs": jobs, "most": meter.most}
+    return figures | {"cycles": jobs - meter.most} | more
 
 
 def _nap(seconds: float) -> None:
@@ -380,8 +381,9 @@ def slurm_part(name: str, toy: bool, rounds: int, note: Note) -> dict[str, Any]:
     found = {
         contender: {
             key: measure.Summary.of([one[key] for one in ones])
-            for key in ("seconds", "node_seconds", "jobs", "most")
+            for key in ("seconds", "node_seconds", "jobs", "most", "cycles")
         }
+        | {key: [one[key] for one in ones] for key in ("bursts",) if key in ones[0]}
         for contender, ones in taken.items()
     }
     rows = [
@@ -391,10 +393,12 @@ def slurm_part(name: str, toy: bool, rounds: int, note: Note) -> dict[str, Any]:
             f"{c['node_seconds'].median:.1f}",
             f"{c['jobs'].median:.0f}",
             f"{c['most'].median:.0f}",
+            f"{c['cycles'].median:.0f}",
         )
         for contender, c in found.items()
     ]
-    measure.show(f"{name}, on SLURM", ("", "seconds", "node-seconds", "jobs submitted", "most at once"), rows)
+    columns = ("", "seconds", "node-seconds", "jobs submitted", "most at once", "cycles")
+    measure.show(f"{name}, on SLURM", columns, rows)
     return found
 
 

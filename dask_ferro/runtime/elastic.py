@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dask.utils import parse_timedelta
 from distributed import Adaptive, Status
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
@@ -26,43 +25,33 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
 from dask_ferro.policy.staff import (
-    LEAVING,
     PENDING,
     RUNNING,
     Action,
     Cancel,
     Decision,
-    Demand,
     Drain,
-    Job,
     Keep,
     Pool,
     Staff,
     Submit,
 )
-from dask_ferro.runtime import roster
+from dask_ferro.runtime import roster, seams
 from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of
+from dask_ferro.runtime.scale_options import scale_parameters
+from dask_ferro.runtime.staffing import staffed
 
 logger = logging.getLogger(__name__)
 
-# A job is drained so long before it has to move what it holds: the next look may come too late.
-_NOTICE = 1.5
+# Views are told at least so often, whatever changed: node-seconds go on.
+_PUBLISHED = 10.0
 # Decisions that are kept for views.
 _KEPT = 1000
 # A caller waits so long for submissions; those that are tried again go on after that.
 _SUBMITTING = 5.0
 # After a leave that was not possible, the next try.
 _RETRY = 10.0
-
-# Parameters of the policy that are durations.
-_DURATIONS = ("worth", "cooldown", "patience", "patience_most")
-# Options of Dask's own Adaptive that mean nothing here, and what to say instead.
-_FOREIGN = {
-    "target_duration": "efficiency",
-    "wait_count": "cooldown",
-    "worker_key": "nothing: jobs leave as a whole",
-}
 
 
 class Elastic(Adaptive):
@@ -111,7 +100,11 @@ class Elastic(Adaptive):
         maximum: float | None = None,
         **options: Any,
     ) -> None:
-        self.parameters = scale_parameters(minimum, maximum, options)
+        try:
+            self.parameters = scale_parameters(minimum, maximum, options)
+        except ConfigError:
+            seams.forget_adapting(cluster)  # Dask would give them to the next one too
+            raise
         self._pools: Pools = pools_of(cluster)
         previous = getattr(cluster, "_adaptive", None)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
@@ -124,11 +117,15 @@ class Elastic(Adaptive):
         self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
         self._ticked: float | None = taken._ticked if taken else None
-        self._turn: asyncio.Lock | None = None
+        # One acts at a time, old or new: what an old one had begun to look at it must not act on.
+        self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
+        self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
         self._registered = False
         self._told_ends: dict[str, float] = {}
         self._told_fresh = 0.0
-        self._said = ""
+        self._said: object = None
+        self._acted: list[str] = []
+        self._published = 0.0
         super().__init__(
             cluster,
             interval=config.seconds("elastic.interval") if interval is None else interval,
@@ -138,11 +135,13 @@ class Elastic(Adaptive):
 
     async def adapt(self) -> None:
         """Look once, decide once, and do it."""
-        if self._turn is None:
-            self._turn = asyncio.Lock()
         async with self._turn:
-            if self.cluster.status == Status.running:
+            if self._is_on:
                 await self._tick()
+
+    @property
+    def _is_on(self) -> bool:
+        return self.cluster.status == Status.running and self.state in ("starting", "running")
 
     async def settle(self) -> None:
         """Do the first step, and return when what it asked for is submitted; after some seconds in any case.
@@ -187,11 +186,26 @@ class Elastic(Adaptive):
             self._registered = True
         jobs = await self._pools.reconcile()
         facts = await self.scheduler.ferro_roster()
-        staff = staffed(time(), self._pools, jobs, facts, self._leaving)
+        now = time()
+        kept = [name for name, until in self._not_before.items() if now < until]
+        staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
         await self._tell_ends(jobs, staff.pools)
         self._count(staff)
         decision, self._state = scale.step(staff, self._state, self.parameters)
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
+
+    def _lasting(self, staff: Staff) -> Staff:
+        """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
+        for job in staff.jobs:
+            if job.state == RUNNING and job.ends_in < math.inf:
+                self._lifetimes[job.pool] = max(self._lifetimes.get(job.pool, 0.0), job.age + job.ends_in)
+        kinds = tuple(
+            kind._replace(lifetime=self._lifetimes.get(kind.name, math.inf))
+            if math.isinf(kind.lifetime)
+            else kind
+            for kind in staff.pools
+        )
+        return staff._replace(pools=kinds)
 
     def _count(self, staff: Staff) -> None:
         """Add up the seconds of jobs that run, busy or not."""
@@ -275,70 +289,15 @@ class Elastic(Adaptive):
             "actions": [told(action) for action in decision.actions],
         }
         self.decisions.append(entry)
-        said = f"{decision.why} {entry['actions']}"
-        if said == self._said:
+        if entry["actions"] != self._acted:
+            self._acted = entry["actions"]
+            for text in entry["actions"]:
+                logger.info("dask_ferro: %s", text)
+        said = (decision.why, entry["actions"], counts, entry["wanted"])
+        if said == self._said and staff.now < self._published + _PUBLISHED:
             return
-        self._said = said
-        for text in entry["actions"]:
-            logger.info("dask_ferro: %s", text)
+        self._said, self._published = said, staff.now
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
-
-
-def scale_parameters(
-    minimum: float | None, maximum: float | None, options: Mapping[str, Any]
-) -> scale.Parameters:
-    """Return the policy's parameters: the configuration's, with what the caller gave.
-
-    Raises
-    ------
-    ConfigError
-        For an option that does not exist, or a value out of its range.
-    """
-    for name, instead in _FOREIGN.items():
-        if name in options:
-            raise ConfigError(
-                f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
-            )
-    durations = {name: name.replace("_", "-") for name in _DURATIONS}
-    known = {"efficiency", "max_pending", *durations}
-    if unknown := sorted(set(options) - known):
-        raise ConfigError(
-            f"ff.Elastic: unknown {', '.join(unknown)}; wanted some of interval, minimum, maximum, "
-            + ", ".join(sorted(known))
-        )
-    least = 0 if minimum is None else minimum
-    most = math.inf if maximum is None else maximum
-    if not 0 <= least <= most:
-        raise ConfigError(f"ff.Elastic: got minimum={least}, maximum={most}; wanted 0 <= minimum <= maximum")
-    efficiency = options.get("efficiency", config.number("elastic.efficiency", 0.0, 1.0))
-    if isinstance(efficiency, bool) or not isinstance(efficiency, int | float) or not 0 < efficiency <= 1:
-        raise ConfigError(f"ff.Elastic: got efficiency={efficiency!r}, wanted a number above 0, at most 1")
-    pending = options.get("max_pending", config.get("elastic.max-pending"))
-    pending = math.inf if pending is None else pending
-    if isinstance(pending, bool) or not isinstance(pending, int | float) or pending < 1:
-        raise ConfigError(f"ff.Elastic: got max_pending={pending!r}, wanted a number of jobs of at least 1")
-    seconds = {
-        name: config.seconds(f"elastic.{key}") if options.get(name) is None else _seconds(name, options[name])
-        for name, key in durations.items()
-    }
-    return scale.Parameters(
-        efficiency=float(efficiency),
-        minimum=least,
-        maximum=most,
-        max_pending=pending,
-        notice=_NOTICE,
-        **seconds,
-    )
-
-
-def _seconds(name: str, value: Any) -> float:
-    try:
-        seconds = float(parse_timedelta(value, default="s"))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        seconds = -1.0
-    if isinstance(value, bool) or seconds < 0:
-        raise ConfigError(f"ff.Elastic: got {name}={value!r}, wanted a duration such as 10s, of at least 0")
-    return seconds
 
 
 def told(action: Action) -> str:
@@ -347,86 +306,3 @@ def told(action: Action) -> str:
         return f"submit {action.count} to {action.pool}: {action.why}"
     verb = {Cancel: "cancel", Drain: "drain", Keep: "keep"}[type(action)]
     return f"{verb} {', '.join(action.jobs)}: {action.why}"
-
-
-# -- from the scheduler's words and the site's to the policy's ---------------------------------------------
-
-
-def staffed(
-    now: float,
-    pools: Pools,
-    jobs: Iterable[SiteJob],
-    facts: Mapping[str, Any],
-    leaving: Iterable[str],
-) -> Staff:
-    """Return the policy's facts: the site's jobs with what the scheduler knows of their workers."""
-    by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
-    kinds = pools.pools()
-    gone = set(leaving)
-    rows = tuple(
-        _job(now, job, [by_name[w] for w in job.workers if w in by_name], job.name in gone) for job in jobs
-    )
-    pool_of = {worker: job.pool for job in jobs for worker in job.workers}
-    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name) for kind in kinds}
-    demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
-    return Staff(now, kinds, rows, demands)
-
-
-def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool) -> Job:
-    ends = [w["ends_in"] for w in workers if w["ends_in"] is not None]
-    if job.ends_at is not None and not ends:
-        ends = [job.ends_at - now]
-    state = PENDING if job.state == "submitting" else job.state
-    return Job(
-        job.name,
-        job.pool,
-        LEAVING if leaves else state,
-        max(now - job.since, 0.0),
-        job.order,
-        min((w["idle_for"] for w in workers), default=0.0) if state == RUNNING else 0.0,
-        min(ends, default=math.inf),
-        sum(w["nbytes"] for w in workers),
-        sum(w["unique"] for w in workers),
-        sum(w["free"] for w in workers),
-        sum(w["threads"] for w in workers),
-    )
-
-
-def _offer(
-    name: str, pools: Pools, pool_of: Mapping[str, str], workers: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, float], str | None]:
-    """Return the resources of a pool's workers, and their device class where one was seen."""
-    declared = getattr(pools, "resources", None)
-    resources = dict(declared(name)) if declared is not None else {}
-    device = None
-    for worker, pool in pool_of.items():
-        if pool == name and worker in workers:
-            resources |= workers[worker]["resources"]
-            device = workers[worker]["device"]
-    if device is None and any(key.upper() == "GPU" for key in resources):
-        device = "gpu"
-    return resources, device
-
-
-def _demand(
-    row: Mapping[str, Any],
-    offers: Mapping[str, tuple[dict[str, float], str | None]],
-    by_name: Mapping[str, Mapping[str, Any]],
-    pool_of: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
-) -> Demand:
-    """Return a demand with the pools whose workers may run it."""
-    needs = row["resources"] or {}
-    admitted = {
-        name
-        for name, (resources, device) in offers.items()
-        if all(resources.get(key, 0) >= amount for key, amount in needs.items())
-        and (row["device"] is None or device in (None, row["device"]))
-    }
-    if row["workers"] is not None:
-        names = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
-        admitted &= {pool_of[name] for name in names if name in pool_of}
-    profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
-    everyone = len(admitted) == len(offers)
-    speeds = {name: row["speeds"].get(device, 1.0) for name, (_, device) in offers.items()}
-    return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))

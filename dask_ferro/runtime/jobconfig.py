@@ -28,8 +28,8 @@ import yaml
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import jobkeys
-from dask_ferro.runtime.elastic import scale_parameters
 from dask_ferro.runtime.pools import DEFAULT
+from dask_ferro.runtime.scale_options import scale_parameters
 
 KINDS = ("slurm", "pbs")
 

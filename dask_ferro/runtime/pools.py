@@ -32,6 +32,8 @@ DEFAULT = "default"
 _LOST = 15.0
 # For a worker that was told to close: its process ends within 0.2 s where nobody holds it up.
 _CLOSING = 3.0
+# After a job that could not be started: 10 s, twice as long each time.
+_BACK_OFF, _MOST_BACK_OFF = 5.0, 600.0
 # Until a start was measured: a worker process imports Dask in 1 to 3 s.
 _START_UP = 2.0
 # A batch system that does not say how long its queue is.
@@ -123,9 +125,13 @@ class SpecPools:
         self.cluster = cluster
         self._since: dict[str, tuple[str, float]] = {}
         self._asked: dict[str, float] = {}
-        self._seen: dict[str, float] = {}  # when a job's workers were last connected, all of them
+        self._seen: dict[str, float] = {}  # when one of a job's workers was connected last
         self._start_up = Mean(_START_UP)
         self._is_batch = hasattr(cluster, "job_cls")
+        self._correcting: asyncio.Future[None] | None = None
+        self._trouble = ""
+        self._troubles = 0
+        self._closed_until = 0.0
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pool, with the start-up that was measured."""
@@ -138,7 +144,8 @@ class SpecPools:
             threads = int(options.get("nthreads") or 1) * processes
             memory = _bytes(options.get("memory_limit")) * processes
         wait = _QUEUE_WAIT if self._is_batch else 0.0
-        return (Pool(DEFAULT, threads, processes, memory, wait, self._start_up.value),)
+        closed = self._trouble if time() < self._closed_until else ""
+        return (Pool(DEFAULT, threads, processes, memory, wait, self._start_up.value, closed=closed),)
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Return the jobs of the specification, without those that ended by themselves."""
@@ -161,7 +168,7 @@ class SpecPools:
             for name, spec in seams.next_spec(self.cluster).items():
                 self.cluster.worker_spec[name] = spec
                 self._asked[str(name)] = time()
-        seams.correct(self.cluster)
+        self._correcting = asyncio.ensure_future(self._correct())
 
     async def release(self, names: Iterable[str]) -> None:
         """Take jobs out of the specification, and wait until they are closed."""
@@ -173,11 +180,39 @@ class SpecPools:
             self.cluster.worker_spec.pop(name, None)
             self._drop(str(name))
         if going:
-            await seams.correct(self.cluster)
+            await self._correct()
 
     async def wait_submitted(self) -> None:
-        """Return when the cluster's state is that of its specification."""
-        await seams.correct(self.cluster)
+        """Return when the cluster's state is that of its specification.
+
+        Raises
+        ------
+        ConfigError
+            When a job could not be started, in the words of whoever refused it.
+        """
+        if self._correcting is not None:
+            await asyncio.wait({self._correcting})
+        if self._trouble:
+            raise ConfigError(f"a job could not be started: {self._trouble}")
+
+    async def _correct(self) -> None:
+        """Let the cluster start and close what its specification says; note what it could not start."""
+        try:
+            await seams.correct(self.cluster)
+            self._trouble = ""
+        except Exception as error:  # noqa: BLE001 - whatever a batch system's command or a worker's start raises
+            self._trouble, self._troubles = f"{type(error).__name__}: {error}", self._troubles + 1
+            self._closed_until = time() + min(_BACK_OFF * 2.0**self._troubles, _MOST_BACK_OFF)
+            logger.warning("dask_ferro: a job could not be started: %s", self._trouble)
+            for name in [n for n in self.cluster.worker_spec if self._failed(n)]:
+                self.cluster.worker_spec.pop(name)
+                self.cluster.workers.pop(name, None)
+                self._drop(str(name))
+
+    def _failed(self, name: Any) -> bool:
+        """Whether a job was asked for and did not start: dask-jobqueue leaves such a one in its first status."""
+        job = self.cluster.workers.get(name)
+        return job is None or getattr(job, "status", None) in (Status.created, Status.failed)
 
     async def _closed(self, name: Any) -> None:
         """Wait for a worker that the scheduler told to close: closing its nanny meanwhile makes that one kill it."""
@@ -190,12 +225,13 @@ class SpecPools:
     def _job(
         self, name: str, workers: tuple[str, ...], connected: set[str], order: int, now: float
     ) -> SiteJob:
-        if all(worker in connected for worker in workers):
-            state = RUNNING
+        if any(worker in connected for worker in workers):
             self._seen[name] = now
+        if all(worker in connected for worker in workers):
+            state, self._troubles = RUNNING, 0
             if name in self._asked:
                 self._start_up.add(now - self._asked.pop(name))
-        elif name in self._seen or not self._is_batch or any(worker in connected for worker in workers):
+        elif name in self._seen or not self._is_batch:
             state = BOOTING
         else:
             state = PENDING
@@ -215,7 +251,7 @@ class SpecPools:
     async def _forget(self, name: Any) -> None:
         self.cluster.worker_spec.pop(name, None)
         self._drop(str(name))
-        await seams.correct(self.cluster)
+        await self._correct()
 
     def _drop(self, name: str) -> None:
         for book in (self._since, self._asked, self._seen):

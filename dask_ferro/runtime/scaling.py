@@ -13,8 +13,10 @@ from typing import Any
 from dask.utils import parse_bytes
 from distributed import Status
 
+from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.elastic import Elastic
+from dask_ferro.runtime.scale_options import scale_parameters
 
 
 class Scaling:
@@ -67,8 +69,8 @@ class Scaling:
         ConfigError
             When the site refuses the first jobs for good, in its own words.
         """
-        if not args:
-            kwargs.setdefault("Adaptive", Elastic)
+        if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
+            _check(kwargs)  # before the controller that there is gives way
         seams.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
@@ -84,6 +86,22 @@ class Scaling:
     async def _settle(self: Any, adaptive: Elastic) -> None:
         try:
             await adaptive.settle()
-        except BaseException:
-            adaptive.stop(reason="the first step failed")
+        except ConfigError:
+            if not await self.reconcile():  # those that there are go on being looked after
+                adaptive.stop(reason="the first step failed")
             raise
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
+    by_others = {
+        "minimum_jobs",
+        "maximum_jobs",
+        "minimum_cores",
+        "maximum_cores",
+        "minimum_memory",
+        "maximum_memory",
+    }
+    own = {"Adaptive", "interval", "minimum", "maximum", *by_others}
+    rest = {name: value for name, value in options.items() if name not in own}
+    scale_parameters(options.get("minimum"), options.get("maximum"), rest)

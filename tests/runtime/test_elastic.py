@@ -13,8 +13,8 @@ from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Pool
-from dask_ferro.runtime.elastic import staffed
 from dask_ferro.runtime.pools import SiteJob, SpecPools
+from dask_ferro.runtime.staffing import staffed
 
 NOW = 1000.0
 IDLE = {

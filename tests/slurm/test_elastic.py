@@ -175,23 +175,22 @@ def test_jobs_of_two_processes_are_replaced(site):
 
 
 def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
-    """Stock: after 28 s it cancelled pending jobs, one a second, the head of the queue among them."""
+    """Stock: when work gets less it cancels pending jobs, one a second, the head of the queue among them."""
     s = site(cores=4)  # a node each: four run, the others wait
-    s.cluster.adapt(minimum=0, maximum=7, cooldown=1)
-    held = s.submit(60, 2.0)
+    s.cluster.adapt(minimum=0, maximum=7, cooldown=0.5, patience=1)
+    futures = s.submit(220, 1.0)
     until(lambda: len(s.workers) == 4)
-    first = set(queue(s.cluster))
-    pending = {job for job, state in queue(s.cluster).items() if state == "PENDING"}
-    assert pending
-    seen = set(first)
-    deadline = time.monotonic() + 4
-    while time.monotonic() < deadline:
-        now = set(queue(s.cluster))
-        assert min(pending, key=job_number) in now
-        seen |= now
+    first = queue(s.cluster)
+    waiting = [job for job, state in first.items() if state == "PENDING"]
+    assert waiting
+    head, seen, lost = min(waiting, key=job_number), set(first), []
+    while not all(map(operator.methodcaller("done"), futures)):
+        now = queue(s.cluster)
+        seen |= set(now)
+        lost += [job for job in waiting if job not in now and job not in lost]
         time.sleep(0.2)
-    assert seen == first
-    s.client.cancel(held)
+    assert seen == set(first)  # nobody was submitted after somebody was cancelled
+    assert head not in lost[:-1]  # of those that wait, the first goes last
 
 
 def job_number(job: str) -> tuple[int, int]:
@@ -206,8 +205,10 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
     s.connected(2)
     futures = s.submit(40, 0.4)
     (job, *_) = queue(s.cluster)
+    before = set(s.workers)
     command("scontrol", "requeue", job)
-    until(lambda: len(s.workers) == 2 and "PENDING" not in queue(s.cluster).values())
+    until(lambda: len(set(s.workers) & before) == 1)
+    s.connected(2)
     node = nodes(s.cluster)[0]
     try:
         command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
@@ -284,19 +285,25 @@ def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
     assert max(s.started().values()) == 1
 
 
-def test_short_bursts_cost_no_queue_time(site):
-    """Stock: 8 bursts 6 s apart, 8 cycles of submission and cancellation, 8 to 10 s a burst where 4 are ideal."""
+def test_bursts_apart_do_not_cost_a_submission_each(site):
+    """Stock: 8 bursts 6 s apart, 8 cycles of submission and cancellation, 8 to 10 s a burst where 4 are ideal.
+
+    Bursts 4 s apart are beyond its patience of 3 s too; benchmarks/elastic.py has those of 6 s, beside stock.
+    """
     s = site()
     s.cluster.adapt(minimum=0, maximum=3)
     jobs: set[str] = set()
-    for _ in range(3):
+    most = 0
+    for _ in range(4):
         futures = s.submit(6, 0.5)
         wait(futures)
         jobs |= set(queue(s.cluster))
+        most = max(most, len(s.workers))
         del futures
-        time.sleep(3.0)
+        until(lambda: s.client.run_on_scheduler(lambda dask_scheduler: not dask_scheduler.tasks))
+        time.sleep(4.0)
         jobs |= set(queue(s.cluster))
-    assert len(jobs) <= 3
+    assert len(jobs) - most <= 1
 
 
 def test_threads_count_before_there_are_workers(site):
