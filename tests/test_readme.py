@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encod
 
 
 def test_there_is_an_example_of_each():
-    assert len(BLOCKS) == 2  # a model, the scheduler
+    assert len(BLOCKS) == 3  # a model, the scheduler, elasticity
 
 
 def _run(number, tmp_path):
@@ -40,3 +40,8 @@ def test_the_naps_are_shared(tmp_path):
     few, many = ast.literal_eval(_run(1, tmp_path))
     assert few + many == 40
     assert few >= 10
+
+
+@pytest.mark.cluster
+def test_workers_follow_the_naps(tmp_path):
+    assert _run(2, tmp_path).strip() in ("1 workers", "2 workers")
