@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dask_ferro.commands.progress import progress
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-    from dask_ferro.graph import workloads
+    from dask_ferro.graph import nn, optim, workloads
+    from dask_ferro.graph.array_api import *  # noqa: F403
+    from dask_ferro.graph.autodiff import grad, value_and_grad
+    from dask_ferro.graph.placements import Partial, Replicate, Shard
+    from dask_ferro.graph.redistribute import Mesh
+    from dask_ferro.graph.schedule import Schedule
+    from dask_ferro.graph.schedules.known import known as schedule
+    from dask_ferro.graph.signal import signal
+    from dask_ferro.graph.tensor import Tensor
+    from dask_ferro.graph.tensor_model import save_onnx, to_model
     from dask_ferro.lower import ModelGraph, from_onnx
     from dask_ferro.runtime.elastic import Elastic
     from dask_ferro.runtime.install import install, uninstall
@@ -37,7 +46,21 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ModelGraph": ("dask_ferro.lower", "ModelGraph"),
     "SLURMCluster": ("dask_ferro.runtime.slurm", "SLURMCluster"),
     "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
+    "Mesh": ("dask_ferro.graph.redistribute", "Mesh"),
+    "Partial": ("dask_ferro.graph.placements", "Partial"),
+    "Replicate": ("dask_ferro.graph.placements", "Replicate"),
+    "Schedule": ("dask_ferro.graph.schedule", "Schedule"),
+    "Shard": ("dask_ferro.graph.placements", "Shard"),
+    "Tensor": ("dask_ferro.graph.tensor", "Tensor"),
     "from_onnx": ("dask_ferro.lower", "from_onnx"),
+    "grad": ("dask_ferro.graph.autodiff", "grad"),
+    "nn": ("dask_ferro.graph.nn", None),
+    "optim": ("dask_ferro.graph.optim", None),
+    "save_onnx": ("dask_ferro.graph.tensor_model", "save_onnx"),
+    "schedule": ("dask_ferro.graph.schedules.known", "known"),
+    "signal": ("dask_ferro.graph.signal", "signal"),
+    "to_model": ("dask_ferro.graph.tensor_model", "to_model"),
+    "value_and_grad": ("dask_ferro.graph.autodiff", "value_and_grad"),
     "install": ("dask_ferro.runtime.install", "install"),
     "progress": ("dask_ferro.commands.progress", "progress"),
     "run": ("dask_ferro.stream", "run"),
@@ -46,7 +69,20 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "workloads": ("dask_ferro.graph.workloads", None),
 }
 
-__all__ = [  # noqa: RUF022 - by kind
+# The lazy tensors' functions, by the array-API standard's names.
+_ARRAY_API = (
+    "abs", "acos", "acosh", "add", "argmax", "argmin", "argument", "asarray", "asin", "asinh", "astype", "atan",
+    "atanh", "broadcast_to", "ceil", "clip", "concat", "cos", "cosh", "cumulative_sum", "divide", "equal", "erf",
+    "exp", "expand_dims", "expm1", "flip", "floor", "floor_divide", "full_like", "greater", "greater_equal", "isinf",
+    "isnan", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor",
+    "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "multiply", "negative", "not_equal",
+    "ones_like", "permute_dims", "pow", "prod", "reciprocal", "reshape", "round", "sign", "sin", "sinh", "split",
+    "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "var",
+    "where", "zeros_like",
+)  # fmt: skip
+_PUBLIC |= {name: ("dask_ferro.graph.array_api", name) for name in _ARRAY_API}
+
+__all__ = [
     "from_onnx",
     "run",
     "install",
@@ -57,11 +93,26 @@ __all__ = [  # noqa: RUF022 - by kind
     "LocalCluster",
     "SLURMCluster",
     "Elastic",
+    "Tensor",
+    "nn",
+    "optim",
+    "grad",
+    "value_and_grad",
+    "signal",
+    "save_onnx",
+    "to_model",
+    "schedule",
+    "Schedule",
+    "Mesh",
+    "Replicate",
+    "Shard",
+    "Partial",
     "workloads",
     "ConfigError",
     "ModelError",
     "UnsupportedOp",
     "__version__",
+    *_ARRAY_API,
 ]
 
 

@@ -285,3 +285,10 @@ def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, che
     )
     assert done.returncode == status
     assert done.stdout.splitlines()[-1] == closing
+
+
+def test_the_tensors_functions_are_public_by_their_names():
+    from dask_ferro.graph import array_api
+
+    assert sorted(ff._ARRAY_API) == sorted(array_api.__all__)
+    assert all(getattr(ff, name) is getattr(array_api, name) for name in ff._ARRAY_API)

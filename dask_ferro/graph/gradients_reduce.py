@@ -1,0 +1,125 @@
+"""Gradients of reductions, cumulative sums, softmax and layer normalization.
+
+A reduction's gradient goes back over the axes by broadcasting.  Elements that share a maximum share its
+gradient evenly (PyTorch's amax).  The gradient of a product holds where factors are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dask_ferro.graph.array_api import exp, reciprocal, sign, sqrt, where
+from dask_ferro.graph.gradient_rules import Call, Row, count_over, kept, reduced_axes, summed_to
+from dask_ferro.graph.tensor import Tensor, cast, emit
+from dask_ferro.graph.tensor_layout import broadcast_like
+from dask_ferro.graph.tensor_reduce import reduce
+
+
+def _back(rule: Callable[[Call, Tensor, Tensor], Tensor]) -> Row:
+    """Of a reduction: `rule(call, g, y)`, where g and y have kept their axes."""
+
+    def fn(call: Call) -> Tensor:
+        if not reduced_axes(call):
+            raise call.unsupported("it reduces nothing (noop_with_empty_axes); name its axes")
+        return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
+
+    return (fn, None)
+
+
+def _sum(call: Call) -> Tensor:
+    return broadcast_like(kept(call, call.g), call.x) if reduced_axes(call) else call.g
+
+
+def _mean(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return g / count_over(call.x, reduced_axes(call))
+
+
+def _extreme(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    hits = cast(call.x == y, g.type.dtype)
+    return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
+
+
+def _product(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    """Without a zero: y / x; with one: the product of the others, at its place; with more: 0."""
+    axes, zero = reduced_axes(call), call.x == 0
+    filled = where(zero, 1.0, call.x)
+    others = reduce("ReduceProd", filled, axes, keepdims=True)
+    zeros = reduce("ReduceSum", cast(zero, g.type.dtype), axes, keepdims=True)
+    alone = where(zero & (zeros == 1), others, 0.0)
+    return g * where(zeros == 0, others / filled, alone)
+
+
+def _norm(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    """Of the Euclidean norm, whose gradient at 0 is 0."""
+    return where(y == 0, 0.0, g * call.x / where(y == 0, 1.0, y))
+
+
+def _log_sum(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return g / exp(y)
+
+
+def _log_sum_exp(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return g * exp(call.x - y)
+
+
+def _cumulative_sum(call: Call) -> Tensor:
+    other_way = 1 - int(call.get("reverse", 0))
+    exclusive = int(call.get("exclusive", 0))
+    return emit("CumSum", [call.g, call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way)
+
+
+def _softmax(call: Call) -> Tensor:
+    product = call.g * call.y
+    return product - call.y * reduce("ReduceSum", product, call.get("axis", -1), keepdims=True)
+
+
+def _log_softmax(call: Call) -> Tensor:
+    return call.g - exp(call.y) * reduce("ReduceSum", call.g, call.get("axis", -1), keepdims=True)
+
+
+# Layer normalization: y = scale * z + bias, with z the standardized x.
+
+
+def standardized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x less its mean, over its standard deviation, and 1 over that."""
+    centred = x - reduce("ReduceMean", x, axes, keepdims=True)
+    variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)
+    factor = reciprocal(sqrt(variance + epsilon))
+    return centred * factor, factor
+
+
+def _layer_parts(call: Call) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    x = call.input(0)
+    if any(g is not None for g in call.grads[1:]):
+        raise call.unsupported("its mean and deviation outputs are differentiated; compute them with `mean`")
+    axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
+    return axes, *standardized(x, axes, call.get("epsilon", 1e-5))
+
+
+def _layer_input(call: Call) -> Tensor:
+    axes, z, factor = _layer_parts(call)
+    g = call.g * call.input(1)
+    along = reduce("ReduceMean", g * z, axes, keepdims=True)
+    return factor * (g - reduce("ReduceMean", g, axes, keepdims=True) - z * along)
+
+
+def _layer_scale(call: Call) -> Tensor:
+    return summed_to(call.g * _layer_parts(call)[1], call.x)
+
+
+TABLE: dict[str, Row] = {
+    "ReduceSum": (_sum, None),
+    "ReduceMean": _back(_mean),
+    "ReduceMax": _back(_extreme),
+    "ReduceMin": _back(_extreme),
+    "ReduceProd": _back(_product),
+    "ReduceL1": _back(lambda c, g, y: g * sign(c.x)),
+    "ReduceL2": _back(_norm),
+    "ReduceSumSquare": _back(lambda c, g, y: 2.0 * g * c.x),
+    "ReduceLogSum": _back(_log_sum),
+    "ReduceLogSumExp": _back(_log_sum_exp),
+    "CumSum": (_cumulative_sum, None),
+    "Softmax": (_softmax,),
+    "LogSoftmax": (_log_softmax,),
+    "LayerNormalization": (_layer_input, _layer_scale, lambda c: summed_to(c.g, c.x)),
+}

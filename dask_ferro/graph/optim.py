@@ -1,0 +1,163 @@
+"""Optimizers as graphs: parameters, gradients and state in, parameters and state out.
+
+    state = optimizer.init(params)                                  tensors: zeros to start from
+    params, state = optimizer.step(params, grads, state)            tensors: one step further
+
+Nothing is updated in place and nothing is kept here: a step is array math like a loss, so it travels, shards
+and is written to a file with it.  A training step is one model, whose outputs are its next inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph import tree
+from dask_ferro.graph.array_api import sqrt
+from dask_ferro.graph.tensor import Tensor, asarray, cast
+from dask_ferro.graph.tensor_dims import is_static, sizes
+from dask_ferro.graph.tree import Tree
+
+Rate = float | Tensor
+State = Mapping[str, Tree]
+
+
+class Optimizer(Protocol):
+    """What a training step needs of an optimizer."""
+
+    def init(self, params: Tree) -> State:
+        """The state before the first step."""
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum as PyTorch has it: v <- momentum v + g, w <- w - rate v.
+
+    Parameters
+    ----------
+    rate : float or Tensor
+        Learning rate; a scalar tensor if it changes from step to step.
+    momentum : float, optional
+        From 0 (none, and no state) to 1.
+    nesterov : bool, optional
+        Whether the step looks ahead: w <- w - rate (g + momentum v).
+    weight_decay : float, optional
+        Times the parameter, added to its gradient.
+
+    Raises
+    ------
+    ConfigError
+        A number out of range.
+    """
+
+    rate: Rate
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rates(self.rate, self.weight_decay)
+        _check_fraction("momentum", self.momentum)
+        if self.nesterov and not self.momentum:
+            raise ConfigError("SGD: nesterov without momentum; give a momentum")
+
+    def init(self, params: Tree) -> State:
+        """A velocity of zeros for each parameter; nothing without momentum."""
+        return {"velocity": tree.mapped(_zeros, params)} if self.momentum else {}
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step, in the form of those before it."""
+        grads = tree.mapped(self._decayed, params, grads)
+        if not self.momentum:
+            return tree.mapped(self._moved, params, grads), {}
+        velocity = tree.mapped(lambda v, g: self.momentum * v + g, state["velocity"], grads)
+        ahead = (
+            tree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
+        )
+        return tree.mapped(self._moved, params, ahead), {"velocity": velocity}
+
+    def _decayed(self, w: Tensor, g: Tensor) -> Tensor:
+        return g + self.weight_decay * w if self.weight_decay else g
+
+    def _moved(self, w: Tensor, direction: Tensor) -> Tensor:
+        return w - _rate(self.rate, w) * direction
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction (arXiv:1412.6980); with weight decay apart from the gradient it is AdamW.
+
+    Parameters
+    ----------
+    rate : float or Tensor, optional
+        Learning rate; a scalar tensor if it changes from step to step.
+    betas : pair of float, optional
+        How much of the running means of g and of g^2 stays at a step.
+    epsilon : float, optional
+        Added to the root of the mean of g^2.
+    weight_decay : float, optional
+        Times rate and parameter, taken from the parameter (arXiv:1711.05101).
+
+    Raises
+    ------
+    ConfigError
+        A number out of range.
+    """
+
+    rate: Rate = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rates(self.rate, self.weight_decay)
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+
+    def init(self, params: Tree) -> State:
+        """Means of zeros for each parameter, and a count of steps (float32: exact up to 16 million)."""
+        step = asarray(np.zeros((), np.float32))
+        return {"step": step, "mean": tree.mapped(_zeros, params), "square": tree.mapped(_zeros, params)}
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step, in the form of those before it."""
+        (b1, b2), count = self.betas, state["step"] + 1.0
+        means = tree.mapped(lambda m, g: b1 * m + (1 - b1) * g, state["mean"], grads)
+        squares = tree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), state["square"], grads)
+        moved = tree.mapped(lambda w, m, v: self._moved(w, m, v, count), params, means, squares)
+        return moved, {"step": count, "mean": means, "square": squares}
+
+    def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
+        (b1, b2), t, rate = self.betas, cast(count, w.type.dtype), _rate(self.rate, w)
+        root = sqrt(square / (1 - b2**t)) + self.epsilon
+        kept = w - rate * self.weight_decay * w if self.weight_decay else w
+        return kept - rate * (mean / (1 - b1**t)) / root
+
+
+def _zeros(w: Tensor) -> Tensor:
+    if not is_static(w.shape):
+        raise ConfigError(f"init: {w!r} has a dimension of unknown size; parameters have none")
+    return asarray(np.zeros(sizes(w.shape), w.dtype))
+
+
+def _rate(rate: Rate, w: Tensor) -> Rate:
+    """The rate, in the dtype of the parameter."""
+    return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
+
+
+def _check_rates(rate: Rate, weight_decay: float) -> None:
+    for name, value in (("rate", rate), ("weight_decay", weight_decay)):
+        if not isinstance(value, Tensor) and not value >= 0:
+            raise ConfigError(f"{name}: a number from 0 on, got {value!r}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}: a number from 0 to below 1, got {value!r}")

@@ -1,0 +1,161 @@
+"""What the tests of sharding share: an interpreter of sharded graphs in numpy, graphs op by op, and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import array_api_compat.numpy
+import numpy as np
+import onnx
+import onnx_ir as ir
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from dask_ferro.graph.load import load
+from dask_ferro.graph.placements import Partial, Replicate, Shard
+from dask_ferro.graph.redistribute import Mesh
+from dask_ferro.graph.shapes import infer
+from dask_ferro.graph.shard import propagate
+from dask_ferro.graph.shard_plan import Sharding
+from dask_ferro.graph.spmd import Spmd, lower
+from dask_ferro.kernels import array as kernels
+
+R, P, S = Replicate(), Partial(), Shard
+
+
+def reduced(terms: Iterable[np.ndarray], reduction: str) -> np.ndarray:
+    """Terms put together in rank order."""
+    terms = list(terms)
+    total = terms[0]
+    for term in terms[1:]:
+        total = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}[reduction](total, term)
+    return total / len(terms) if reduction == "mean" else total
+
+
+class AllReduce(OpRun):
+    op_domain = "ai.dask_ferro"
+
+    def _run(self, *pieces, reduction=None):
+        return (reduced(pieces, reduction),) * len(pieces)
+
+
+class ReduceScatter(OpRun):
+    op_domain = "ai.dask_ferro"
+
+    def _run(self, *pieces, reduction=None, axis=None):
+        return tuple(np.split(reduced(pieces, reduction), len(pieces), axis))
+
+
+class AllGather(OpRun):
+    op_domain = "ai.dask_ferro"
+
+    def _run(self, *pieces, axis=None):
+        return (np.concatenate(pieces, axis),) * len(pieces)
+
+
+class AllToAll(OpRun):
+    op_domain = "ai.dask_ferro"
+
+    def _run(self, *pieces, split_axis=None, concat_axis=None):
+        table = [np.split(piece, len(pieces), split_axis) for piece in pieces]
+        return tuple(np.concatenate(column, concat_axis) for column in zip(*table, strict=True))
+
+
+class ByOurKernel(OpRun):
+    """What onnx's own reference lacks or computes wrongly, in fp64 or for groups, by our numpy kernels."""
+
+    def _run(self, *arrays, **attributes):
+        proto = self.onnx_node
+        names = [f"i{k}" for k, a in enumerate(arrays) if a is not None]
+        outputs = [f"o{k}" for k, _ in enumerate(proto.output)]
+        read = [ir.Value(name=name) for name in names]
+        written = [ir.Value(name=name) for name in outputs]
+        attributes = [ir.from_proto(a) for a in proto.attribute]
+        node = ir.Node("", proto.op_type, read, attributes, outputs=written)
+        program = kernels.compile([node], names, outputs, opset=21, weights={})
+        return program.bind(array_api_compat.numpy)(*(a for a in arrays if a is not None))
+
+
+NUMPY_OPS = [AllReduce, ReduceScatter, AllGather, AllToAll] + [
+    type(op, (ByOurKernel,), {"op_domain": ""})
+    for op in ("ConvTranspose", "GlobalLpPool", "LRN", "MeanVarianceNormalization")
+]
+
+
+def evaluate(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a model, collectives included, in numpy."""
+    run = ReferenceEvaluator(model, new_ops=NUMPY_OPS)
+    with np.errstate(all="ignore"):
+        found = run.run(None, dict(feeds))
+    return dict(zip(run.output_names, map(np.asarray, found), strict=True))
+
+
+def evaluate_sharded(spmd: Spmd, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole outputs, for whole inputs."""
+    return spmd.join(evaluate(ir.to_proto(spmd.model), spmd.split(feeds)))
+
+
+def assert_same(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, whole in wanted.items():
+        assert got[name].dtype == whole.dtype, name
+        np.testing.assert_allclose(got[name], whole, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+class Net:
+    """A graph of float64, written down op by op."""
+
+    def __init__(
+        self, inputs: Mapping[str, tuple[Any, ...]], weights: Mapping[str, tuple[int, ...]] | None = None
+    ):
+        rng = np.random.default_rng(7)
+        self.inputs = inputs
+        self.feeds = {name: rng.standard_normal(shape) for name, shape in inputs.items() if "N" not in shape}
+        self.weights = {n: rng.standard_normal(s) / np.sqrt(s[0]) for n, s in (weights or {}).items()}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def op(self, kind: str, *inputs: str | list[int], **attributes: Any) -> str:
+        """Add a node; a list among the inputs is a weight of integers."""
+        name = f"{kind.lower()}_{len(self.nodes)}"
+        read = []
+        for x in inputs:
+            if isinstance(x, list):
+                self.weights[f"{name}_{len(read)}"] = np.array(x, np.int64)
+                x = f"{name}_{len(read)}"
+            read.append(x)
+        self.nodes.append(helper.make_node(kind, read, [name], name=name, **attributes))
+        return name
+
+    def end(self, **outputs: str) -> None:
+        """Name the outputs."""
+        for name, value in outputs.items():
+            self.nodes.append(helper.make_node("Identity", [value], [name], name=name))
+        graph = helper.make_graph(
+            self.nodes,
+            "net",
+            [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, s) for n, s in self.inputs.items()],
+            [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, None) for n in outputs],
+            [numpy_helper.from_array(w, n) for n, w in self.weights.items()],
+        )
+        self.proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        self.model = load(self.proto).model
+
+    def sharded(self, mesh: Mesh, placed: Mapping[str, Any], **options: Any) -> tuple[Sharding, Spmd]:
+        """The plan and the graph, after it gave the same numbers."""
+        plan = propagate(self.model, infer(self.model), mesh, placed, **options)
+        spmd = lower(plan)
+        assert_same(evaluate_sharded(spmd, self.feeds), evaluate(self.proto, self.feeds))
+        return plan, spmd
+
+
+MESHES = [Mesh({"x": 2}), Mesh({"x": 4}), Mesh({"a": 2, "b": 2}), Mesh({"a": 2, "b": 1, "c": 2})]
+
+
+def layouts(mesh: Mesh, rank: int, *, partial: bool = False) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Layouts in which no dimension is split twice."""
+    one = st.sampled_from([R, R, *(S(d) for d in range(rank)), *([P, Partial("mean")] if partial else [])])
+    split = lambda layout: [p.dim for p in layout if isinstance(p, Shard)]  # noqa: E731
+    return st.tuples(*[one] * len(mesh.axes)).filter(lambda at: len(split(at)) == len(set(split(at))))

@@ -1,0 +1,429 @@
+"""Gradients: every op against finite differences, at kinks, of graphs drawn at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph import array_api as xp
+from dask_ferro.graph import nn, signal
+from dask_ferro.graph.autodiff import grad, value_and_grad, vjp
+from dask_ferro.graph.gradients import EXPANSIONS, FLAT, RULES
+from dask_ferro.graph.load import load
+from dask_ferro.graph.tensor import argument, asarray
+from dask_ferro.graph.tensor_import import from_model
+from dask_ferro.graph.tensor_model import build, to_model
+from dask_ferro.kernels.array.table import KERNELS
+
+from .gradient_cases import CASES, FLOAT, Case, normal, whole
+from .tensor_runs import computed, values
+
+STEP = 1e-6  # of central differences: their error is about 1e-9 here
+
+
+def differences(
+    model: ir.Model, feeds: dict[str, np.ndarray], weigh: Any, names: Any = None
+) -> dict[str, np.ndarray]:
+    """Central differences of weigh(outputs) by every element of the inputs `names`, or of all."""
+
+    def loss(name: str, x: np.ndarray) -> float:
+        return float(weigh(computed(model, feeds | {name: x})))
+
+    found = {}
+    for name in names or feeds:
+        x = feeds[name]
+        slopes = np.zeros_like(x)
+        for at in np.ndindex(*x.shape):
+            up, down = x.copy(), x.copy()
+            up[at] += STEP
+            down[at] -= STEP
+            slopes[at] = (loss(name, up) - loss(name, down)) / (2 * STEP)
+        found[name] = slopes
+    return found
+
+
+def check(case: Case, rtol: float = 2e-6) -> None:
+    loaded = load(case.model())
+    imported = from_model(loaded.model)
+    y = imported.outputs["y0"]
+    shape = computed(loaded.model, case.feeds())["y0"].shape
+    weight = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    gradients = grad((y * asarray(weight, y.dtype)).sum(), imported.inputs)
+    model = to_model({f"d_{name}": g for name, g in gradients.items()})
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    got = computed(model, {v.name: case.feeds()[str(v.name)] for v in model.graph.inputs})
+    wanted = differences(loaded.model, case.feeds(), lambda out: (out["y0"] * weight).sum())
+    for name, slopes in wanted.items():
+        np.testing.assert_allclose(
+            got[f"d_{name}"], slopes, rtol=rtol, atol=rtol * max(1.0, np.abs(slopes).max()), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_finite_differences(name):
+    check(CASES[name])
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+# Floating results that have a gradient on paper and none here.
+WITHOUT = {
+    "Compress": "selects by values at run time",
+    "CumProd": "its products overlap",
+    "DequantizeLinear": "integers in",
+    "DynamicQuantizeLinear": "integers out",
+    "OneHot": "indices in",
+    "Range": "its length depends on its inputs",
+}
+# Results that are no floating point numbers.
+DISCRETE = {
+    "And",
+    "ArgMax",
+    "ArgMin",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseNot",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Constant",
+    "ConstantOfShape",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "IsInf",
+    "IsNaN",
+    "Less",
+    "LessOrEqual",
+    "MatMulInteger",
+    "NonZero",
+    "Not",
+    "Or",
+    "QuantizeLinear",
+    "Shape",
+    "Size",
+    "Xor",
+}
+
+
+def test_every_kernel_has_a_gradient_or_a_reason():
+    places = [set(RULES), set(EXPANSIONS), set(FLAT), set(WITHOUT), DISCRETE]
+    assert set.union(*places) == set(KERNELS)
+    assert sum(map(len, places)) == len(KERNELS), "an op is in two places"
+
+
+def test_every_rule_and_expansion_is_checked_against_differences():
+    assert {case.op for case in CASES.values()} >= (set(RULES) | set(EXPANSIONS)) - {"CastLike", "SwiGLU"}
+
+
+@pytest.mark.parametrize("op", ["Ceil", "Floor", "Round", "Sign"])
+def test_a_step_function_stops_the_gradient(op):
+    x = argument("x", (3,), np.float64)
+    y = getattr(xp, op.lower())(x) + 2 * x
+    assert values({"g": grad(y.sum(), x)}, {"x": normal(3)})["g"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_swiglu_equals_its_parts():
+    gate, value = (argument(name, (2, 3), np.float64) for name in ("a", "b"))
+    node = helper.make_node("SwiGLU", ["a", "b"], ["y0"], "node")
+    types = [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, [2, 3]) for n in ("a", "b", "y0")]
+    graph = helper.make_graph([node], "swiglu", types[:2], types[2:])
+    model = ir.from_proto(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)], ir_version=10)
+    )
+    whole_op = from_model(model, {"a": gate, "b": value}).outputs["y0"]
+    parts = nn.silu(gate) * value
+    feeds = {"a": normal(2, 3), "b": normal(2, 3)}
+    got, wanted = (grad(xp.square(y).sum(), [gate, value]) for y in (whole_op, parts))
+    found = values({"a0": got[0], "b0": got[1], "a1": wanted[0], "b1": wanted[1]}, feeds)
+    np.testing.assert_allclose(found["a0"], found["a1"], rtol=1e-13)
+    np.testing.assert_allclose(found["b0"], found["b1"], rtol=1e-13)
+
+
+# ---- kinks and refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "slope"),
+    [
+        pytest.param(nn.relu, 0.0, 0.0, id="relu has slope 0 at 0"),
+        pytest.param(abs, 0.0, 0.0, id="|x| has slope 0 at 0"),
+        pytest.param(
+            lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"
+        ),
+        pytest.param(
+            lambda x: xp.where(x > 0, x, xp.exp(-1000 * x)), 1.0, 1.0, id="the branch not taken adds nothing"
+        ),
+        pytest.param(lambda x: x**0, 0.0, 0.0, id="x ** 0 is flat at 0 too"),
+        pytest.param(lambda x: x * x, 3.0, 6.0, id="both uses of a value count"),
+    ],
+)
+def test_slopes_at_a_point(fn, x, slope):
+    t = argument("x", (), np.float64)
+    assert values({"g": grad(fn(t), t)}, {"x": np.array(x)})["g"] == slope
+
+
+def test_a_parameter_out_of_use_has_a_gradient_of_zeros():
+    x, w = argument("x", (2,), np.float64), argument("w", ("N", 3), np.float64)
+    assert values({"g": grad(x.sum(), w)}, {"w": normal(2, 3)}, [w])["g"].tolist() == [[0.0] * 3] * 2
+
+
+def test_a_computed_tensor_may_be_a_parameter():
+    x = argument("x", (3,), np.float64)
+    h = x * x
+    found = values(
+        dict(zip("ab", grad((h * h).sum(), [h, x]), strict=True)), {"x": np.array([1.0, 2.0, 3.0])}
+    )
+    assert found["a"].tolist() == [2.0, 8.0, 18.0]
+    assert found["b"].tolist() == [4.0, 32.0, 108.0]
+
+
+def test_vjp_stops_at_the_ends_where_asked():
+    x = argument("x", (), np.float64)
+    h = 2 * x
+    y = x * h
+    (to_x, to_h) = vjp([y], [None], [x, h], stop=True)
+    found = values({"x_": to_x, "h_": to_h, "all": grad(y, x)}, {"x": np.array(3.0)})
+    assert (found["x_"], found["h_"], found["all"]) == (6.0, 3.0, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        pytest.param(lambda x: grad(x, x), ConfigError, "a loss is a scalar, got (2, 3)", id="no scalar"),
+        pytest.param(
+            lambda x: grad(x.sum(), asarray([1, 2])),
+            ConfigError,
+            "no floating point numbers",
+            id="integer parameters",
+        ),
+        pytest.param(lambda x: grad(x.sum(), {"w": "x"}), ConfigError, "got str", id="no tensor"),
+    ],
+)
+def test_wrong_calls_are_refused(make, error, said):
+    with pytest.raises(error) as caught:
+        make(argument("x", (2, 3)))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        pytest.param(
+            Case("Compress", (normal(3), np.array([True, False, True])), shape=(2,)),
+            "Compress has none",
+            id="by op",
+        ),
+        pytest.param(
+            Case("Pad", (normal(3), whole(1, 1)), {"mode": "reflect"}), "its mode is 'reflect'", id="by mode"
+        ),
+        pytest.param(
+            Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "max"}),
+            "'max'",
+            id="by reduction",
+        ),
+        pytest.param(
+            Case("AveragePool", (normal(1, 1, 5),), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}),
+            "ceil_mode",
+            id="by attribute",
+        ),
+    ],
+)
+def test_what_has_no_gradient_is_named(case, said):
+    imported = from_model(load(case.model()).model)
+    with pytest.raises(UnsupportedOp) as caught:
+        grad(imported.outputs["y0"].sum(), imported.inputs)
+    assert "'node'" in str(caught.value)
+    assert said in str(caught.value)
+
+
+# ---- the graph of gradients --------------------------------------------------------------------------------
+
+
+def test_input_and_weight_gradients_are_separate_nodes():
+    x, w = argument("x", ("N", 4)), argument("w", (4, 3))
+    dx, dw = grad((x @ w).sum(), [x, w])
+    for alone, other in ((dx, "w"), (dw, "x")):
+        backward = [n for n in to_model(alone).graph if signal.region_of(n).phase == signal.BACKWARD]
+        assert [n.op_type for n in backward].count("MatMul") == 1
+        reads = {v.name for n in backward if n.op_type == "Transpose" for v in n.inputs}
+        assert reads == {other}
+
+
+def test_gradients_lie_in_the_region_of_their_nodes():
+    x = argument("x", ("N", 4))
+    with signal.signal("layer1"):
+        h = xp.tanh(x)
+    model = to_model({"g": grad(h.sum(), x)})
+    regions = {n.op_type: signal.region_of(n) for n in model.graph}
+    assert regions["Tanh"] == ("layer1", "")
+    assert regions["Sub"] == ("layer1", "backward")
+    assert regions["Expand"] == ("", "backward")
+
+
+def test_the_same_calls_give_the_same_graph():
+    def once() -> bytes:
+        x, w = argument("x", ("N", 4)), asarray(np.ones((4, 3), np.float32), name="w")
+        loss = nn.cross_entropy(x @ w, argument("t", ("N",), np.int64))
+        return ir.to_proto(
+            to_model(dict(zip(["l", "g"], value_and_grad(loss, w), strict=True)))
+        ).SerializeToString()
+
+    assert once() == once()
+
+
+# ---- symbolic and unknown sizes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x, b: (x + b).mean(), id="a bias"),
+        pytest.param(lambda x, b: xp.max(x * b, axis=0).sum(), id="a maximum over the batch"),
+        pytest.param(lambda x, b: (x.reshape(-1) @ x.reshape(-1)) * b.sum(), id="a flattened batch"),
+        pytest.param(lambda x, b: (x[1:, ::2] * b[:2]).sum(), id="a slice of the batch"),
+        pytest.param(lambda x, b: (x[::-1] @ b).sum(), id="the batch backwards"),
+        pytest.param(lambda x, b: xp.concat([x, x * b], axis=0).mean(axis=0).sum(), id="two batches joined"),
+        pytest.param(
+            lambda x, b: nn.attention(x, x, x * b, is_causal=True).sum(), id="attention over the batch"
+        ),
+        pytest.param(lambda x, b: xp.var(x, axis=0).sum() * b[0], id="a variance over the batch"),
+        pytest.param(lambda x, b: xp.stack([x, x + b], axis=1)[:, 1].sum(), id="a stack"),
+    ],
+)
+def test_a_named_batch_has_the_gradients_of_its_size(fn):
+    feeds = {"x": normal(5, 4), "b": normal(4)}
+    found = []
+    for rows in ("N", 5, None):
+        x, b = argument("x", (rows, 4), np.float64), argument("b", (4,), np.float64)
+        found.append(values(dict(zip(["dx", "db"], grad(fn(x, b), [x, b]), strict=True)), feeds))
+    for other in found[1:]:
+        np.testing.assert_allclose(other["dx"], found[0]["dx"], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(other["db"], found[0]["db"], rtol=1e-12, atol=1e-14)
+
+
+# ---- graphs drawn at random --------------------------------------------------------------------------------
+
+# Smooth, bounded, and of one shape, so that any of them may follow any other.
+STEPS = [
+    lambda a, b: a + b,
+    lambda a, b: a * xp.tanh(b),
+    lambda a, b: xp.sin(a) - b,
+    lambda a, b: a / (1 + b * b),
+    lambda a, b: nn.softmax(a) * b,
+    lambda a, b: a @ b,
+    lambda a, b: (a @ b.T) / 3,
+    lambda a, b: xp.mean(a, axis=0) + b,
+    lambda a, b: xp.exp(-a * a) + xp.sum(b, axis=1, keepdims=True) / 3,
+    lambda a, b: xp.concat([a[:1], b[1:]], axis=0),
+    lambda a, b: xp.where(a.reshape(9)[::-1].reshape(3, 3) > -9, a, b).T,
+    lambda a, b: nn.layer_norm(a, b[0], epsilon=0.1),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(range(len(STEPS))), st.integers(0, 99), st.integers(0, 99)),
+        min_size=1,
+        max_size=7,
+    ),
+    st.integers(0, 1000),
+)
+def test_any_graph_equals_finite_differences(steps, seed):
+    rng = np.random.default_rng(seed)
+    feeds = {name: rng.uniform(-1, 1, (3, 3)) for name in ("a", "b")}
+    params = {name: argument(name, (3, 3), np.float64) for name in feeds}
+    made = list(params.values())
+    for step, i, j in steps:
+        made.append(STEPS[step](made[i % len(made)], made[j % len(made)]))
+    loss = xp.sum(xp.tanh(made[-1]) * rng.standard_normal((3, 3)))
+    gradients = grad(loss, params)
+    got = values({f"d_{k}": g for k, g in gradients.items()}, feeds, list(params.values()))
+    model = to_model(loss, list(params.values()))
+    wanted = differences(model, feeds, lambda out: out["y"])
+    for name, slopes in wanted.items():
+        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=1e-5, atol=1e-6)
+
+
+# ---- imported models ---------------------------------------------------------------------------------------
+
+
+def _old_mlp(opset: int) -> onnx.ModelProto:
+    """A model as exporters wrote it: named weights, axes as attributes, a squeeze and a mean."""
+    weights = {"w1": normal(4, 5), "b1": normal(5), "w2": normal(5, 3)}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], "first"),
+        helper.make_node("Relu", ["h"], ["r"], "active"),
+        helper.make_node("MatMul", ["r", "w2"], ["s"], "second"),
+        helper.make_node("Unsqueeze", ["s"], ["u"], "up", axes=[1]),
+        helper.make_node("ReduceMean", ["u"], ["scores"], "mean", axes=[1], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, ["batch", 4])],
+        [helper.make_tensor_value_info("scores", onnx.TensorProto.DOUBLE, ["batch", 3])],
+        [onnx.numpy_helper.from_array(w, name) for name, w in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def test_an_imported_model_is_fine_tuned():
+    loaded = load(_old_mlp(11))
+    x, t = argument("x", ("N", 4), np.float64), argument("t", ("N",), np.int64)
+    imported = from_model(loaded.model, {"x": x})
+    assert imported.outputs["scores"].shape == ("N", 3)
+    params = {name: imported.weights[name] for name in ("w1", "b1", "w2")}
+    loss = nn.cross_entropy(imported.outputs["scores"], t)
+    feeds = {"x": normal(6, 4), "t": np.arange(6) % 3}
+    inputs = list(params.values())
+    got = values({f"d_{k}": g for k, g in grad(loss, params).items()}, feeds, inputs)
+    model, bound = build(loss, inputs)
+    wanted = differences(model, bound | feeds, lambda out: out["y"], params)
+    for name, slopes in wanted.items():
+        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        pytest.param({"z": argument("z", (2, 4), np.float64)}, "no input 'z'", id="a name it has not"),
+        pytest.param({"x": argument("x", (2, 4))}, "is float64(batch, 4)", id="another dtype"),
+        pytest.param(
+            {"x": argument("x", (2, 5), np.float64)}, "got <Tensor x: float64(2, 5)>", id="another size"
+        ),
+    ],
+)
+def test_what_does_not_fit_a_model_is_refused(inputs, said):
+    with pytest.raises(ConfigError) as caught:
+        from_model(load(_old_mlp(11)).model, inputs)
+    assert said in str(caught.value)
+
+
+def test_control_flow_is_refused_by_node():
+    body = helper.make_graph([], "body", [], [helper.make_tensor_value_info("x", FLOAT, [2])])
+    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=body, else_branch=body)
+    types = [
+        helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", FLOAT, [2]),
+    ]
+    graph = helper.make_graph([node], "g", types, [helper.make_tensor_value_info("y", FLOAT, [2])])
+    model = ir.from_proto(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    )
+    with pytest.raises(UnsupportedOp, match="'choice' \\(If\\) has a body"):
+        from_model(model)
+
+
+def test_a_scalar_beside_unknown_sizes_needs_no_sum():
+    x = argument("x", (None, None))
+    model = to_model(grad((x * 2 + 1).sum(), x))
+    assert "NonZero" not in {node.op_type for node in model.graph}
