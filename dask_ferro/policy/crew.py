@@ -2,6 +2,9 @@
 
 A job that is about to end counts as gone, and a job on its way as there from the moment that it is expected.  A
 wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
+A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
+waits for that, unless its end is near.  With jobs about to end and all that leave, there are never more than twice
+the maximum: one successor each.
 `Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
 """
 
@@ -10,11 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan
 from typing import NamedTuple
 
-from dask_ferro.policy.profile import Profile, cleaned, merged
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
+from dask_ferro.policy.cost import SPARE
+from dask_ferro.policy.profile import Profile, apart, cleaned, merged, widest
+from dask_ferro.policy.staff import BOOTING, LEAVING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
+
+# Jobs that are there for each that the maximum allows, at most, those about to end and those that leave included.
+OVERLAP = 2
+# Speeds beyond these are none.
+_SLOWEST, _FASTEST = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,8 @@ class Parameters:
         speed at any price.
     minimum, maximum : float
         Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
-        contradict each other then, the minimum holds.
+        contradict each other then, the minimum holds.  Jobs about to end are beyond the maximum while their successors
+        come; with them there are twice as many at most.
     max_pending : float
         Jobs that wait in the batch system's queue at a time.
     worth : float
@@ -80,17 +90,28 @@ class Parameters:
 
 
 class Work(NamedTuple):
-    """The demands that the same pools may run, as one."""
+    """The demands that the same pools may run, as one.
+
+    Attributes
+    ----------
+    lasts : float
+        Seconds, on a pool of speed 1, that a job has to have left to run any of it.
+    """
 
     pools: tuple[Name, ...]
     speeds: Mapping[Name, float]
     profile: Profile
     longest: float
+    lasts: float = 0.0
 
     def speed(self, pool: Name) -> float:
         """Return how many times faster than projected a pool runs it."""
         speed = self.speeds.get(pool, 1.0)
-        return speed if 0.0 < speed < inf else 1.0
+        return speed if _SLOWEST < speed < _FASTEST else 1.0
+
+    def admits(self, job: Job) -> bool:
+        """Whether a job may run it, and has the time."""
+        return job.pool in self.pools and not job.ends_in < self.lasts / self.speed(job.pool)
 
 
 class Crew:
@@ -111,20 +132,31 @@ class Crew:
     def __init__(self, staff: Staff, parameters: Parameters) -> None:
         self.parameters = parameters
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
-        self.works = _works(staff.demands, self.pools)
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
+        self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
         self._waits = {name: self._wait(name, known) for name in self.pools}
+        self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
+        works = _works(staff.demands, self.pools)
+        self._ahead = {name: self._warning(name, works) for name in self.pools}
         self.spent = [job for job in known if self.is_spent(job)]
         gone = {job.name for job in self.spent}
         self._there = {job.name: job for job in known if job.name not in gone}
         self._counts = Counter(job.pool for job in self._there.values())
+        self._ending = Counter(job.pool for job in self.spent)
+        parts = (part for work in works for part in self._parted(work))
+        self.works = sorted(parts, key=lambda work: (len(work.pools), -work.lasts))
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that count, by order of submission."""
+        """Those that count, by order of submission, and those that are called back."""
         return list(self._there.values())
+
+    @property
+    def leaving(self) -> list[Job]:
+        """Those that leave and are not called back."""
+        return list(self._leaving.values())
 
     def _wait(self, pool: Name, jobs: Iterable[Job]) -> float:
         usual = self.pools[pool].queue_wait
@@ -154,15 +186,36 @@ class Crew:
         return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
 
     def is_spent(self, job: Job) -> bool:
-        """Whether a job ends before a successor that is asked for now could take the next task from it.
+        """Whether a job ends before a successor that is asked for now could take the next task from it."""
+        return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
 
-        Half of a short life is not given up for that.
+    def _warning(self, pool: Name, works: Iterable[Work]) -> float:
+        """Return the seconds before its end from which on a job counts as spent.
+
+        Half of a short life is not given up for that, nor anything for a task that a successor had no time for.
         """
-        if job.state == PENDING:
+        seconds = [work.longest / work.speed(pool) for work in works if self._suffices(pool, work)]
+        wanted = self.lead(pool) + max(seconds, default=0.0)
+        return max(self.parameters.notice, min(wanted, self._lifetimes[pool] / 2))
+
+    def _suffices(self, pool: Name, work: Work) -> bool:
+        """Whether a fresh job of a pool may run a work and has the time for its longest task."""
+        if pool not in work.pools:
             return False
-        pool, lead = self.pools[job.pool], self.lead(job.pool)
-        longest = max((work.longest for work in self.works if job.pool in work.pools), default=0.0)
-        return job.ends_in <= max(self.parameters.notice, lead, min(lead + longest, pool.lifetime / 2))
+        needs = (work.longest + SPARE) / work.speed(pool)
+        return self.pools[pool].start_up + needs <= self._lifetimes[pool]
+
+    def _parted(self, work: Work) -> list[Work]:
+        """Set the longest tasks apart where some jobs or pools have no time for them, and fresh ones would."""
+        able = tuple(name for name in work.pools if self._suffices(name, work))
+        if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
+            return [work]
+        long, rest = apart(work.profile, work.longest)
+        part = Work(able, work.speeds, long, work.longest, work.longest + SPARE)
+        there = (job for job in self._there.values() if job.pool in work.pools)
+        if able == work.pools and all(part.admits(job) for job in there):
+            return [work]
+        return [part, work._replace(profile=rest)] if widest(rest) > 0.0 else [part]
 
     def power(self, work: Work, pool: Name, threads: int = 0) -> float:
         """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
@@ -172,13 +225,13 @@ class Crew:
         """Return by pool the threads of all jobs that count and may run a work, with the new ones."""
         found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
         for job in self.jobs:
-            if job.pool in found:
+            if work.admits(job):
                 found[job.pool] += self.power(work, job.pool, job.threads)
         return found
 
     def team(self, work: Work) -> list[Job]:
         """Return the jobs that count and may run a work."""
-        return [job for job in self.jobs if job.pool in work.pools]
+        return [job for job in self.jobs if work.admits(job)]
 
     def on_the_way(self, pool: Name) -> bool:
         """Whether jobs of a pool are asked for and not there."""
@@ -188,6 +241,46 @@ class Crew:
         """Let a job count no more."""
         if self._there.pop(gone.name, None) is not None:
             self._counts[gone.pool] -= 1
+
+    def holds(self, job: Job) -> bool:
+        """Whether a job that leaves holds its node for longer than it will have it anyway."""
+        return job.threads > 0 and not self.is_spent(job)
+
+    def call_back(self, job: Job) -> None:
+        """Let one that leaves count as running."""
+        self._there[job.name] = self._leaving.pop(job.name)._replace(state=RUNNING)
+        self._counts[job.pool] += 1
+
+    def let_go(self, job: Job) -> None:
+        """Let one that was called back leave."""
+        self.remove(job)
+        self._leaving[job.name] = job._replace(state=LEAVING)
+
+    def vacant(self) -> float:
+        """Return the workers that the maximum has room for."""
+        held = self._processes(job for job in self.leaving if self.holds(job))
+        return min(self.parameters.maximum - self.workers() - held, self.overlap())
+
+    def missing(self) -> float:
+        """Return the workers that are to come for the minimum, as far as those that leave make room."""
+        p, held = self.parameters, self._processes(job for job in self.leaving if self.holds(job))
+        return min(p.minimum, p.maximum - held) - self.workers()
+
+    def overlap(self) -> float:
+        """Return the workers that may come while jobs about to end, and those that leave, are still there."""
+        p, largest = self.parameters, max((pool.processes for pool in self.pools.values()), default=1)
+        most = OVERLAP * max(p.maximum, p.minimum + largest - 1)
+        return most - self.workers() - self._processes(self.spent) - self._processes(self.leaving)
+
+    def openings(self, name: Name) -> float:
+        """Return the jobs that a pool's own maximum has room for."""
+        most, leaving = self.pools[name].maximum, [job for job in self.leaving if job.pool == name]
+        held = sum(self.holds(job) for job in leaving)
+        aside = self._ending[name] + len(leaving)
+        return min(most - held, OVERLAP * most - aside) - self.count(name)
+
+    def _processes(self, jobs: Iterable[Job]) -> int:
+        return sum(self.pools[job.pool].processes for job in jobs)
 
     def count(self, pool: Name) -> int:
         """Return the jobs of a pool that count, with the new ones."""
@@ -199,6 +292,23 @@ class Crew:
             (self._counts[name] + new * self.coming[name]) * pool.processes
             for name, pool in self.pools.items()
         )
+
+
+def counted(number: float, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
+
+
+def _lifetime(pool: Pool, jobs: Iterable[Job]) -> float:
+    """Return the seconds that a fresh job would have; where its pool does not tell, as many as those that run."""
+    if pool.lifetime < inf:
+        return pool.lifetime
+    seen = [
+        _finite(job.age) + job.ends_in
+        for job in jobs
+        if job.pool == pool.name and (job.state == RUNNING or (job.state == BOOTING and job.ends_in < inf))
+    ]
+    return max((seconds for seconds in seen if not isnan(seconds)), default=inf)
 
 
 def _finite(value: float) -> float:
@@ -233,4 +343,4 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
         )
         for able, group in groups.items()
     ]
-    return sorted((work for work in works if work.pools and work.profile), key=lambda work: len(work.pools))
+    return [work for work in works if work.pools and work.profile]

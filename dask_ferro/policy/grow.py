@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import ceil, floor, inf
 from typing import NamedTuple
 
-from dask_ferro.policy.crew import Crew, Work
+from dask_ferro.policy.crew import Crew, Work, counted
 from dask_ferro.policy.profile import Profile, left, merged, span, used, useful_share, widest, work
 from dask_ferro.policy.staff import PENDING, RUNNING, Name, Pool, Submit
 
@@ -117,16 +117,14 @@ def _room(crew: Crew, pool: Pool, item: Work) -> int:
     """Return how many more jobs of a pool a work may get: for others that starve, room for one job is kept."""
     if pool.closed:
         return 0
-    workers = crew.parameters.maximum - crew.workers()
+    workers = crew.vacant()
     kept = sum(
         min(crew.pools[name].processes for name in other.pools)
         for other in crew.works
         if pool.name not in other.pools and starves(crew, other)
     )
     least = min(pool.processes, workers) if starves(crew, item) else 0
-    return floor(
-        min(max(workers - kept, least) / pool.processes, pool.maximum - crew.count(pool.name), _MOST)
-    )
+    return floor(min(max(workers - kept, least) / pool.processes, crew.openings(pool.name), _MOST))
 
 
 def _worthwhile(crew: Crew, item: Work, pool: Pool, rest: Profile, present: float, room: int) -> int:
@@ -152,11 +150,11 @@ def _worthwhile(crew: Crew, item: Work, pool: Pool, rest: Profile, present: floa
 def _fill_pools(crew: Crew, reasons: dict[Name, str]) -> None:
     """Grow pools to their own minimum, as far as the maximum over all allows."""
     for name, pool in crew.pools.items():
-        room = (crew.parameters.maximum - crew.workers()) / pool.processes
+        room = min(crew.vacant() / pool.processes, crew.openings(name))
         missing = floor(min(ceil(min(pool.minimum, pool.maximum, _MOST)) - crew.count(name), room))
         if missing > 0 and not pool.closed:
             crew.coming[name] += missing
-            reasons[name] = f"at least {pool.minimum:g} jobs of {name}"
+            reasons[name] = f"at least {counted(pool.minimum, 'job')} of {name}"
 
 
 def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
@@ -167,11 +165,11 @@ def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
         return not (fits and crew.count(pool.name) > 0), pool.cost
 
     for pool in sorted(crew.pools.values(), key=last):
-        missing = ceil(max(crew.parameters.minimum - crew.workers(), 0.0) / pool.processes)
-        missing = floor(min(missing, pool.maximum - crew.count(pool.name), _MOST))
+        missing = ceil(max(crew.missing(), 0.0) / pool.processes)
+        missing = floor(min(missing, crew.openings(pool.name), crew.overlap() / pool.processes, _MOST))
         if missing > 0 and not pool.closed:
             crew.coming[pool.name] += missing
-            reasons.setdefault(pool.name, f"at least {crew.parameters.minimum:g} workers")
+            reasons.setdefault(pool.name, f"at least {counted(crew.parameters.minimum, 'worker')}")
 
 
 def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
@@ -180,10 +178,10 @@ def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
     free = sum(max(job.free, 0) for job in crew.jobs if job.state == RUNNING)
     if held <= free or any(crew.on_the_way(name) for name in crew.pools):
         return
-    room = crew.parameters.maximum - crew.workers()
+    room = crew.vacant()
     for name in dict.fromkeys(job.pool for job in crew.spent):
         pool = crew.pools[name]
-        if not pool.closed and pool.processes <= room and crew.count(name) < pool.maximum:
+        if not pool.closed and pool.processes <= room and crew.openings(name) >= 1:
             crew.coming[name] += 1
             reasons[name] = "somebody has to take over what jobs hold that are about to end"
             return
@@ -197,7 +195,7 @@ def _within_queue(crew: Crew, reasons: dict[Name, str]) -> list[Submit]:
         count = floor(min(crew.coming[name], free))
         free -= max(count, 0)
         ending = sum(job.pool == name for job in crew.spent)
-        why += f"; {ending} of its jobs are about to end" if ending else ""
+        why += f"; {ending} of its jobs {'is' if ending == 1 else 'are'} about to end" if ending else ""
         if count > 0:
             found.append(Submit(name, count, why))
     return found

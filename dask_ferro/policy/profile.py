@@ -26,6 +26,8 @@ _ENTRIES = 256
 _PART = 0.5
 # A width that is what rounding left of a sum.
 _NOTHING = 1e-9
+# Beyond any cluster and any life: seconds and widths are the user's numbers, and their products have to be numbers.
+_MOST = 1e12
 
 
 def cleaned(profile: Profile) -> Profile:
@@ -33,7 +35,7 @@ def cleaned(profile: Profile) -> Profile:
 
     Neighbours are joined where there are too many: the work and the critical path stay, peaks become lower.
     """
-    sane = [(s, max(w, 0.0)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
+    sane = [(min(s, _MOST), min(max(w, 0.0), _MOST)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
     each = ceil(len(sane) / _ENTRIES)
     if each <= 1:
         return sane
@@ -74,6 +76,24 @@ def merged(profiles: Iterable[Profile]) -> Profile:
         if until > at:
             found.append((until - at, width if width > _NOTHING else 0.0))
     return found
+
+
+def apart(profile: Profile, seconds: float) -> tuple[Profile, Profile]:
+    """Return the tasks that take so long and may begin now, as a profile, and what is beside and after them.
+
+    There are as many of them as the profile is wide throughout that time, at most, and at least one.
+    """
+    beside: list[tuple[float, float]] = []
+    rest = list(reversed(profile))
+    budget = seconds
+    while rest and budget > _NOTHING * seconds:
+        duration, width = rest.pop()
+        if duration > budget:
+            rest.append((duration - budget, width))
+        beside.append((min(duration, budget), width))
+        budget -= duration
+    count = max(min((width for _, width in beside), default=0.0), 1.0)
+    return [(seconds, count)], [*((s, max(w - count, 0.0)) for s, w in beside), *rest[::-1]]
 
 
 def takes(seconds: float, width: float, threads: float, fastest: float = 1.0) -> float:

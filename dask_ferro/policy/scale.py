@@ -3,7 +3,8 @@
 Grow to what shortens the makespan for its price.  A new job helps only with what is left when it comes (queue wait
 and start-up), it has to spend most of its node-seconds working (`efficiency`), and all of them together have to
 gain from it (`worth`).  Jobs on their way count as there.  One that is about to end counts as gone: its successor
-is asked for ahead.
+is asked for ahead.  For tasks longer than jobs have left fresh ones are asked for, if those would have the time.
+Who is leaving and of use again is called back first.
 Shrink by whole jobs: what is pending, newest first, then what has been idle for as long as it would take to get it
 back.  A running job goes only where what it alone holds fits on those that stay; one that boots never goes.
 No clock, no chance: ties break by order of submission.  Works are served from the most restricted one on; the
@@ -16,11 +17,11 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.policy.crew import Crew, Parameters
+from dask_ferro.policy.crew import Crew, Parameters, counted
 from dask_ferro.policy.grow import grow
 from dask_ferro.policy.profile import span, widest, work
-from dask_ferro.policy.shrink import shrink, useful
-from dask_ferro.policy.staff import LEAVING, Action, Decision, Name, Staff
+from dask_ferro.policy.shrink import recall, shrink, useful
+from dask_ferro.policy.staff import Action, Cancel, Decision, Drain, Name, Staff
 
 __all__ = ["Parameters", "State", "step"]
 
@@ -31,7 +32,7 @@ class State(NamedTuple):
     Attributes
     ----------
     grown, shrunk : float
-        When jobs were asked for last, and when some were given back.
+        When jobs were asked for or called back last, and when some were given back.
     surplus : mapping of pool to float
         Since when its pending jobs have been more than the work could use.
     """
@@ -52,17 +53,19 @@ def step(staff: Staff, state: State, parameters: Parameters) -> tuple[Decision, 
         Of the step before; `State()` to begin with.
     """
     crew = Crew(staff, parameters)
+    recalled = recall(crew)
     submits = grow(crew)
     wanted = useful(crew)
     rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
-    moving = sum(max(job.unique, 0) for job in staff.jobs if job.state == LEAVING)
+    moving = sum(max(job.unique, 0) for job in crew.leaving)
     # Where jobs are to come, none goes for want of work, even while the queue takes no more of them.
-    may_shrink = rested and not crew.coming.total()
+    may_shrink = rested and not recalled and not crew.coming.total()
     leaving, surplus = shrink(crew, state.surplus, staff.now, may_shrink, moving)
-    actions: list[Action] = [*submits, *leaving]
+    actions: list[Action] = [*recalled, *submits, *leaving]
+    goes = any(isinstance(action, Cancel | Drain) for action in leaving)
     state = State(
-        staff.now if submits else state.grown,
-        staff.now if leaving else state.shrunk,
+        staff.now if recalled or submits else state.grown,
+        staff.now if goes else state.shrunk,
         surplus,
     )
     return Decision(tuple(actions), wanted, _why(crew, staff)), state
@@ -80,5 +83,5 @@ def _why(crew: Crew, staff: Staff) -> str:
     if any(d.pools is not None and not set(d.pools) & set(crew.pools) for d in staff.demands):
         parts.append("work that no pool may run")
     if crew.spent:
-        parts.append(f"{len(crew.spent)} jobs about to end")
+        parts.append(f"{counted(len(crew.spent), 'job')} about to end")
     return "; ".join(parts) or "no work"

@@ -2,7 +2,8 @@
 
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
 system's queue is kept.  Of the running ones go those with the least that nobody else holds, then those that end
-first, then the newest; none goes whose data fits nowhere, and a booting one never.
+first, then the newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.
+Those on their way out that the work could use again are called back before others are asked for.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
-from dask_ferro.policy.crew import Crew, Work
+from dask_ferro.policy.crew import Crew, Work, counted
 from dask_ferro.policy.grow import fastest, starves
 from dask_ferro.policy.profile import peak
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Action, Cancel, Drain, Job, Keep, Name
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Action, Cancel, Drain, Job, Keep, Name, Recall
 
 
 def shrink(
@@ -40,9 +41,30 @@ def shrink(
     if may_shrink:
         ripe = [job for job in waiting if now - since[job.pool] >= crew.limit(job.pool, queued=False)]
         actions += _dismiss(crew, hold, ripe, "nothing that they could do is left")
-        idle = [job for job in crew.jobs if job.state == RUNNING and job.idle_for >= crew.limit(job.pool)]
+        free = [job for job in crew.jobs if job.state == RUNNING and not job.held]
+        idle = [job for job in free if job.idle_for >= crew.limit(job.pool)]
         actions += _dismiss_idle(crew, hold, idle)
     return actions, since
+
+
+def recall(crew: Crew) -> list[Recall]:
+    """Take those into the crew that leave and could be used again; return what to call back.
+
+    Those that would have been the last to go come first; one whose end is near does not come back.
+    """
+    back: dict[Name, Job] = {}
+    starving = [work for work in crew.works if starves(crew, work)]
+    for job in sorted(filter(crew.holds, crew.leaving), key=_order, reverse=True):
+        pool = crew.pools[job.pool]
+        others = [work for work in starving if not work.admits(job)]
+        kept = sum(min(crew.pools[name].processes for name in work.pools) for work in others)
+        room = crew.parameters.maximum - crew.workers() - kept
+        if pool.processes <= room and crew.count(job.pool) < pool.maximum:
+            crew.call_back(job)
+            back[job.name] = job
+    for job in _spare(crew, list(back.values())):
+        crew.let_go(back.pop(job.name))
+    return [Recall(tuple(back), "they are of use again")] if back else []
 
 
 def useful(crew: Crew) -> dict[Name, int]:
@@ -116,7 +138,7 @@ def _end(crew: Crew, hold: _Hold) -> list[Action]:
     """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
     leavers = _Leavers(crew, hold, "their time ends")
     for job in sorted(crew.spent, key=_order):
-        if job.state != RUNNING:
+        if job.state != RUNNING or job.held:
             continue
         longest = max((work.longest for work in crew.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else crew.limit(job.pool))
@@ -128,14 +150,14 @@ def _end(crew: Crew, hold: _Hold) -> list[Action]:
 def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
     """Let jobs go down to the maximum, busy ones too."""
     p = crew.parameters
-    leavers = _Leavers(crew, hold, f"at most {p.maximum:g} workers")
+    leavers = _Leavers(crew, hold, f"at most {counted(p.maximum, 'worker')}")
     lone, rounding = _lone(crew), max((pool.processes for pool in crew.pools.values()), default=1) - 1
     for job in sorted(crew.jobs, key=lambda job: (job.name in lone, _order(job))):
         pool, workers = crew.pools[job.pool], crew.workers(new=False)
         many = workers > p.maximum or crew.count(job.pool) - crew.coming[job.pool] > pool.maximum
         # What whole jobs add to the minimum is borne with rather than that work has nobody.
         bound = p.minimum + (rounding if job.name in lone else pool.processes - 1)
-        if many and job.state != BOOTING and workers > bound:
+        if many and job.state != BOOTING and not job.held and workers > bound:
             leavers.take(job)
     return leavers.actions()
 
@@ -150,8 +172,9 @@ def _make_room(crew: Crew, hold: _Hold) -> list[Action]:
         missing = min(asked, default=0) + crew.workers() - crew.parameters.maximum
         if not asked or missing <= 0 or not starves(crew, work):
             continue
-        leavers = _Leavers(crew, hold, f"room for work that only {' or '.join(work.pools)} may run")
-        able = _dispensable(crew, hold, work.pools)
+        fresh = f" with {work.longest:.3g} s left" if work.lasts else ""
+        leavers = _Leavers(crew, hold, f"room for work that only {' or '.join(work.pools)}{fresh} may run")
+        able = _dispensable(crew, hold, work)
         if sum(crew.pools[job.pool].processes for job in able) < missing:
             continue
         for job in able:
@@ -161,13 +184,13 @@ def _make_room(crew: Crew, hold: _Hold) -> list[Action]:
     return []
 
 
-def _dispensable(crew: Crew, hold: _Hold, pools: tuple[Name, ...]) -> list[Job]:
-    """Return the jobs of other pools that have nothing to do at this moment; work that could run keeps one job."""
+def _dispensable(crew: Crew, hold: _Hold, work: Work) -> list[Job]:
+    """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
     teams = [{job.name for job in team} for team in _teams(crew)]
     found = []
     for job in sorted(crew.jobs, key=_order):
-        free = job.state == PENDING or (job.state == RUNNING and job.idle_for > 0.0 and hold.admits(job))
-        if free and job.pool not in pools and {job.name} not in teams:
+        idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
+        if (idle or job.state == PENDING) and not work.admits(job) and {job.name} not in teams:
             found.append(job)
             teams = [team - {job.name} for team in teams]
     return found
@@ -249,12 +272,12 @@ class _Slack:
         self._workers -= self._crew.pools[job.pool].processes
         self._counts[job.pool] -= 1
         self._slack = [
-            (work, left - self._crew.power(work, job.pool, job.threads) if job.pool in work.pools else left)
+            (work, left - self._crew.power(work, job.pool, job.threads) if work.admits(job) else left)
             for work, left in self._slack
         ]
 
     def _of(self, job: Job) -> list[tuple[Work, float]]:
-        return [(work, left) for work, left in self._slack if job.pool in work.pools]
+        return [(work, left) for work, left in self._slack if work.admits(job)]
 
 
 def _width(crew: Crew, work: Work, powers: dict[Name, float], within: float | None) -> float:

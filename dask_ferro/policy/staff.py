@@ -77,6 +77,8 @@ class Job(NamedTuple):
         Bytes that it can still take.
     threads : int
         That are connected; 0 before that.
+    held : bool
+        It may not leave now: it was refused a moment ago (actors, no room).
     """
 
     name: Name
@@ -90,6 +92,7 @@ class Job(NamedTuple):
     unique: int = 0
     free: int = 0
     threads: int = 0
+    held: bool = False
 
 
 class Demand(NamedTuple):
@@ -145,6 +148,17 @@ class Drain(NamedTuple):
     why: str
 
 
+class Recall(NamedTuple):
+    """Take back a drain: these jobs leave no more, and take tasks again.
+
+    What they have moved or given back stays where it is now.  One that is past recall, since its workers are gone
+    already, goes on leaving; that is no error, and it is not asked for again once its threads are 0.
+    """
+
+    jobs: tuple[Name, ...]
+    why: str
+
+
 class Keep(NamedTuple):
     """Jobs that should go and may not, because what they hold would fit nowhere else."""
 
@@ -152,7 +166,7 @@ class Keep(NamedTuple):
     why: str
 
 
-Action = Submit | Cancel | Drain | Keep
+Action = Submit | Recall | Cancel | Drain | Keep
 
 
 class Decision(NamedTuple):

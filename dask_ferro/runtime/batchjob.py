@@ -32,9 +32,11 @@ class Patience(NamedTuple):
     boot : float
         From a job's start until its first worker is connected.
     lost : float
-        For the workers of a running job that are all gone, while SLURM says that it runs.
+        For workers of a running job that are gone, while SLURM says that it runs.  If all are, the job is over; if
+        some are, it ends early, and is replaced.
     drained : float
-        Until a job leaves a node that its administrator drains: a task that runs longer is handed back.
+        Until a job leaves a node that its administrator drains, or that lost some of its workers for good: a task
+        that runs longer is handed back.
     """
 
     ending: float = 2.0
@@ -80,6 +82,10 @@ class BatchJob:
         When a condition began that ends it unless it passes.
     drained_at : float or None
         Since when its node is being drained.
+    strength : int
+        The most of its workers that were connected at once since it started.
+    short_at : float or None
+        Since when some of those are gone.
     """
 
     name: str
@@ -97,6 +103,8 @@ class BatchJob:
     was_whole: bool = False
     warned_at: float | None = None
     drained_at: float | None = None
+    strength: int = 0
+    short_at: float | None = None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -172,6 +180,7 @@ class BatchJob:
         whole = there == self.processes
         if self.state not in (BOOTING, RUNNING):
             self.enter(BOOTING, now)
+        self._count(there, now, patience)
         limit = patience.lost if self.was_whole else patience.boot
         if whole or (there and (self.was_whole or now - self.since > limit)):
             self.was_whole, self.warned_at = True, None
@@ -184,10 +193,23 @@ class BatchJob:
         gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
         return self._unless_it_passes(limit, now, gone)
 
+    def _count(self, there: int, now: float, patience: Patience) -> None:
+        """End before the walltime does, when some of the workers are gone for long: the controller then replaces it."""
+        self.strength = max(self.strength, there)
+        if not 0 < there < self.strength:
+            self.short_at = None
+            return
+        if self.short_at is None:
+            self.short_at = now
+        if now - self.short_at >= patience.lost:
+            self.ends_at = min(self.ends_at or inf, self.short_at + patience.lost + patience.drained)
+            self.reason = f"{there} of its {self.strength} workers are connected"
+
     def _restart(self, row: Row, now: float) -> None:
         if row.restarts != self.restarts:
             self.restarts, self.was_whole, self.warned_at = row.restarts, False, None
-            self.started_at = self.ends_at = self.drained_at = None
+            self.started_at = self.ends_at = self.drained_at = self.short_at = None
+            self.strength = 0
             self.enter(PENDING, now)
 
     def _unless_it_passes(self, patience: float, now: float, ending: Ending) -> Ending | None:

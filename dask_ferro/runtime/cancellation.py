@@ -1,21 +1,46 @@
 """Jobs on their way out of SLURM's queue: `scancel`, until `squeue` agrees.
 
-A cancellation that SLURM did not hear is a job that runs for its whole walltime, unseen.  Durations are seconds.
+A cancellation that SLURM did not hear is a job that runs for its whole walltime, unseen.  One that waited may have
+started by the time that SLURM hears: its workers leave before it is tried again.  Durations are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.slurmsite import Refused, Site
-from dask_ferro.runtime.squeue import ENDING, OVER
+from dask_ferro.runtime.squeue import ENDING, OVER, Row
 
 logger = logging.getLogger(__name__)
 
 # Between two tries, at first and at most.
 _PAUSE, _PAUSE_MOST = 0.5, 30.0
+# For workers that are connected although their job was cancelled; then it ends with them.
+_LEAVING = 30.0
+
+
+@dataclass(eq=False)
+class _End:
+    """A job that is to end.
+
+    Attributes
+    ----------
+    job : BatchJob or None
+        None: nobody knows its workers.
+    leaves : asyncio.Task or None
+        Its workers' leaving.
+    until : float or None
+        When they have had their time; None while none was connected.
+    """
+
+    over: asyncio.Future[None]
+    job: BatchJob | None
+    leaves: asyncio.Task[bool] | None = None
+    until: float | None = None
 
 
 class Cancellation:
@@ -24,50 +49,61 @@ class Cancellation:
     Parameters
     ----------
     site : Site
+    connected : callable
+        The addresses of a job's workers at the scheduler.
+    leave : callable
+        Lets workers leave the scheduler; returns whether they have.
     """
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._ends: dict[str, asyncio.Future[None]] = {}
+    def __init__(
+        self,
+        site: Site,
+        connected: Callable[[BatchJob], list[str]],
+        leave: Callable[[list[str]], Awaitable[bool]],
+    ) -> None:
+        self._site, self._connected, self._leave = site, connected, leave
+        self._ends: dict[str, _End] = {}
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, job_ids: Iterable[str]) -> None:
-        """End jobs, in the background."""
+    def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
+        """End jobs, by their ids, in the background."""
         loop = asyncio.get_running_loop()
-        for job_id in job_ids:
+        for job_id, job in jobs.items():
             if job_id not in self._ends:
-                self._ends[job_id] = loop.create_future()
+                self._ends[job_id] = _End(loop.create_future(), job)
                 self._added.set()
         if self._ends and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._cancel_all())
 
-    async def gone(self, job_ids: Iterable[str]) -> None:
+    async def gone(self, jobs: Iterable[BatchJob]) -> None:
         """End jobs; return when `squeue` says that they do."""
-        job_ids = list(job_ids)
-        self.add(job_ids)
-        waited = [self._ends[job_id] for job_id in job_ids]
-        if waited:
-            await asyncio.wait(waited)
+        wanted = {job.job_id: job for job in jobs}
+        self.add(wanted)
+        if wanted:
+            await asyncio.wait([self._ends[job_id].over for job_id in wanted])
 
     async def close(self) -> None:
         """Stop trying; whoever waits is told that it is over."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=1.0)
+        tasks = [self._task, *(end.leaves for end in self._ends.values())]
+        running = {task for task in tasks if task is not None and not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=1.0)
         self._tell(list(self._ends))
 
     async def _cancel_all(self) -> None:
         pause = _PAUSE
         while self._ends:
             self._added.clear()
-            await self._site.cancel(list(self._ends))
+            await self._site.cancel([job_id for job_id, end in self._ends.items() if self._may_end(end)])
             try:
                 found = await self._site.queue()
             except Refused as refused:
                 logger.warning("dask_ferro: squeue failed: %s", refused.words)
             else:
-                self._tell([i for i in self._ends if i not in found or found[i].phase in (ENDING, OVER)])
+                self._look(found)
             if not self._ends:
                 return
             try:
@@ -76,8 +112,33 @@ class Cancellation:
             except TimeoutError:
                 pause = min(pause * 2, _PAUSE_MOST)
 
+    def _may_end(self, end: _End) -> bool:
+        """Whether nobody of a job is at work, or all had their time; else let them leave, in the background."""
+        if end.job is None or not (addresses := self._connected(end.job)):
+            return True
+        now = asyncio.get_running_loop().time()
+        if end.until is None:
+            end.until = now + _LEAVING
+        if now >= end.until:
+            return True
+        if end.leaves is None or end.leaves.done():
+            end.leaves = asyncio.create_task(self._let_leave(addresses))
+        return False
+
+    async def _let_leave(self, addresses: list[str]) -> bool:
+        left = await self._leave(addresses)
+        if left:
+            self._added.set()
+        return left
+
+    def _look(self, found: Mapping[str, Row]) -> None:
+        for job_id, end in self._ends.items():
+            if end.job is not None and job_id in found:
+                end.job.restarts = found[job_id].restarts  # its workers have other names then
+        self._tell([i for i in self._ends if i not in found or found[i].phase in (ENDING, OVER)])
+
     def _tell(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
             end = self._ends.pop(job_id)
-            if not end.done():
-                end.set_result(None)
+            if not end.over.done():
+                end.over.set_result(None)

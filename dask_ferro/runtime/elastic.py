@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +33,7 @@ from dask_ferro.policy.staff import (
     Drain,
     Keep,
     Pool,
+    Recall,
     Staff,
     Submit,
 )
@@ -50,6 +51,8 @@ _PUBLISHED = 10.0
 _KEPT = 1000
 # A caller waits so long for submissions; those that are tried again go on after that.
 _SUBMITTING = 5.0
+# The next look comes so much later, at most: what ends before it has to go now.
+_TICK = 2.0
 # After a leave that was not possible, the next try.
 _RETRY = 10.0
 
@@ -113,6 +116,7 @@ class Elastic(Adaptive):
         # What is on its way stays on its way when the bounds change.
         self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
         self._not_before: dict[str, float] = taken._not_before if taken else {}
+        self._recalled: set[str] = taken._recalled if taken else set()
         self._state: scale.State = taken._state if taken else scale.State()
         self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
@@ -214,11 +218,15 @@ class Elastic(Adaptive):
             self.node_seconds += held * max(staff.now - self._ticked, 0.0)
         self._ticked = staff.now
 
-    async def _tell_ends(self, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
+    async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Iterable[Pool]) -> None:
         """Tell the scheduler when workers' walltimes end, and how long a fresh worker has, where that has changed."""
         ends = {w: job.ends_at for job in jobs if job.ends_at is not None for w in job.workers}
-        changed = {w: at for w, at in ends.items() if abs(at - self._told_ends.get(w, 0.0)) > 1.0}
-        fresh = max((kind.lifetime for kind in kinds if not kind.closed), default=0.0)
+        changed: dict[str, float | None] = {
+            w: at for w, at in ends.items() if abs(at - self._told_ends.get(w, 0.0)) > 1.0
+        }
+        there = {w for job in jobs for w in job.workers}
+        changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)  # their end was taken back
+        fresh = max((kind.lifetime - kind.start_up for kind in kinds if not kind.closed), default=0.0)
         if changed or fresh != self._told_fresh:
             await self.scheduler.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
@@ -242,6 +250,9 @@ class Elastic(Adaptive):
                 ends = {job.name: job.ends_in for job in staff.jobs}
                 for name in action.jobs:
                     self._leave(name, jobs[name], workers, ends.get(name, math.inf))
+            elif isinstance(action, Recall):
+                for name in action.jobs:
+                    await self._recall(name, jobs[name], workers)
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
 
@@ -255,12 +266,22 @@ class Elastic(Adaptive):
         self._leaving[name] = task
         task.add_done_callback(lambda _: self._leaving.pop(name, None))
 
+    async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
+        if name in self._leaving:
+            self._recalled.add(name)
+            addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
+            await self.scheduler.ferro_stay(addresses=addresses)
+
     async def _see_off(self, name: str, addresses: list[str], ends_in: float) -> None:
         """Let a job's workers leave the scheduler, and only then end the job."""
         try:
             if addresses:
                 patience = None if math.isinf(ends_in) else max(ends_in, 0.0)
-                answer = await self.scheduler.ferro_leave(addresses=addresses, seconds=patience)
+                must = ends_in <= self.parameters.notice + _TICK
+                answer = await self.scheduler.ferro_leave(addresses=addresses, seconds=patience, must=must)
+                if answer["stayed"] and name in self._recalled:
+                    return
                 if answer["stayed"]:
                     self._not_before[name] = time() + _RETRY
                     logger.warning(
@@ -274,6 +295,8 @@ class Elastic(Adaptive):
         except Exception as error:  # noqa: BLE001 - the job is still there, and the next tick looks again
             self._not_before[name] = time() + _RETRY
             logger.warning("dask_ferro: job %s could not leave: %r", name, error)
+        finally:
+            self._recalled.discard(name)
 
     async def _report(self, decision: Decision, staff: Staff, reasons: dict[str, int]) -> None:
         """Keep the decision; log it and publish it when it does something or its reason changed."""
@@ -304,5 +327,5 @@ def told(action: Action) -> str:
     """Return an action in words."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"
-    verb = {Cancel: "cancel", Drain: "drain", Keep: "keep"}[type(action)]
+    verb = {Cancel: "cancel", Drain: "drain", Keep: "keep", Recall: "recall"}[type(action)]
     return f"{verb} {', '.join(action.jobs)}: {action.why}"

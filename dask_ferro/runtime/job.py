@@ -3,7 +3,8 @@
     dask worker ... --preload-nanny dask_ferro.runtime.job        (with --no-nanny: --preload)
 
 FERRO_JOB_ENDS    when the job's walltime is over, in seconds since the epoch; a worker's lifetime counts too
-FERRO_JOB_NOTICE  how many seconds before the end the signal comes (default 30); preemption may come at any time
+FERRO_JOB_NOTICE  how many seconds before the end the signal comes (default 30)
+FERRO_JOB_GRACE   how many seconds a preempted job has, whose signal comes at any time (default 30)
 
 On SIGUSR1 all workers of the process are let go, data first, and then it ends.  Where that cannot be, because
 nobody has room, it is tried again until the job is killed: the replacement may be on its way.
@@ -17,6 +18,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 from weakref import WeakSet
 
@@ -27,12 +29,14 @@ from distributed.metrics import time
 
 logger = logging.getLogger(__name__)
 
-ENDS, NOTICE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE"
-_NOTICE = 30.0
+ENDS, NOTICE, GRACE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE", "FERRO_JOB_GRACE"
+_NOTICE = _GRACE = 30.0
+# SLURM may send the signal a minute early; one that comes earlier than that is of a preemption.
+_EARLY = 65.0
 # What is kept back for moving the last results and for ending: a fifth of the time left, at most 10 s.
 _KEPT, _MOST_KEPT = 0.2, 10.0
-# From one attempt to the next.
-_RETRY = 2.0
+# From one attempt to the next; at most, when the time is over and nobody came for the job.
+_RETRY, _RETRY_MOST = 2.0, 30.0
 # A worker that has left closes by itself; one whose thread still runs a task that was taken from it does not.
 _CLOSING = 5.0
 
@@ -90,10 +94,18 @@ def _seconds(options: Mapping[str, Any], name: str, key: str) -> float:
 
 
 def time_left(environ: Mapping[str, str], now: float) -> float:
-    """Return the seconds until the job is killed, as of the signal: the notice, or less near the walltime."""
+    """Return the seconds until the job is killed, as of the signal.
+
+    The notice, or less near the walltime; far from it the job is preempted.  Where the walltime is not known it may be
+    either.
+    """
     notice = float(environ.get(NOTICE) or _NOTICE)
+    grace = float(environ.get(GRACE) or _GRACE)
     ends = environ.get(ENDS)
-    return max(min(notice, float(ends) - now), 0.0) if ends else notice
+    left = float(ends) - now if ends else inf
+    if inf > left > notice + _EARLY:
+        return grace
+    return max(min(notice, left if ends else grace), 0.0)
 
 
 def _warned() -> None:
@@ -107,20 +119,23 @@ async def _leave(seconds: float) -> None:
     """Let all workers of this process leave and end, in so many seconds."""
     until = time() + seconds
     logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
+    pause = _RETRY
     while servers := {a: s for s in list(_servers) if (a := _address(s))}:
         left = max(until - time(), 0.0)
         scheduler = next(iter(servers.values())).scheduler
         gone = await _ask(scheduler, list(servers), left - min(_KEPT * left, _MOST_KEPT))
         await asyncio.gather(*(_end(servers[address]) for address in gone))
-        if len(gone) == len(servers) or time() > until:
+        if len(gone) == len(servers):
             return
-        await asyncio.sleep(_RETRY)
+        await asyncio.sleep(pause)
+        if time() > until:
+            pause = min(2 * pause, _RETRY_MOST)
 
 
 async def _ask(scheduler: Any, addresses: list[str], seconds: float) -> set[str]:
     """Return the workers that have left."""
     try:
-        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds)
+        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)
         if answer["stayed"]:
             logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
         return set(answer["left"])

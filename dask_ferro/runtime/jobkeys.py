@@ -35,7 +35,7 @@ REQUIRED = {
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Of `ff.SLURMCluster`, beside dask-jobqueue's.
-OURS = frozenset(("pools", "signal-ahead", "queue-wait", "start-up", "patience"))
+OURS = frozenset(("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience"))
 
 # dask-jobqueue still reads these, and warns.
 _RENAMED = {
@@ -50,7 +50,7 @@ _RENAMED = {
 _OF_THE_NODE = frozenset(
     ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
 )
-_DURATIONS = frozenset(("death-timeout", "signal-ahead", "queue-wait", "start-up"))
+_DURATIONS = frozenset(("death-timeout", "signal-ahead", "grace", "queue-wait", "start-up"))
 _FOLDERS = frozenset(("log-directory", "shared-temp-directory"))
 
 # A pool is another kind of job of the same cluster, so these are the cluster's alone,
@@ -204,6 +204,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "memory": (_is_size, "a size such as 32GiB"),
     "death-timeout": (is_duration, "a duration in seconds"),
     "signal-ahead": (is_duration, "a duration such as 2m, or seconds"),
+    "grace": (is_duration, "a duration such as 30s, or seconds"),
     "queue-wait": (is_duration, "a duration such as 2m, or seconds"),
     "start-up": (is_duration, "a duration such as 2m, or seconds"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),

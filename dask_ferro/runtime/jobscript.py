@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dask.utils import parse_timedelta
@@ -22,6 +22,8 @@ _PRELOAD = "dask_ferro.runtime.job"
 _DASK_WORKER = "distributed.cli.dask_worker"
 # SLURM may send the signal a minute early.  More than this part of a short job's life is not given to leaving.
 _AHEAD_MOST = 0.25
+# What a preempted job has where nobody says it.
+_GRACE = 30.0
 
 _SCRIPT = """\
 {shebang}
@@ -38,7 +40,12 @@ while :; do
     wait "$ferro_pid"
     ferro_status=$?
     # A signal ends the wait, not the worker.
-    kill -0 "$ferro_pid" 2>/dev/null || exit "$ferro_status"
+    kill -0 "$ferro_pid" 2>/dev/null && continue
+    # It may have ended since; 127: that was its status.
+    wait "$ferro_pid" 2>/dev/null
+    ferro_last=$?
+    [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
+    exit "$ferro_status"
 done
 """
 
@@ -51,7 +58,10 @@ class WorkerJob(SLURMJob):
     Parameters
     ----------
     signal_ahead : float
-        Seconds before the end of the walltime, or a preemption, at which SLURM sends SIGUSR1; 0: never.
+        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does when a job is preempted;
+        0: never.
+    grace : float, optional
+        Seconds that a preempted job has from that signal on; None: what its partition grants.
     """
 
     def __init__(
@@ -60,10 +70,12 @@ class WorkerJob(SLURMJob):
         name: str | None = None,
         *,
         signal_ahead: float = 60.0,
+        grace: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self._prefix = name or "worker"
+        self._grace = _seconds(grace)
         header = str(self.job_header)
         self.walltime = _walltime(header)
         ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
@@ -74,27 +86,41 @@ class WorkerJob(SLURMJob):
             option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"
             self._command_template += f" {option} {_PRELOAD}"
 
-    def job_script(self, first: int = 0) -> str:
-        """Return the script of an array whose element 0 has the number `first`, or of one job."""
+    def job_script(self, first: int = 0, graces: Mapping[str, float] | None = None) -> str:
+        """Return the script of an array whose element 0 has the number `first`, or of one job.
+
+        Parameters
+        ----------
+        graces : mapping of str to float, optional
+            What the site's partitions grant to preempted jobs; "" is the partition of jobs that name none.
+        """
         return _SCRIPT.format(
             shebang=self.shebang,
             header=self.job_header,
             prologue="\n".join(filter(None, self._job_script_prologue)),
             prefix=self._prefix,
             first=first,
-            exports=self._exports(),
+            exports=self._exports(graces or {}),
             command=self._command_template,
         )
 
-    def _exports(self) -> str:
-        """What the worker is told: when its job ends (epoch), and how long before that the signal comes."""
+    def _exports(self, graces: Mapping[str, float]) -> str:
+        """What the worker is told: when its job ends (epoch), when the signal comes, and what preemption leaves it."""
         lines = []
         if math.isfinite(self.walltime):
             end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
             lines.append(f'export FERRO_JOB_ENDS="${{SLURM_JOB_END_TIME:-{end}}}"\n')
         if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
             lines.append(f"export FERRO_JOB_NOTICE={notice[1]}\n")
+            lines.append(f"export FERRO_JOB_GRACE={self._preempted(graces):g}\n")
         return "".join(lines)
+
+    def _preempted(self, graces: Mapping[str, float]) -> float:
+        if self._grace is not None:
+            return self._grace
+        named = re.findall(r"^#SBATCH\s+(?:-p\s*|--partition[=\s])(\S+)", str(self.job_header), re.MULTILINE)
+        partitions = named[-1].split(",") if named else [""]
+        return min((graces[name] for name in partitions if name in graces), default=_GRACE)
 
     @property
     def lifetime(self) -> float:
@@ -118,6 +144,21 @@ class WorkerJob(SLURMJob):
             elif argument.startswith(option + "="):
                 value = argument.partition("=")[2]
         return value
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a duration, or None.
+
+    Raises
+    ------
+    ValueError
+        For what is none.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"got grace={value!r}, wanted a number of seconds of at least 0")
+    return float(value)
 
 
 def _walltime(header: str) -> float:

@@ -7,7 +7,9 @@ Workers of one request go together or not at all (a batch job ends as a whole), 
 planned together, so that none becomes the receiver of another's data only to leave next.  What they hold is spread
 in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
 in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
-Whether it should leave is decided elsewhere.  Durations are seconds, sizes bytes.
+One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
+not all, only its removal is refused.  Whether it should leave is decided elsewhere.  Durations are seconds, sizes
+bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from math import inf
 from typing import Any
 from uuid import uuid4
 
+import dask
+from dask.utils import parse_timedelta
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
@@ -28,11 +32,14 @@ from distributed.stealing import _WORKER_STATE_REJECT
 
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.moving import Moving, free_bytes, is_clear, unheld
+from dask_ferro.runtime.projected import Seconds
 
 logger = logging.getLogger(__name__)
 
 # Where what happens is told: `client.get_events("ferro")`.
 TOPIC = "ferro"
+# Why those stay that were asked to.
+RECALLED = "recalled"
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
@@ -40,6 +47,8 @@ _MOMENT = 0.02
 _SOON, _LATER = 0.01, 0.25
 # A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
 _SHARE = 20
+# What a worker says of a task that it runs.
+_RUNS = ("executing", "long-running")
 # Keys that are named in a reason.
 _NAMED = 3
 
@@ -51,6 +60,7 @@ class Departure:
     workers: dict[str, WorkerState]
     until: float
     outcome: asyncio.Future[str]  # why they stay; empty: they are gone
+    must: bool = False  # their job ends, whatever is said here
     before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
     asked: dict[Any, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
     began: float = field(default_factory=monotonic)
@@ -72,6 +82,8 @@ class Leaving:
         self._asked: dict[tuple[str, Any], tuple[str, int | None]] = {}
         self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
         self._count = 0
+        # Who had to leave, could not be removed, and takes no tasks.
+        self._doomed: dict[str, WorkerState] = {}
         self._runs: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
@@ -80,22 +92,24 @@ class Leaving:
         """Whether anybody is leaving."""
         return bool(self._departures)
 
-    async def leave(self, addresses: Iterable[str], seconds: float | None = None) -> dict[str, str]:
+    async def leave(
+        self, addresses: Iterable[str], seconds: float | None = None, must: bool = False
+    ) -> dict[str, str]:
         """Let workers leave; return those that stay, with the reason, when the others are gone.
 
-        Parameters
-        ----------
-        seconds : float, optional
-            For which running tasks may go on; then they start over elsewhere.  None: until they are done.
+        Parameters are those of `Roster.leave`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
         joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
         for departure in joined:
             departure.until = min(departure.until, until)
+            if must and not departure.must:
+                departure.must = True
+                departure.asked.clear()  # what runs too long is judged when the worker answers
         new = {a: ws for a, ws in found.items() if not any(a in d.workers for d in joined)}
         if new:
-            departure = Departure(new, until, asyncio.get_running_loop().create_future())
+            departure = Departure(new, until, asyncio.get_running_loop().create_future(), must)
             joined.append(departure)
             self._departures.append(departure)
         if not joined:
@@ -105,6 +119,13 @@ class Leaving:
         await asyncio.wait([d.outcome for d in joined])
         return {a: why for d, own in members if (why := d.outcome.result()) for a in sorted(own)}
 
+    def recall(self, addresses: Iterable[str]) -> None:
+        """Let workers stay that are leaving of their own will, and all that leave with them."""
+        wanted = set(addresses)
+        for departure in list(self._departures):
+            if not departure.must and wanted & departure.workers.keys():
+                self._stay(departure, RECALLED)
+
     async def stop(self) -> None:
         """Let those stay that have not left.  Idempotent."""
         if self._runs is not None:
@@ -112,7 +133,25 @@ class Leaving:
             await asyncio.wait([self._runs])
         for departure in list(self._departures):
             self._stay(departure, "leaving was stopped")
+        self.take_again(list(self._doomed))
         self._end()
+
+    def take_again(self, addresses: Iterable[str]) -> None:
+        """Let workers take tasks that had to leave and could not: their end was put off."""
+        leavers = self._leavers()
+        for address in addresses:
+            ws = self._doomed.pop(address, None)
+            if ws is not None and self.scheduler.workers.get(address) is ws and ws not in leavers:
+                seams.set_status(self.scheduler, ws, Status.running, self._next())
+
+    def is_own(self, stimulus_id: str) -> bool:
+        """Whether something was done by this one."""
+        return stimulus_id.startswith(self._stimulus)
+
+    def forget(self, address: str) -> None:
+        """Take note that a worker is gone."""
+        self._doomed.pop(address, None)
+        self.wake()
 
     def wake(self) -> None:
         """Look again soon: a task has ended."""
@@ -166,8 +205,15 @@ class Leaving:
         for departure in list(self._departures):
             self._hand_back(departure)
         while not self.moving.place(self._leavers()):
-            self._stay(self._heaviest(self._departures), self._no_room())
+            free = [d for d in self._departures if not d.must]
+            if not free:
+                self.moving.place_some(self._leavers())
+                break
+            self._stay(self._heaviest(free), self._no_room())
         self.moving.fetch(self._next())
+        for departure in list(self._departures):
+            if departure.must and (why := self._rest_of(departure)):
+                self._stay(departure, why)
 
     def _drop_gone(self, departure: Departure) -> None:
         """Forget workers that are gone by themselves."""
@@ -184,11 +230,11 @@ class Leaving:
         """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
         new = [d for d in self._departures if not d.before]
         for departure in list(new):
-            if why := self._obstacle(departure):
+            if not departure.must and (why := self._obstacle(departure)):
                 new.remove(departure)
                 self._stay(departure, why)
-        while new and not self.moving.place(self._leavers()):
-            heaviest = self._heaviest(new)
+        while (free := [d for d in new if not d.must]) and not self.moving.place(self._leavers()):
+            heaviest = self._heaviest(free)
             new.remove(heaviest)
             self._stay(heaviest, self._no_room())
         for departure in new:
@@ -204,8 +250,6 @@ class Leaving:
         workers = departure.workers.values()
         if actors := [ts.key for ws in workers for ts in (*ws.actors, *ws.processing) if ts.actor]:
             return f"actors cannot move: {_some(actors)}"
-        if departure.until < inf:  # what may wait, will not
-            return ""
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
             allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
@@ -218,6 +262,18 @@ class Leaving:
         if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
             return f"tasks may run nowhere else: {_some(bound)}"
         return ""
+
+    def _rest_of(self, departure: Departure) -> str:
+        """Return why workers that must leave are not removed, when nothing more can be done; empty: there is more."""
+        workers = departure.workers.values()
+        if any(ws.processing for ws in workers):
+            return ""
+        alone = list(unheld(workers, self._leavers()))
+        if any(ts.key in self.moving.moves for ts in alone):
+            return ""
+        if actors := [ts.key for ws in workers for ts in ws.actors]:
+            return f"actors cannot move: {_some(actors)}"
+        return self._no_room() if alone else ""
 
     def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
         """Whether nobody who stays may run a task."""
@@ -262,11 +318,21 @@ class Leaving:
         """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
         address, run = self._asked.pop((stimulus_id, key), ("", None))
         ts = self.scheduler.tasks.get(key)
-        if ts is not None and ts.run_id == run and state not in _WORKER_STATE_REJECT:
-            seams.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
+        if ts is not None and ts.run_id == run:
+            runs = state in _RUNS and self._is_hopeless(ts, address)
+            if runs or state not in _WORKER_STATE_REJECT:
+                seams.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
         self._wake.set()
         if not self._departures:
             self._end()
+
+    def _is_hopeless(self, ts: TaskState, address: str) -> bool:
+        """Whether a task that runs would not be done when its worker's time is over: it starts elsewhere at once."""
+        until = next((d.until for d in self._departures if d.must and address in d.workers), inf)
+        if until == inf or ts.processing_on is None or ts.processing_on.address != address:
+            return False
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        return Seconds(self.scheduler, float(guess or 0.0)).left(ts) > until - monotonic()
 
     def _leavers(self) -> set[WorkerState]:
         return {ws for d in self._departures for ws in d.workers.values()}
@@ -289,9 +355,14 @@ class Leaving:
     def _stay(self, departure: Departure, why: str) -> None:
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
-            if ws is not None and self.scheduler.workers.get(address) is ws:
+            if ws is None or self.scheduler.workers.get(address) is not ws:
+                continue
+            if departure.must:  # whoever runs there when the job ends would be blamed
+                self._doomed[address] = ws
+            else:
                 seams.set_status(self.scheduler, ws, before, self._next())
-        logger.warning("dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
+        if why != RECALLED:
+            logger.warning("dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
         self._conclude(departure, why)
 
     def _conclude(self, departure: Departure, why: str) -> None:

@@ -2,7 +2,8 @@
 
 Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
 receivers fetch a bounded amount at a time.  A receiver that goes, pauses or is silent loses what it was to fetch to
-others.  Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
+others.  Where there is not enough room, as much as fits can be placed: receivers spill then.  Nothing here says who
+leaves, nor when one may.  Sizes are bytes, durations seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 import dask
@@ -52,6 +54,7 @@ class Moving:
         self.scheduler = scheduler
         self.moves: dict[Any, Move] = {}
         self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
+        self._silent: set[str] = set()
 
     def place(self, left: set[WorkerState]) -> bool:
         """Choose a receiver for each result that only leavers hold; False: there is not enough room."""
@@ -72,14 +75,46 @@ class Moving:
         self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
         return True
 
+    def place_some(self, left: set[WorkerState]) -> None:
+        """Choose receivers for as much as fits, after `place` found no room for all.
+
+        What nobody could compute again comes first, then the largest; memory is filled up to where receivers begin to
+        spill, and then up to their limits.
+        """
+        rest = [ts for ts in unheld(left, left) if ts.key not in self.moves]
+        rest.sort(key=lambda ts: (ts.run_spec is not None, -ts.get_nbytes()))
+        stay = [ws for ws in self.scheduler.running - left if ws.address not in self._silent]
+        for room in (free_bytes, spilling_bytes):
+            receivers = {ws.address: room(ws) for ws in stay}
+            for move in self.moves.values():
+                receivers[move.receiver] -= move.nbytes
+            rest = self._fill(rest, receivers)
+
+    def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
+        """Give results to whoever has most room; return those that nobody has room for."""
+        rooms = [(-nbytes, address) for address, nbytes in receivers.items()]
+        heapify(rooms)
+        unplaced = []
+        for ts in rest:
+            nbytes = ts.get_nbytes()
+            if not rooms or -rooms[0][0] < nbytes:
+                unplaced.append(ts)
+                continue
+            room, address = heappop(rooms)
+            self.moves[ts.key] = Move(address, nbytes)
+            heappush(rooms, (room + nbytes, address))
+        return unplaced
+
     def _pass_over(self, receivers: dict[str, int], now: float) -> None:
         """Leave out receivers that are silent, while there are others."""
         coming, _ = self._coming()
+        self._silent.clear()
         for address, nbytes in coming.items():
             patience = _SILENCE + nbytes / _SLOWEST
             if len(receivers) > 1 and now - self._heard.get(address, now) > patience:
                 logger.warning("dask_ferro: %s does not fetch what leavers hold; others will", address)
                 receivers.pop(address, None)
+                self._silent.add(address)
 
     def _coming(self) -> tuple[Counter[str], Counter[str]]:
         """Return the bytes and the keys that each receiver was told to fetch and does not have."""
@@ -130,6 +165,16 @@ def free_bytes(worker: WorkerState) -> int:
     return max(int(target * worker.memory_limit) - used, 0)
 
 
+def spilling_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take if it spills: its limit less all that it holds, on disk too.
+
+    Sizes on disk are about those in memory.  One that does not spill can take no more than `free_bytes`.
+    """
+    if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
+        return free_bytes(worker)
+    return max(worker.memory_limit - worker.nbytes, free_bytes(worker))
+
+
 def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
     """Yield the results on some of the workers that leave which nobody holds who stays."""
     for ws in workers:
@@ -146,4 +191,4 @@ def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
 
 def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
     """Whether a worker that leaves runs nothing and holds nothing alone."""
-    return not worker.processing and next(unheld([worker], left), None) is None
+    return not worker.processing and not worker.actors and next(unheld([worker], left), None) is None

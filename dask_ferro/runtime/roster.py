@@ -2,6 +2,7 @@
 
     ferro_roster()                 who is there, what each holds and does, and what is left to do
     ferro_leave(addresses, ...)    let workers go with nothing lost (`leaving`)
+    ferro_stay(addresses)          take that back
     ferro_ends(ends, ...)          when workers' jobs end
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
@@ -12,6 +13,7 @@ the scheduler's time.  Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from distributed import Scheduler
@@ -26,7 +28,7 @@ from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import METRIC
 
 NAME = "ferro-roster"
-ROSTER, LEAVE, ENDS = "ferro_roster", "ferro_leave", "ferro_ends"
+ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -35,6 +37,10 @@ _SHARE = 50
 
 # Of a worker's time that is kept for moving what it holds: a tenth, at most 5 s.
 _RESERVE, _MOST_RESERVE = 0.1, 5.0
+# An end that comes so much later is another one, and no rounding.
+_PUT_OFF = 5.0
+# Names of workers that are gone or still to come whose ends are kept: some 4 MB at most.
+_ABSENT = 10_000
 # Bytes a second at which a worker's results leave it, taken low: Dask moves 0.2 to 1 GB/s between two processes.
 _LEAVES_AT = 100e6
 
@@ -56,6 +62,8 @@ class Roster(SchedulerPlugin):
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
         # By name, and by who said it; of workers that are still to come as well.
         self._ends: dict[str, dict[str, float]] = {}
+        self._names: dict[str, str] = {}  # of the workers that are there, by address
+        self._look_at = 0  # so many ends: some may be of no use any more
         self._fresh = 0.0
         self._told: Stealing | None = None  # whose ledger knows the ends
 
@@ -73,6 +81,7 @@ class Roster(SchedulerPlugin):
         self.leaving = Leaving(scheduler)
         self._demands = Demands(scheduler)
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
+        self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
         own: dict[str, Callable[..., Any]] = {
             ROSTER: self.roster,
             LEAVE: self.leave,
@@ -86,7 +95,7 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, ENDS, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -107,13 +116,31 @@ class Roster(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Begin to count a worker's idle seconds, and pass on when its job ends."""
         self._busy[worker] = monotonic()
+        self._names[worker] = str(scheduler.workers[worker].name)
         self._tell([scheduler.workers[worker]])
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Forget a worker."""
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: Any
+    ) -> None:
+        """Forget a worker; its end only if it left, for one that died is started again by its nanny, as it was."""
         self._busy.pop(worker, None)
+        name = self._names.pop(worker, "")
         if self.leaving is not None:
-            self.leaving.wake()
+            self.leaving.forget(worker)
+            if self.leaving.is_own(stimulus_id):
+                self._ends.pop(name, None)
+
+    def _forget_ends(self) -> None:
+        """Drop the ends of workers that are not there where they have passed, or are too many: the oldest first."""
+        if len(self._ends) <= self._look_at:
+            return
+        there, now = set(self._names.values()), time()
+        absent = [name for name in self._ends if name not in there]
+        over = max(len(absent) - _ABSENT, 0)
+        for i, name in enumerate(absent):
+            if i < over or min(self._ends[name].values()) < now:
+                del self._ends[name]
+        self._look_at = 2 * len(self._ends)  # each name is looked at twice
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Note that a worker had a task until now."""
@@ -150,9 +177,16 @@ class Roster(SchedulerPlugin):
         }
 
     async def leave(
-        self, comm: Any = None, addresses: Iterable[str] = (), seconds: float | None = None
+        self,
+        comm: Any = None,
+        addresses: Iterable[str] = (),
+        seconds: float | None = None,
+        must: bool = False,
     ) -> dict[str, Any]:
         """Let workers go, together or not at all; return when they are gone, or may not go.
+
+        They stay, and take tasks again, where a plugin of the scheduler needs them, they have an actor, their tasks
+        may run nowhere else, or what they hold has no room elsewhere.
 
         Parameters
         ----------
@@ -160,6 +194,11 @@ class Roster(SchedulerPlugin):
             One that is gone has left.
         seconds : float, optional
             For which running tasks may go on; then they start over elsewhere.  None: until they are done.
+        must : bool
+            Their job ends in any case (its walltime, a preemption, a drained node): nobody is asked whether they may
+            leave, tasks that will not be done within `seconds` start over elsewhere at once, and as much of what they
+            hold as fits is moved, others' spilling included.  Where that is not all, or there is an actor, they are not
+            removed and take no tasks, until they are asked to leave again or `ferro_ends` puts their end off.
 
         Returns
         -------
@@ -169,8 +208,14 @@ class Roster(SchedulerPlugin):
         self._here()
         assert self.leaving is not None
         asked = list(addresses)
-        stayed = await self.leaving.leave(asked, seconds)
+        stayed = await self.leaving.leave(asked, seconds, must)
         return {"left": [a for a in asked if a not in stayed], "stayed": stayed}
+
+    def stay(self, comm: Any = None, addresses: Iterable[str] = ()) -> None:
+        """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""
+        self._here()
+        assert self.leaving is not None
+        self.leaving.recall(addresses)
 
     def ends(
         self,
@@ -191,17 +236,25 @@ class Roster(SchedulerPlugin):
             Who says so: a batch system knows of walltimes, a worker of its own lifetime.  The earliest end counts.
         """
         scheduler, _ = self._here()
-        for name, at in (ends or {}).items():
-            told = self._ends.setdefault(str(name), {})
-            if at is not None:
-                told[by] = float(at) - reserve(float(at) - time())
-            else:
-                told.pop(by, None)
-            if not told:
-                del self._ends[str(name)]
+        put_off = {str(name) for name, at in (ends or {}).items() if self._note(str(name), at, by)}
+        self._forget_ends()
+        if put_off and self.leaving is not None:
+            self.leaving.take_again([a for a, name in self._names.items() if name in put_off])
         self._fresh = self._fresh if fresh is None else fresh - reserve(fresh)
         self._told = None
         self._tell(scheduler.workers.values())
+
+    def _note(self, name: str, at: float | None, by: str) -> bool:
+        """Keep a worker's end; return whether it comes later than was thought."""
+        told = self._ends.pop(name, {})
+        before = min(told.values(), default=inf)
+        if at is None:
+            told.pop(by, None)
+        else:
+            told[by] = float(at) - reserve(float(at) - time())
+        if told:
+            self._ends[name] = told  # at the end: the newest
+        return min(told.values(), default=inf) > before + _PUT_OFF
 
     # -- parts of the answers ------------------------------------------------------------------------------
 

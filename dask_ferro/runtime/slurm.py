@@ -36,6 +36,8 @@ _PLUGIN = "dask_ferro.runtime.preload"
 _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
+# For the tasks of workers whose job was cancelled before it had started.
+_LATE = 10.0
 
 
 class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
@@ -48,8 +50,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
         second of one job, as a multiple of other pools'), ``queue_wait`` and ``start_up``.
     signal_ahead : float
-        Seconds before the end of a job's walltime, or its preemption, at which SLURM tells its workers to leave, by
+        Seconds before the end of a job's walltime at which SLURM tells its workers to leave, by
         ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
+    grace : float, optional
+        Seconds that a preempted job has, from that same signal on.  By default what SLURM says that the partition
+        grants; 30 where it says nothing.
     queue_wait, start_up : float
         Seconds that a job is expected to wait in the queue, and to take from its start until its workers are
         connected, until that was measured.
@@ -80,6 +85,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         *args: Any,
         pools: Mapping[str, Mapping[str, Any]] | None = None,
         signal_ahead: float = 60.0,
+        grace: float | None = None,
         queue_wait: float = 1.0,
         start_up: float = 3.0,
         patience: Mapping[str, float] | None = None,
@@ -100,10 +106,15 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._closed_by = asyncio.Lock()
         self._site = Site(self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
-        self._cancellation = Cancellation(self._site)
-        options |= {"job_name": self._tag, "signal_ahead": signal_ahead}
+        self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
+        self._graces: dict[str, float] = {}
+        options |= {"job_name": self._tag, "signal_ahead": signal_ahead, "grace": grace}
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
+
+    async def _start(self) -> None:
+        self._graces = await self._site.graces()
+        await super()._start()
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         return self._script(pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first)
+        script = self._kind(pool).job.job_script(first, self._graces)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
         return script.replace(_ADDRESS, address or _ADDRESS)
 
@@ -189,7 +200,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             return  # all of them are being ended
         jobs = [self._book.pop(name) for name in set(names) if name in self._book]
         await self._submission.withdraw(jobs)
-        await self._cancellation.gone(job.job_id for job in jobs if job.job_id)
+        await self._cancellation.gone(job for job in jobs if job.job_id)
 
     async def wait_submitted(self) -> None:
         """Return when all that was requested is in the queue, or refused for good.
@@ -226,11 +237,14 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             ending = job.follow(rows.get(job.job_id), connected, now, self._patience, draining)
             if ending is not None:
                 self._end(job, ending, now)
+                row = rows.get(job.job_id)
+                if row is not None and row.phase not in (ENDING, OVER):
+                    self._cancellation.add({job.job_id: job})
             elif job.state != before:
                 self._kind(job.pool).measure(job, before, self._connected(job))
 
     def _end(self, job: BatchJob, ending: Ending, now: float) -> None:
-        """Forget a job.  What SLURM still has of it is a stray from now on."""
+        """Forget a job."""
         level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
@@ -240,13 +254,27 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             self._kind(job.pool).fail(f"job {job.job_id}: {ending.why}", now)
 
     def _cancel_strays(self, rows: Mapping[str, Row]) -> None:
-        """End what nobody follows: jobs held or stuck, and those whose submission was thought to have failed."""
+        """End what nobody follows: jobs whose submission was thought to have failed."""
         ours = {job.job_id for job in self._book.values()}
         strays = [
             row.job_id for row in rows.values() if row.phase not in (ENDING, OVER) and row.job_id not in ours
         ]
         if strays:
-            self._cancellation.add(strays)
+            self._cancellation.add(dict.fromkeys(strays))
+
+    def _addresses(self, job: BatchJob) -> list[str]:
+        """Return where a job's workers are connected."""
+        names = set(job.workers)
+        return [a for a, worker in self.scheduler_info["workers"].items() if str(worker["name"]) in names]
+
+    async def _let_leave(self, addresses: list[str]) -> bool:
+        scheduler: Any = self.scheduler_comm
+        try:
+            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
+            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
+            return False
+        return not answer["stayed"]
 
     def _connected(self, job: BatchJob) -> float | None:
         """When the last of a job's workers came."""

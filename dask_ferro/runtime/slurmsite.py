@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 60.0
 # Arguments of one scancel.
 _CANCELLED = 200
+# What is only asked once, at the start, is not waited for longer than that.
+_ASKED = 5.0
 # Between two looks at the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
 _NODES = 3.0
 # While all jobs are ended: the first pause between two looks, and the longest.
@@ -67,8 +69,13 @@ class Site:
         """The process that cancels the jobs should this one die."""
         return self._watchdog.pid if self._watchdog else None
 
-    async def submit(self, script: str, offsets: Sequence[int]) -> str:
+    async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
         """Submit one job, or an array of these elements; return its id.
+
+        Parameters
+        ----------
+        nonce : str
+            What the queue will show the submission by: the last word of its comment.
 
         Raises
         ------
@@ -78,11 +85,13 @@ class Site:
         if self._watchdog is None:
             self._watchdog = _watchdog(self.job_name)
         array = [f"--array={squeue.indices(offsets)}"] if list(offsets) != [0] else []
-        # The command line wins over SBATCH_JOB_NAME in the environment.
+        comment = [f"--comment={_comment(script, nonce)}"] if nonce else []
+        # The command line wins over SBATCH_JOB_NAME in the environment, and over the script.
         out = await _run(
             "sbatch",
             "--parsable",
             f"--job-name={self.job_name}",
+            *comment,
             *array,
             stdin=script,
             pass_fds=(self._watchdog.fd,),
@@ -106,6 +115,15 @@ class Site:
             f"--Format={squeue.FORMAT}",
         )  # fmt: skip
         return squeue.rows(out)
+
+    async def graces(self) -> dict[str, float]:
+        """Return the seconds that partitions grant to preempted jobs; nothing where SLURM does not say."""
+        try:
+            async with asyncio.timeout(_ASKED):
+                return squeue.graces(await _run("scontrol", "--oneliner", "show", "partition"))
+        except (Refused, TimeoutError) as error:
+            logger.info("dask_ferro: scontrol did not tell of the partitions: %s", error)
+            return {}
 
     async def draining(self) -> frozenset[str]:
         """Return the nodes that their administrator wants to have free: a look now and then, and what it said since."""
@@ -160,6 +178,12 @@ class Site:
         """End the watchdog, or leave the jobs that are left to it."""
         if self._watchdog is not None:
             self._watchdog.close(jobs_left=jobs_left)
+
+
+def _comment(script: str, nonce: str) -> str:
+    """Return a submission's comment: the user's own, and the word that it is known by."""
+    own = re.findall(r"^#SBATCH\s.*--comment[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)", script, re.MULTILINE)
+    return " ".join([*(words.strip("\"'") for words in own[-1:]), nonce])
 
 
 def _watchdog(job_name: str) -> Watchdog:

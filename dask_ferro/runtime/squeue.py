@@ -25,6 +25,8 @@ _COLUMNS = {
     "EndTime": 24,
     "NodeList": 80,
     "Reason": 80,
+    # What a submission is known by comes last in it.
+    "Comment": 200,
 }
 FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
 # Numbers instead of local time, which is ambiguous for an hour each year.
@@ -57,9 +59,10 @@ _PHASES = {
     "TIMEOUT": OVER,
 }
 
-# Reasons for which a job waits until somebody changes the site or the request.
+# Reasons for which a job waits until somebody changes the site or the request.  A partition that is down or inactive is
+# in maintenance: it comes back, and the job keeps its place in the queue.
 _STUCK = re.compile(
-    r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PartitionDown|PartitionInactive|BadConstraints"
+    r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|NeverSatisfied"
     r"|(Assoc|QOS)M(ax|in)\w*(PerJob|WallDuration|NotSatisfied)",
     re.IGNORECASE,
@@ -81,6 +84,8 @@ class Row(NamedTuple):
         Epoch; `starts` of a pending job is SLURM's guess.
     node : str
         Where it runs.
+    comment : str
+        Which it was submitted with.
     """
 
     job_id: str
@@ -91,6 +96,7 @@ class Row(NamedTuple):
     ends: float | None = None
     node: str = ""
     reason: str = ""
+    comment: str = ""
 
     @property
     def phase(self) -> str:
@@ -110,7 +116,7 @@ def rows(text: str) -> dict[str, Row]:
     """Return the jobs that ``squeue -h -r -O FORMAT`` printed, by id; lines that are no job are left out."""
     found = {}
     for line in text.splitlines():
-        job_id, state, restarts, submitted, starts, ends, node, reason = _cells(line)
+        job_id, state, restarts, submitted, starts, ends, node, reason, comment = _cells(line)
         if re.fullmatch(r"\d+(_\d+)?", job_id) and state:
             found[job_id] = Row(
                 job_id,
@@ -121,7 +127,27 @@ def rows(text: str) -> dict[str, Row]:
                 moment(ends),
                 node,
                 "" if reason == "None" else reason,
+                "" if comment == "(null)" else comment,
             )
+    return found
+
+
+def graces(text: str) -> dict[str, float]:
+    """Return the seconds that partitions grant to preempted jobs, of ``scontrol --oneliner show partition``.
+
+    The default partition is there under "" as well; one that grants none is left out, for it sends no signal either.
+
+    >>> graces("PartitionName=low Default=YES GraceTime=5 MaxNodes=1")
+    {'low': 5.0, '': 5.0}
+    """
+    found = {}
+    for line in text.splitlines():
+        facts = dict(part.partition("=")[::2] for part in line.split())
+        seconds = facts.get("GraceTime", "")
+        if seconds.isdecimal() and int(seconds) and "PartitionName" in facts:
+            found[facts["PartitionName"]] = float(seconds)
+            if facts.get("Default") == "YES":
+                found[""] = float(seconds)
     return found
 
 

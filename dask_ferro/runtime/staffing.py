@@ -31,9 +31,10 @@ def staffed(
     """
     by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
     kinds = pools.pools()
-    gone = set(leaving)
+    gone, kept = set(leaving), set(held)
     rows = tuple(
-        _job(now, job, [by_name[w] for w in job.workers if w in by_name], job.name in gone) for job in jobs
+        _job(now, job, [by_name[w] for w in job.workers if w in by_name], job.name in gone, job.name in kept)
+        for job in jobs
     )
     pool_of = {worker: job.pool for job in jobs for worker in job.workers}
     offers = {kind.name: _offer(kind.name, pools, pool_of, by_name) for kind in kinds}
@@ -41,7 +42,7 @@ def staffed(
     return Staff(now, kinds, rows, demands)
 
 
-def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool) -> Job:
+def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool, held: bool) -> Job:
     ends = [w["ends_in"] for w in workers if w["ends_in"] is not None]
     if job.ends_at is not None and not ends:
         ends = [job.ends_at - now]
@@ -57,7 +58,8 @@ def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: boo
         sum(w["nbytes"] for w in workers),
         sum(w["unique"] for w in workers),
         sum(w["free"] for w in workers),
-        sum(w["threads"] for w in workers),
+        sum(w["threads"] for w in workers if leaves or w["status"] != "closing_gracefully"),
+        held,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from dask_ferro.runtime import squeue
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.slurmsite import Refused, Site
-from dask_ferro.runtime.squeue import OVER
+from dask_ferro.runtime.squeue import PENDING, STARTED
 
 logger = logging.getLogger(__name__)
 
@@ -219,10 +220,11 @@ class Submission:
 
     async def _submit(self, batch: Batch) -> None:
         self.attempts += 1
+        nonce = f"ferro-{uuid.uuid4().hex[:12]}"
         try:
-            array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets)
+            array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets, nonce)
         except Refused as refused:
-            adopted = await self._adoptable(batch) if refused.kind == squeue.TRANSIENT else None
+            adopted = await self._adoptable(nonce) if refused.kind == squeue.TRANSIENT else None
             if adopted is None:
                 self._is_unsure |= refused.kind == squeue.TRANSIENT
                 self._refuse(batch, refused)
@@ -230,18 +232,14 @@ class Submission:
             array = adopted
         self._accept(batch, array)
 
-    async def _adoptable(self, batch: Batch) -> str | None:
-        """The array that was accepted although `sbatch` heard no answer."""
+    async def _adoptable(self, nonce: str) -> str | None:
+        """The array that was accepted although `sbatch` heard no answer, if it waits or runs."""
         try:
             found = await self._site.queue()
         except Refused:
             return None
-        unknown: dict[str, set[int]] = {}
-        for row in found.values():
-            array, offset = squeue.element(row.job_id)
-            if row.phase != OVER and array not in self.arrays:
-                unknown.setdefault(array, set()).add(offset)
-        return next((array for array, offsets in unknown.items() if offsets == set(batch.offsets)), None)
+        there = (row for row in found.values() if row.phase in (PENDING, STARTED))
+        return next((squeue.element(r.job_id)[0] for r in there if nonce in r.comment), None)
 
     def _accept(self, batch: Batch, array: str) -> None:
         self.arrays.add(array)

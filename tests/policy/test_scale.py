@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, inf, nan
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.policy import profile as profiles
+from dask_ferro.policy.crew import OVERLAP, Crew
 from dask_ferro.policy.scale import Parameters, State, step
 from dask_ferro.policy.staff import (
     BOOTING,
@@ -25,6 +27,7 @@ from dask_ferro.policy.staff import (
     Job,
     Keep,
     Pool,
+    Recall,
     Staff,
     Submit,
 )
@@ -169,6 +172,11 @@ def test_of_several_pools_grows(pools: list, there: list, demands: list, changes
     assert asked(decide(pools, there, *demands, **changes)) == wanted
 
 
+@pytest.mark.parametrize(("minimum", "why"), [(1, "at least 1 worker"), (2, "at least 2 workers")])
+def test_says_the_minimum_in_words(minimum: int, why: str) -> None:
+    assert decide([CPU], [], minimum=minimum).actions == (Submit("cpu", minimum, why),)
+
+
 def test_says_which_pool_is_closed_and_why() -> None:
     decision = decide([CPU, SPOT._replace(closed="no such account")], [], work((20, 8)))
     assert "spot is closed (no such account)" in decision.actions[0].why
@@ -201,10 +209,106 @@ def ending(seconds: float, pool: str = "cpu", **facts: Any) -> list[Job]:
             [HOUR._replace(lifetime=20.0)], ending(11), {}, {}, id="none in the first half of a short life"
         ),
         pytest.param([HOUR], ending(11), {"maximum": 1}, {"cpu": 1}, id="one that is over the maximum for a while"),
+        pytest.param(
+            [HOUR._replace(lifetime=9.0)], ending(4.0), {"notice": 0.0}, {"cpu": 1}, id="one that comes when it ends"
+        ),
+        pytest.param(
+            [HOUR._replace(lifetime=9.0)], ending(4.1), {"notice": 0.0}, {},
+            id="none for a task that it had no time for either",
+        ),
+        pytest.param(
+            [CPU], ending(11) + jobs(RUNNING, first=1, age=3.0, ends_in=5.5), {}, {},
+            id="none for such a task where the pool does not tell its lifetime",
+        ),
+        pytest.param(
+            [HOUR._replace(queue_wait=7200.0)], jobs(RUNNING, ends_in=3599.0), {}, {},
+            id="none in the first half where the queue takes longer than a life",
+        ),
+        pytest.param(
+            [HOUR], ending(11) + jobs(RUNNING, first=1, ends_in=11.0), {}, {}, id="none where two are there for one"
+        ),
+        pytest.param(
+            [HOUR], ending(11) + jobs(LEAVING, first=1, ends_in=2.0, threads=4), {}, {},
+            id="none beside one that leaves at its end",
+        ),
     ],
 )  # fmt: skip
 def test_the_successor_is(pools: list, there: list, changes: dict, wanted: dict) -> None:
     assert asked(decide(pools, there, LONG, **{"minimum": 1, "maximum": 1, **changes})) == wanted
+
+
+@pytest.mark.parametrize("told", [inf, 7200.0])
+def test_a_task_that_no_job_has_the_time_for_is_no_reason_to_replace_jobs(told: float) -> None:
+    site = Site(
+        [ONE._replace(lifetime=told)], replace(P, maximum=1), room=1000, wait=1.0, boot=3.0, life=7200.0
+    )
+    for _ in range(4000):
+        site.tick(work((10800, 1), longest=10800))
+    assert site.count == 1
+
+
+def test_where_the_queue_takes_longer_than_a_life_each_job_has_one_successor() -> None:
+    slow = HOUR._replace(queue_wait=7200.0)
+    site = Site([slow], replace(P, maximum=4), room=1000, wait=60.0, boot=3.0, life=3600.0)
+    most = 0
+    for _ in range(4000):
+        site.tick(work((600, 4000), longest=600))
+        most = max(most, len(site.jobs))
+    assert (most, site.count) == (
+        8,
+        12,
+    )  # at once, half way through them, and half way through their successors
+
+
+HOURS = 3600.0
+DAY = ONE._replace(lifetime=24 * HOURS)
+TWENTY = work((20 * HOURS, 1), longest=20 * HOURS)
+MIXED = work((60.0, 40), (20 * HOURS - 60, 1), longest=20 * HOURS)
+
+
+def resting(hours: float, **facts: Any) -> list[Job]:
+    """One that has nothing to do, and hours left."""
+    return [Job("rest", "cpu", RUNNING, order=0, idle_for=1.0, ends_in=hours * HOURS, free=GB, **facts)]
+
+
+@pytest.mark.parametrize(
+    ("pools", "there", "demand", "changes", "wanted"),
+    [
+        pytest.param([DAY], resting(21), TWENTY, {}, {}, id="nobody while somebody has the time"),
+        pytest.param([DAY], resting(19), TWENTY, {}, {"cpu": 1}, id="somebody who has the time"),
+        pytest.param([DAY], resting(19) + jobs(PENDING, first=1), TWENTY, {}, {}, id="nobody who is on the way"),
+        pytest.param(
+            [DAY], resting(19), work((20 * HOURS, 3), longest=20 * HOURS), {}, {"cpu": 3}, id="one for each of them"
+        ),
+        pytest.param(
+            [ONE._replace(lifetime=19.5 * HOURS)], resting(19), TWENTY, {}, {}, id="nobody who had not the time either"
+        ),
+        pytest.param([DAY._replace(closed="down")], resting(19), TWENTY, {}, {}, id="nobody from a closed pool"),
+        pytest.param(
+            [DAY], jobs(*[RUNNING] * 40, ends_in=19 * HOURS), MIXED, {}, {"cpu": 1},
+            id="not the others anew that run what is short",
+        ),
+        pytest.param([DAY], resting(19), TWENTY, {"maximum": 1}, {}, id="nobody beyond the maximum"),
+        pytest.param(
+            [DAY, SPOT._replace(lifetime=HOURS)], [], TWENTY, {}, {"cpu": 1}, id="of the pool that has the time"
+        ),
+        pytest.param(
+            [DAY, SPOT._replace(lifetime=HOURS)], [], MIXED, {}, {"cpu": 1, "spot": 10},
+            id="and of the cheaper one for what is short",
+        ),
+    ],
+)  # fmt: skip
+def test_for_a_task_that_is_longer_than_jobs_have_left_it_asks_for(
+    pools: list, there: list, demand: Demand, changes: dict, wanted: dict
+) -> None:
+    assert asked(decide(pools, there, demand, **changes)) == wanted
+
+
+def test_at_the_maximum_an_idle_job_makes_room_for_one_with_time_for_the_task() -> None:
+    decision = decide([DAY], resting(19), TWENTY, maximum=1)
+    assert (asked(decision), gone(decision)) == ({}, ["rest"])
+    assert "72000 s left" in decision.actions[0].why.replace("7.2e+04", "72000")
+    assert gone(decide([DAY], resting(21), TWENTY, maximum=1)) == []
 
 
 @pytest.mark.parametrize(
@@ -277,6 +381,12 @@ BUSY = Job("busy", "cpu", RUNNING, order=-1, free=GB)
         pytest.param(
             [BUSY, idle("a", unique=GB), idle("b", 1, unique=GB)], [], {}, ["b"], id="only what fits on those that stay"
         ),
+        pytest.param(
+            [idle("a"), idle("b", 1), idle("c", 2, held=True)], [], {"minimum": 2}, ["b"],
+            id="the next best where one may not leave",
+        ),
+        pytest.param([idle("a", held=True)], [], {}, [], id="nobody where none may"),
+        pytest.param([idle("a", ends_in=4.0, held=True), idle("b", 1)], [], {}, ["b"], id="not at its end either"),
     ],
 )  # fmt: skip
 def test_lets_go(there: list, demands: list, changes: dict, leaves: list) -> None:
@@ -310,6 +420,9 @@ def test_what_earlier_leavers_hand_over_takes_its_room() -> None:
         pytest.param(
             [BUSY._replace(nbytes=1), idle("a", nbytes=1, unique=1)], (0, 0), ["a"], id="all but the holder of the data"
         ),
+        pytest.param(
+            [BUSY, idle("a", held=True), idle("b", 1)], (1, 1), ["b", "busy"], id="a busy one for one that may not"
+        ),
     ],
 )  # fmt: skip
 def test_fixed_bounds_drain(there: list, bounds: tuple, leaves: list) -> None:
@@ -332,6 +445,60 @@ def test_the_minimum_is_filled_by_a_pool_in_use_where_whole_jobs_of_the_cheapest
     assert asked(decide([pairs, GPU], [], minimum=3, maximum=3)) == {"cpu": 2}
 
 
+def leaver(name: str, order: int = 0, **facts: Any) -> Job:
+    """One that is to leave and still runs a task."""
+    return Job(name, "cpu", LEAVING, order=order, **{"free": GB, "threads": 4, **facts})
+
+
+FOUR = [leaver(f"l{n}", n) for n in range(4)]
+REST = {"idle_for": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("there", "demands", "changes", "back", "wanted"),
+    [
+        pytest.param(FOUR, [], {"minimum": 4, "maximum": 4}, ["l0", "l1", "l2", "l3"], {}, id="all for the bounds"),
+        pytest.param(FOUR, [], {"minimum": 2, "maximum": 4}, ["l0", "l1"], {}, id="the oldest for the minimum"),
+        pytest.param(FOUR, [work((20, 14))], {}, ["l0", "l1", "l2", "l3"], {}, id="all for work"),
+        pytest.param(FOUR, [work((20, 30))], {}, ["l0", "l1", "l2", "l3"], {"cpu": 4}, id="before others come"),
+        pytest.param(FOUR, [work((20, 5))], {}, ["l0", "l1"], {}, id="no more than the work can use"),
+        pytest.param(FOUR, [], {}, [], {}, id="none for no work"),
+        pytest.param(FOUR, [BURST], {"maximum": 1}, ["l0"], {}, id="none above the maximum"),
+        pytest.param(
+            [leaver("a", **REST), leaver("b", 1), leaver("c", 2, unique=9, **REST)], [work((20, 5))], {}, ["b", "c"],
+            {}, id="the busy ones first, then those with the most to move",
+        ),
+        pytest.param(
+            [leaver("a", ends_in=5.0)], [], {"minimum": 1, "maximum": 1}, [], {"cpu": 1}, id="none whose end is near"
+        ),
+        pytest.param(
+            [leaver("a", threads=0)], [], {"minimum": 1, "maximum": 1}, [], {"cpu": 1}, id="none whose workers are gone"
+        ),
+    ],
+)  # fmt: skip
+def test_calls_back(there: list, demands: list, changes: dict, back: list, wanted: dict) -> None:
+    decision = decide([CPU], there, *demands, **changes)
+    assert (sorted(named(decision, Recall)), asked(decision), gone(decision)) == (back, wanted, [])
+
+
+def test_those_that_leave_and_hold_their_nodes_leave_no_room_for_others() -> None:
+    only_gpu = work((20, 8), **ONLY_GPU)
+    assert asked(decide([CPU, GPU], FOUR, only_gpu, maximum=4)) == {}
+    assert asked(decide([CPU, GPU], FOUR[:3], only_gpu, maximum=4)) == {"gpu": 1}
+    assert asked(decide([CPU, GPU], [job._replace(ends_in=4.0) for job in FOUR], only_gpu, maximum=4)) == {
+        "gpu": 4
+    }
+
+
+def test_who_makes_room_for_other_work_is_not_called_back_before_that_came() -> None:
+    site = Site([CPU, GPU], replace(P, maximum=2), room=9, wait=1.0, boot=1.0, leave=3.0)
+    site.jobs = [idle("a", seconds=0.1, threads=4), idle("b", 1, seconds=0.1, threads=4)]
+    for _ in range(12):
+        site.tick(work((5, 0), (5, 8), **ONLY_CPU), work((20, 2), **ONLY_GPU))
+    assert site.kinds() == ["Drain", "Submit"]
+    assert sorted((job.pool, job.state) for job in site.jobs) == [("cpu", RUNNING), ("gpu", RUNNING)]
+
+
 def test_makes_room_for_work_that_nobody_else_may_run() -> None:
     there = [idle("a", seconds=0.1), idle("b", 1, seconds=0.1)]
     decision = decide([CPU, GPU], there, work((5, 0), (5, 8)), work((20, 2), **ONLY_GPU), maximum=2)
@@ -350,6 +517,21 @@ def test_nothing_goes_soon_after_a_change() -> None:
     for state in (State(grown=NOW - 4.9), State(shrunk=NOW - 4.9)):
         assert gone(decide([CPU], there, state=state)) == []
     assert gone(decide([CPU], there, state=State(NOW - 5, NOW - 5))) == ["b", "a"]
+
+
+def test_a_shrink_that_was_not_possible_is_none() -> None:
+    staffed = [
+        ([BUSY, idle("a", unique=2 * GB)], -inf),  # Keep
+        ([BUSY, idle("a", held=True)], -inf),
+        ([BUSY, idle("a", unique=2 * GB), idle("b", 1)], NOW),
+    ]
+    for there, shrunk in staffed:
+        assert step(Staff(NOW, (CPU,), tuple(there)), State(), P)[1].shrunk == shrunk
+
+
+def test_who_was_called_back_stays_for_a_while() -> None:
+    _, state = step(Staff(NOW, (CPU,), (leaver("a"),), (LONG,)), State(), P)
+    assert state.grown == NOW
 
 
 def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() -> None:
@@ -373,11 +555,22 @@ def test_the_oldest_pending_job_is_the_last_to_be_cancelled() -> None:
 
 
 class Site:
-    """A toy batch system: of each pool it starts `room` jobs at most, each `wait` seconds after it was asked for."""
+    """A toy batch system: of each pool it starts `room` jobs at most, each `wait` seconds after it was asked for.
+
+    A job ends `life` seconds after its start, and takes `leave` seconds to leave.
+    """
 
     def __init__(
-        self, pools: list[Pool], parameters: Parameters, room: int, wait: float, boot: float
+        self,
+        pools: list[Pool],
+        parameters: Parameters,
+        room: int,
+        wait: float,
+        boot: float,
+        life: float = inf,
+        leave: float = 0.0,
     ) -> None:
+        self.life, self.leave = life, leave
         self.pools, self.parameters, self.room, self.wait, self.boot = pools, parameters, room, wait, boot
         self.now = 0.0
         self.state = State()
@@ -393,10 +586,12 @@ class Site:
         widths = [demand.profile[0][1] for demand in demands]
         found = []
         for job in self.jobs:
-            job = job._replace(age=job.age + 1.0)
+            job = job._replace(age=job.age + 1.0, ends_in=job.ends_in - 1.0)
+            if job.ends_in <= 0 or (job.state == LEAVING and job.age >= self.leave):
+                continue
             if job.state == PENDING and job.age >= self.wait and room[job.pool] > 0:
                 room[job.pool] -= 1
-                job = job._replace(state=BOOTING, age=0.0)
+                job = job._replace(state=BOOTING, age=0.0, ends_in=self.life)
             elif job.state == BOOTING and job.age >= self.boot:
                 job = job._replace(state=RUNNING, age=0.0, threads=self.threads(job))
             if job.state == RUNNING:
@@ -423,7 +618,18 @@ class Site:
         states = {job.name: job.state for job in self.jobs}
         assert all(states[name] == PENDING for name in named(decision, Cancel))
         assert all(states[name] == RUNNING for name in named(decision, Drain))
-        self.jobs = [job for job in self.jobs if job.name not in gone(decision)]
+        drained, back = named(decision, Drain), named(decision, Recall)
+        assert all(states[name] == LEAVING for name in back)
+        if self.leave:
+            self.jobs = [
+                job._replace(state=LEAVING, age=0.0)
+                if job.name in drained
+                else job._replace(state=RUNNING)
+                if job.name in back
+                else job
+                for job in self.jobs
+            ]
+        self.jobs = [job for job in self.jobs if job.state == LEAVING or job.name not in gone(decision)]
         for pool, count in asked(decision).items():
             self.jobs += [Job(f"n{n}", pool, PENDING, order=n) for n in range(self.count, self.count + count)]
             self.count += count
@@ -498,10 +704,12 @@ def staffs(draw: st.DrawFn, ends: bool = False) -> Staff:
     pools = (draw(POOLS), draw(POOLS)._replace(name="gpu", cost=4.0))
     there = [
         Job(
-            f"j{n}", draw(st.sampled_from(["cpu", "gpu"])), draw(STATES), draw(SECONDS), n, draw(SECONDS),
+            f"j{n}", (pool := draw(st.sampled_from(["cpu", "gpu"]))), draw(STATES), draw(SECONDS), n, draw(SECONDS),
             draw(st.sampled_from([3.0, 20.0, inf])) if ends else inf,
             nbytes := draw(st.sampled_from([0, 10])), nbytes,
             draw(st.sampled_from([0, 15, 1000])),
+            draw(st.booleans()) * pools[pool != "cpu"].threads,
+            draw(st.sampled_from([False, False, True])),
         )
         for n in range(draw(st.integers(0, 9)))
     ]  # fmt: skip
@@ -523,30 +731,42 @@ untimed = settings(deadline=None)
 OLD = State(surplus={"cpu": 0.0, "gpu": 0.0})
 
 
-def after(staff: Staff, decision: Decision) -> Counter[str]:
-    """Workers by pool when all is enacted, those apart that leave."""
-    left = Counter(job.pool for job in staff.jobs if job.state != LEAVING and job.name not in gone(decision))
-    left.update(asked(decision))
-    return Counter({pool.name: left[pool.name] * pool.processes for pool in staff.pools})
-
-
 @untimed
-@given(staffs(), PARAMETERS)
+@given(staffs() | staffs(ends=True), PARAMETERS)
 def test_stays_within_the_bounds(staff: Staff, parameters: Parameters) -> None:
+    """Those about to end count for neither bound, those that leave and hold their nodes for the maximum only."""
     decision, _ = step(staff, OLD, parameters)
+    crew = Crew(staff, parameters)
     processes = {pool.name: pool.processes for pool in staff.pools}
-    before = sum(processes[job.pool] for job in staff.jobs if job.state != LEAVING)
-    workers = sum(after(staff, decision).values())
+
+    def workers_of(some: Iterable[Job]) -> int:
+        return sum(processes[job.pool] for job in some)
+
+    spent = {job.name for job in crew.spent}
+    every = workers_of(staff.jobs)
+    back = named(decision, Recall)
+    held = workers_of(job for job in crew.leaving if crew.holds(job) and job.name not in back)
+    before = workers_of(job for job in staff.jobs if job.state != LEAVING and job.name not in spent)
+    counts = [job for job in staff.jobs if job.state != LEAVING or job.name in back]
+    after = workers_of(job for job in counts if job.name not in spent and job.name not in gone(decision))
+    new = sum(count * processes[pool] for pool, count in asked(decision).items())
     fixed = max(processes.values()) - 1  # what rounding to whole jobs may add to the minimum
-    assert workers <= max(parameters.maximum, before, parameters.minimum + fixed)
+    most = max(parameters.maximum, parameters.minimum + fixed)
+    assert every + new <= max(every, OVERLAP * most)
+    assert after + new <= max(parameters.maximum, before, parameters.minimum + fixed)
+    assert not new or after + new + held <= most
     swaps = any("room for" in action.why for action in decision.actions)  # one goes, another comes next
-    assert swaps or workers >= min(parameters.minimum, before)
+    assert swaps or after + new >= min(parameters.minimum, before)
     if parameters.max_pending == inf and not swaps:
-        assert workers >= parameters.minimum
+        assert after + new >= min(
+            parameters.minimum, parameters.maximum - held, OVERLAP * most - every - fixed
+        )
     if before > parameters.maximum:
         assert asked(decision) == {}
-        stuck = [job for job in staff.jobs if job.state == BOOTING or job.name in named(decision, Keep)]
-        assert workers <= parameters.maximum + fixed or stuck
+        stuck = [
+            job for job in staff.jobs if job.state == BOOTING or job.held or job.name in named(decision, Keep)
+        ]
+        assert after <= parameters.maximum + fixed or stuck
 
 
 @untimed
@@ -557,6 +777,8 @@ def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(staff: Staff, param
     assert {states[name] for name in named(decision, Cancel)} <= {PENDING}
     assert {states[name] for name in named(decision, Drain)} <= {RUNNING}
     assert {states[name] for name in named(decision, Keep)} <= {RUNNING}
+    assert {states[name] for name in named(decision, Recall)} <= {LEAVING}
+    assert not any(job.held for job in staff.jobs if job.name in named(decision, Drain))
     assert max(Counter(gone(decision)).values(), default=1) == 1
     assert all(count >= 1 for count in asked(decision).values())
     assert all(count >= 0 for count in decision.wanted.values())
@@ -626,9 +848,11 @@ def test_more_work_never_wants_fewer_jobs(
 
 
 @settings(max_examples=60, deadline=None)
-@given(staffs(), PARAMETERS, st.integers(0, 8), SECONDS, st.sampled_from([0.0, 3.0]))
+@given(
+    staffs(), PARAMETERS, st.integers(0, 8), SECONDS, st.sampled_from([0.0, 3.0]), st.sampled_from([0.0, 4.0])
+)
 def test_constant_work_does_not_make_it_flap(
-    staff: Staff, parameters: Parameters, room: int, wait: float, boot: float
+    staff: Staff, parameters: Parameters, room: int, wait: float, boot: float, leave: float
 ) -> None:
     """A hundred seconds of the same work: jobs are asked for, a few may go, and none is asked for after that.
 
@@ -636,12 +860,12 @@ def test_constant_work_does_not_make_it_flap(
     """
     each = sum(pool.processes for pool in staff.pools)
     assume(parameters.maximum >= each or len({demand.pools for demand in staff.demands}) <= 1)
-    site = Site(list(staff.pools), parameters, room, wait, boot)
+    site = Site(list(staff.pools), parameters, room, wait, boot, leave=leave)
     for _ in range(100):
         site.tick(*(demand for demand in staff.demands if demand.profile))
     kinds = site.kinds()
     leaving = [n for n, kind in enumerate(kinds) if kind in ("Cancel", "Drain")]
-    assert not leaving or "Submit" not in kinds[leaving[0] :]
+    assert not leaving or not {"Submit", "Recall"} & set(kinds[leaving[0] :])
 
 
 NUMBERS = st.floats() | st.sampled_from([nan, inf, -inf, 0.0, -1.0, 1e300])

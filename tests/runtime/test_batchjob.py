@@ -115,10 +115,26 @@ def test_a_requeued_job_has_other_workers():
     assert life.look(row("RUNNING", "", 1), set(life.job.workers)) == "running"
 
 
-def test_a_job_that_lost_one_of_two_workers_runs_and_one_that_lost_both_is_given_a_minute():
+def test_a_job_that_lost_one_of_two_workers_ends_early_unless_it_comes_back():
     life = Life()
     life.look(row("RUNNING"), BOTH)
-    assert life.look(row("RUNNING"), {"gpu-7-0"}, after=1000) == "running"
+    ends = []
+    for connected, after in [
+        ({"gpu-7-0"}, 1),
+        ({"gpu-7-0"}, 59),
+        ({"gpu-7-0"}, 1),
+        ({"gpu-7-0"}, 9),
+        (BOTH, 1),
+    ]:
+        assert life.look(row("RUNNING"), connected, after) == "running"
+        ends.append((life.job.seen().ends_at, life.job.seen().reason))
+    short = (1002.0 + 60 + 20, "1 of its 2 workers are connected")
+    assert ends == [(4550.0, ""), (4550.0, ""), short, short, (4550.0, "")]
+
+
+def test_a_job_that_lost_both_workers_is_given_a_minute():
+    life = Life()
+    life.look(row("RUNNING"), BOTH)
     assert life.look(row("RUNNING")) == "booting"
     assert life.look(row("RUNNING"), after=59) == "booting"
     assert life.look(row("RUNNING"), after=1) == ("none of its workers is connected for 60 s", False, False)
@@ -128,6 +144,8 @@ def test_half_a_job_counts_as_one_when_the_other_half_does_not_come():
     life = Life()
     assert life.look(row("RUNNING"), {"gpu-7-0"}) == "booting"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=601) == "running"
+    assert life.look(row("RUNNING"), {"gpu-7-0"}, after=900) == "running"
+    assert life.job.seen().ends_at == 4550.0  # it never had more
 
 
 def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back():

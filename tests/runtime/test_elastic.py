@@ -86,7 +86,7 @@ def test_a_job_is_what_all_its_processes_are():
     (row,) = rows([job], workers)
     assert row._asdict() == {
         "name": "a", "pool": "default", "state": RUNNING, "age": 20.0, "order": 3, "idle_for": 0.0, "ends_in": 50.0,
-        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2,
+        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2, "held": False,
     }  # fmt: skip
 
 

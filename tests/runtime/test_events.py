@@ -66,6 +66,9 @@ def test_the_events_add_up_to_what_was_counted():
             assert sum(event[name] for event in steals) == counts[name]
         gained = sum(event["seconds_gained"] for event in steals)
         assert gained == pytest.approx(counts["seconds gained"])
+        watch = scheduler.extensions["stealing"].watch
+        assert counts["seconds gained"] == pytest.approx(watch.totals["gained"])  # of confirmed moves alone
+        assert counts["seconds moving"] == pytest.approx(watch.totals["spent"])
         assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
         assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
         assert sum(events.placed.values()) >= 31

@@ -126,9 +126,16 @@ def test_it_is_tried_again_until_somebody_has_room():
     ("environ", "left"),
     [
         pytest.param({}, 30.0, id="of which nothing is known: the notice is a guess"),
-        pytest.param({"FERRO_JOB_NOTICE": "60"}, 60.0, id="with the site's notice"),
+        pytest.param({"FERRO_JOB_NOTICE": "20"}, 20.0, id="with the site's notice, and no more"),
+        pytest.param({"FERRO_JOB_NOTICE": "60", "FERRO_JOB_GRACE": "5"}, 5.0, id="that may be preempted"),
         pytest.param({"FERRO_JOB_ENDS": "1005"}, 5.0, id="near its walltime"),
-        pytest.param({"FERRO_JOB_ENDS": "9000", "FERRO_JOB_NOTICE": "10"}, 10.0, id="that is preempted"),
+        pytest.param({"FERRO_JOB_ENDS": "1060", "FERRO_JOB_NOTICE": "10"}, 10.0, id="whose signal is early"),
+        pytest.param({"FERRO_JOB_ENDS": "9000", "FERRO_JOB_NOTICE": "60"}, 30.0, id="that is preempted"),
+        pytest.param(
+            {"FERRO_JOB_ENDS": "9000", "FERRO_JOB_NOTICE": "60", "FERRO_JOB_GRACE": "5"},
+            5.0,
+            id="that is preempted where little is granted",
+        ),
         pytest.param({"FERRO_JOB_ENDS": "990"}, 0.0, id="whose walltime is over"),
     ],
 )

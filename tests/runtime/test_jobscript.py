@@ -62,12 +62,30 @@ def test_the_script_names_all_that_a_worker_is_told():
             "USR1@60",
             id="the user's signal",
         ),
+        pytest.param({}, "FERRO_JOB_GRACE=30\n", "FERRO_JOB_GRACE=5", id="a preempted job's time is a guess"),
+        pytest.param({"grace": 240}, "FERRO_JOB_GRACE=240\n", "FERRO_JOB_GRACE=30", id="or what is said"),
     ],
 )
 def test_options_change_the_script(options, there, not_there):
     script = job(**options).job_script()
     assert there in script
     assert not_there not in script
+
+
+@pytest.mark.parametrize(
+    ("options", "grace"),
+    [
+        pytest.param({"queue": "low"}, 5, id="its partition's"),
+        pytest.param({}, 7, id="the default partition's"),
+        pytest.param({"queue": "low,spot"}, 5, id="the least of several"),
+        pytest.param({"queue": "low", "job_extra_directives": ["--partition=spot"]}, 9, id="the last one's"),
+        pytest.param({"queue": "cpu"}, 30, id="of which nothing is said"),
+        pytest.param({"queue": "low", "grace": 60}, 60, id="the user's"),
+    ],
+)
+def test_a_preempted_job_has_the_time(options, grace):
+    script = job(**options).job_script(graces={"low": 5.0, "spot": 9.0, "": 7.0})
+    assert f"export FERRO_JOB_GRACE={grace}\n" in script
 
 
 @pytest.mark.parametrize(
@@ -194,6 +212,7 @@ def test_a_new_job_is_expected_to_wait_as_long_as_those_that_wait():
         ({"cost": "much"}, "cost='much'"),
         ({"cost": float("nan")}, "cost=nan"),
         ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
+        ({"grace": "soon"}, "pool 'gpu': got grace='soon', wanted a number of seconds"),
     ],
 )
 def test_a_pool_with_a_wrong_value_names_it(overrides, said):

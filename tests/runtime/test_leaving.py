@@ -40,11 +40,11 @@ def held_up(name, event):
     return name
 
 
-def on_workers(test, *limits, installed=False, **options):
+def on_workers(test, *limits, installed=False, config=None, **options):
     """Run an asynchronous test on in-process workers with these memory limits."""
 
     async def run():
-        with dask.config.set(CHECKED):
+        with dask.config.set(CHECKED | (config or {})):
             async with (
                 Scheduler(port=0, dashboard_address=":0") as scheduler,
                 Client(scheduler.address, asynchronous=True) as client,
@@ -70,9 +70,9 @@ def recomputed(scheduler):
     return {key: count for key, count in done.items() if count > 1}
 
 
-async def leave(client, *workers, seconds=None):
+async def leave(client, *workers, seconds=None, must=False):
     addresses = [getattr(worker, "address", worker) for worker in workers]
-    answer = await client.scheduler.ferro_leave(addresses=addresses, seconds=seconds)
+    answer = await client.scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=must)
     assert {*answer["left"], *answer["stayed"]} == set(addresses)
     return answer["stayed"]
 
@@ -277,6 +277,7 @@ async def _needed(client, workers):
     return None, workers[:1], "a scheduler plugin needs "
 
 
+@pytest.mark.parametrize("seconds", [None, 3600.0], ids=["at any time", "within an hour"])
 @pytest.mark.parametrize(
     "scene",
     [
@@ -288,10 +289,10 @@ async def _needed(client, workers):
         pytest.param(_needed, id="one that a plugin needs"),
     ],
 )
-def test_stays_and_takes_tasks_again(scene):
+def test_stays_and_takes_tasks_again(scene, seconds):
     async def test(client, scheduler, workers):
         kept, leavers, why = await scene(client, workers)
-        stayed = await leave(client, *leavers)
+        stayed = await leave(client, *leavers, seconds=seconds)
         assert set(stayed) == {w.address for w in leavers}
         assert all(why in reason for reason in stayed.values())
         assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
@@ -328,6 +329,82 @@ def test_those_of_the_same_moment_do_not_receive_from_each_other():
     on_workers(test, "1GB", "1GB", "1GB")
 
 
+# ---- who must leave -------------------------------------------------------------------------------------
+
+
+def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_any_more():
+    """Both processes of a job are judged alike: the one without an actor stays as well."""
+
+    async def test(client, scheduler, workers):
+        leaver, second, other = workers
+        counter = await client.submit(Counting, actor=True, workers=[leaver.address])
+        scattered = await client.scatter(bytes(MB), workers=[leaver.address])
+        held = [client.submit(ran, str(i), nbytes=(20 + i) * MB, workers=[leaver.address]) for i in range(16)]
+        await wait(held)
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        task = client.submit(held_up, "task", "must", **loosely)
+        await started("task")
+        stayed = await leave(client, leaver, second, seconds=0.1, must=True)
+        assert stayed == dict.fromkeys([leaver.address, second.address], "actors cannot move: " + counter.key)
+        await started("task", 2)
+        await Event("must", client).set()
+        assert await task == "task"
+        moved = sum(len(other.data.get(f.key, b"")) for f in held)
+        assert 300 * MB - 36 * MB < moved < 300 * MB  # its limit, though 180 MB is where it begins to spill
+        assert scattered.key in other.data
+        assert {ws.name: ws.status.name for ws in scheduler.workers.values()} == {
+            "0": "closing_gracefully",
+            "1": "closing_gracefully",
+            "2": "running",
+        }
+        assert scheduler.tasks[task.key].suspicious == 0
+        # It is put off: they take tasks again.
+        for seconds in (100, 500):
+            await client.scheduler.ferro_ends(ends={"0": time.time() + seconds, "1": time.time() + seconds})
+        assert await client.submit(lambda: 7, workers=[leaver.address]) == 7
+        assert await leave(client, second) == {}
+        assert max(RAN[str(i)] for i in range(16)) == 1
+
+    memory = "distributed.worker.memory"  # all of them are one process, with more than the limit
+    on_workers(test, "4GB", "4GB", 300 * MB, config={f"{memory}.pause": False, f"{memory}.spill": False})
+
+
+def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once():
+    async def test(client, scheduler, workers):
+        leaver, _ = workers
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        with dask.annotate(ferro={"seconds": 7200.0}):
+            task = client.submit(held_up, "task", "hopeless", **loosely)
+        await started("task")
+        assert await leave(client, leaver, seconds=3600.0, must=True) == {}
+        await started("task", 2)
+        await Event("hopeless", client).set()
+        assert await task == "task"
+        assert scheduler.tasks[task.key].suspicious == 0
+
+    on_workers(test, "1GB", "1GB", installed=True)
+
+
+def test_who_must_leave_and_cannot_holds_nobody_up():
+    async def test(client, scheduler, workers):
+        first, second, third = workers
+        held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in (first, second)]
+        await wait(held)
+        counter = await client.submit(Counting, actor=True, workers=[first.address])
+        loosely = {"workers": [first.address], "allow_other_workers": True}
+        task = client.submit(held_up, "task", "nobody", **loosely)
+        await started("task")
+        must = asyncio.ensure_future(leave(client, first, must=True))
+        assert await leave(client, second) == {}
+        await Event("nobody", client).set()
+        assert list(await must) == [first.address]
+        assert await task == "task"
+        assert {f.key for f in held} <= third.data.keys()
+        assert await counter.add() == 1
+
+    on_workers(test, "1GB", "1GB", "1GB")
+
+
 # ---- all at once ----------------------------------------------------------------------------------------
 
 
@@ -357,3 +434,23 @@ def count_one(*parts):
     RAN[get_worker().get_current_task()] += 1
     time.sleep(0.01)
     return sum(parts)
+
+
+def test_those_that_are_recalled_stay_and_take_tasks_again():
+    async def test(client, scheduler, workers):
+        leaver, other = workers
+        running = client.submit(
+            held_up, "running", "recall", workers=[leaver.address], allow_other_workers=True
+        )
+        await started("running")
+        departure = asyncio.ensure_future(leave(client, leaver))
+        await asyncio.sleep(0.1)
+        assert scheduler.workers[leaver.address].status.name == "closing_gracefully"
+        await client.scheduler.ferro_stay(addresses=[leaver.address])
+        assert await departure == {leaver.address: "recalled"}
+        await Event("recall", client).set()
+        assert await running == "running"
+        assert await client.submit(ran, "again", workers=[leaver.address]) == b""
+        assert (RAN["running"], len(scheduler.workers)) == (1, 2)
+
+    on_workers(test, "8GB", "8GB")

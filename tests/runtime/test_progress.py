@@ -108,6 +108,35 @@ def test_cancelled_tasks_end_it(client):
     assert (seen.tasks, seen.failed) == ((0, 1), 1)
 
 
+def test_one_that_was_cancelled_before_does_not_hold_up_the_others(client):
+    fine, gone = (client.submit(gate, "others", i, key=f"others-{i}") for i in range(2))
+    gone.cancel()
+    Event("others", client=client).set()
+    while "others-1" in client.cluster.scheduler.tasks:
+        time.sleep(0.005)
+    following = Following(client, [fine, gone], interval=0.005)
+    for _ in range(1000):
+        if (seen := client.sync(following.read)).status == "finished":
+            break
+    assert (seen.status, seen.tasks, seen.failed) == ("finished", (1, 2), 1)
+
+
+def test_a_counter_that_was_forgotten_is_followed_by_another(client):
+    future = client.submit(gate, "forgotten", 1, key="forgotten")
+    following = Following(client, [future], interval=0.0)
+    first = begun(client, following)
+    (name,) = counting(client)
+    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[name].stop())  # as after a minute
+    second = begun(client, following)
+    assert (second.status, second.tasks) == ("running", (0, 1))
+    assert second.elapsed >= first.elapsed
+    client.sync(following.close)
+    assert client.sync(following.read) is None
+    assert counting(client) == []
+    Event("forgotten", client=client).set()
+    assert future.result() == 1
+
+
 def test_nothing_stays_behind_when_the_client_stops_looking(client):
     future = client.submit(gate, "stay", 1, key="stay")
     following = Following(client, [future], interval=0.0)
@@ -127,7 +156,7 @@ def test_what_was_cancelled_before_anybody_looked_is_over(client):
     while client.sync(client.run_on_scheduler, lambda dask_scheduler: "early" in dask_scheduler.tasks):
         pass
     following = Following(client, [future], interval=0.0)
-    assert client.sync(following.read)[:3:2] == ("finished", (0, 0))
+    assert client.sync(following.read)[:3:2] == ("finished", (0, 1))
     client.sync(following.close)
     assert counting(client) == []
 

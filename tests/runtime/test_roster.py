@@ -281,6 +281,25 @@ def test_ends_are_kept_by_name_for_workers_that_come_later_too(installed):
     on_cluster(test)
 
 
+def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(monkeypatch):
+    monkeypatch.setattr(roster, "_ABSENT", 3)
+
+    async def test(client, cluster):
+        known = cluster.scheduler.plugins[roster.NAME]._ends
+        now = time.time()
+        told = cluster.scheduler_comm.ferro_ends
+        await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
+        assert list(known) == ["0", "1", "next"]
+        addresses = {str(ws.name): address for address, ws in cluster.scheduler.workers.items()}
+        await cluster.scheduler_comm.ferro_leave(addresses=[addresses["0"]])
+        await cluster.scheduler.remove_worker(addresses["1"], stimulus_id="died")
+        assert list(known) == ["1", "next"]  # a nanny starts it again
+        await told(ends={f"later-{i}": now + 60 for i in range(5)})
+        assert list(known) == ["later-2", "later-3", "later-4"]
+
+    on_cluster(test)
+
+
 # ---- on and off -----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import zip_longest
 from math import inf
 
 import pytest
@@ -27,8 +28,9 @@ WIDTHS = [int(column.partition(":")[2]) for column in squeue.FORMAT.split(",")]
 
 
 def printed(*cells: str) -> str:
-    """A line of squeue's."""
-    return "".join(cell[:width].ljust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+    """A line of squeue's; last cells may be missing."""
+    pairs = zip_longest(cells, WIDTHS, fillvalue="")
+    return "".join(cell[:width].ljust(width) for cell, width in pairs)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,16 @@ def printed(*cells: str) -> str:
             ),
             Row("12", "PENDING", reason="Nodes required for job are DOWN, DRAINED or reserved"),
             id="a reason of several words",
+        ),
+        pytest.param(
+            ("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "quick please ferro-12ab"),
+            Row("12", "PENDING", reason="Priority", comment="quick please ferro-12ab"),
+            id="a comment",
+        ),
+        pytest.param(
+            ("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "(null)"),
+            Row("12", "PENDING", reason="Priority"),
+            id="no comment",
         ),
     ],
 )
@@ -131,6 +143,8 @@ def test_states_are_phases(state, reason, phase):
         ("QOSMaxCpuPerJobLimit", True),
         ("AssocMaxWallDurationPerJobLimit", True),
         ("DependencyNeverSatisfied", True),
+        ("PartitionDown", False),
+        ("PartitionInactive", False),
         ("Resources", False),
         ("Priority", False),
         ("QOSMaxJobsPerUserLimit", False),
@@ -141,6 +155,18 @@ def test_states_are_phases(state, reason, phase):
 def test_a_job_is_stuck_where_time_alone_does_not_help(reason, is_stuck):
     assert Row("1", "PENDING", reason=reason).is_stuck is is_stuck
     assert not Row("1", "RUNNING", reason=reason).is_stuck
+
+
+def test_partitions_grant_seconds_to_preempted_jobs():
+    text = "\n".join(
+        [
+            "PartitionName=cpu AllowGroups=ALL Default=YES GraceTime=0 Hidden=NO",
+            "PartitionName=low AllowGroups=ALL Default=NO GraceTime=120 TRES=cpu=24,mem=24000M",
+            "slurm_load_partitions error: what is no partition",
+        ]
+    )
+    assert squeue.graces(text) == {"low": 120.0}
+    assert squeue.graces(text.replace("GraceTime=0", "GraceTime=7")) == {"cpu": 7.0, "": 7.0, "low": 120.0}
 
 
 def test_local_time_is_read_too():

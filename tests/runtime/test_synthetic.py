@@ -85,7 +85,7 @@ def test_the_real_kernels_multiply():
 @pytest.mark.parametrize(
     ("name", "kernel", "told"),
     [
-        ("cholesky", "fast", 'kernel: got \'fast\', wanted "sleep" or "real"'),
+        ("cholesky", "fast", 'kernel: got \'fast\', wanted "sleep", "real" or "declared"'),
         ("skew", "real", "workload skew: it has sleeps alone; real kernels: cholesky, gemm"),
     ],
     ids=["a kernel that is none", "real kernels of a workload without"],

@@ -15,8 +15,9 @@ from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.kernels import profile
 from dask_ferro.lower import task
-from dask_ferro.runtime import tracing
+from dask_ferro.runtime import tape, tracing
 from dask_ferro.runtime.scheduler import NAME
 from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.tracing import Tracing, checked, traced_to
@@ -116,6 +117,25 @@ def test_what_does_not_fit_is_counted(client: Client) -> None:
             client.submit(slept, 0.0, key=f"many-{i}").result()
     assert [k.key for k in t.trace.tasks] == [f"many-{i}" for i in range(6, 10)]
     assert t.trace.counts["dropped"] == 6
+
+
+def test_steals_that_do_not_fit_are_counted_too(client: Client) -> None:
+    with ff.trace(client, tasks=4) as t:
+        for i in range(7):
+            telemetry_of(client).stolen(f"s-{i}", "v", "t", time.time(), time.time())
+    assert t.trace.counts["dropped_steals"] == 3
+
+
+def test_what_was_lost_within_a_block_is_what_was_recorded_less_what_is_kept() -> None:
+    telemetry = Telemetry(3)
+    for i in range(2):
+        telemetry.stolen(f"before-{i}", "v", "t", 1.0, 2.0)
+    mark = telemetry.mark()
+    for i in range(5):
+        telemetry.stolen(f"within-{i}", "v", "t", 1.0, 2.0)
+    telemetry.record_for("somebody else", 100)  # makes the ring longer, and brings nothing back
+    telemetry.stolen("within-5", "v", "t", 1.0, 2.0)
+    assert telemetry.lost(mark) == (0, 2)
 
 
 def test_counts_are_the_blocks_own(client: Client) -> None:
@@ -286,6 +306,68 @@ def test_nobody_listens_when_the_block_has_ended(client: Client) -> None:
         assert task._listener is not None
     assert task._listener is None
     assert set(client.cluster.scheduler.worker_plugins) == plugins
+
+
+def test_a_recording_that_cannot_begin_leaves_nothing_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = set(client.cluster.scheduler.worker_plugins)
+
+    def failing(self: tape.TapePlugin, worker: Worker) -> None:
+        raise OSError("on purpose")
+
+    monkeypatch.setattr(tape.TapePlugin, "setup", failing)
+    with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
+        pass
+    assert set(client.cluster.scheduler.worker_plugins) == plugins
+    assert telemetry_of(client).wanted == ()
+
+
+def test_ops_that_cannot_be_fetched_leave_nothing_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = set(client.cluster.scheduler.worker_plugins)
+
+    async def failing(self: Tracing) -> None:
+        raise OSError("on purpose")
+
+    monkeypatch.setattr(Tracing, "_ops", failing)
+    with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
+        pass
+    assert (task._listener, set(client.cluster.scheduler.worker_plugins)) == (None, plugins)
+
+
+def test_a_trace_of_ops_within_another_leaves_it_its_profiles(client: Client) -> None:
+    y = ff.from_onnx(MLP)(X)
+    with ff.trace(client, ops=True) as outer:
+        with ff.trace(client, ops=True) as inner:
+            y.compute()
+        y.compute()
+    assert len(list(inner.trace.of("op"))) > 1
+    assert ops_of(outer.trace) == 2 * ops_of(inner.trace)
+
+
+def test_ops_beyond_what_a_tape_or_a_trace_has_room_for_are_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = ff.workloads.build("wide", branches=2, length=3)
+    y = ff.from_onnx(sleeps, granularity="model")(np.ones(256, "f4"))
+    monkeypatch.setattr(tape, "_tape", tape.Tape(length=4))
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    assert (len(ops_of(t.trace)), t.trace.counts["dropped_ops"]) == (4, 2)
+    monkeypatch.setattr(tracing, "_OPS", 2)
+    with ff.trace(client, ops=True) as t:
+        y.compute(workers=[min(client.cluster.scheduler.workers)])
+    assert (len(ops_of(t.trace)), t.trace.counts["dropped_ops"]) in {(1, 5), (2, 4)}
+
+
+def test_sessions_beyond_a_process_budget_are_one_span_each(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "_BUDGET", 3)  # of a model of five
+    y = ff.from_onnx(MLP)(X)
+    with ff.trace(client, ops=True) as t:
+        y.compute()
+    assert [op.endswith("nodes") for op, _, _ in ops_of(t.trace)] == [True]
 
 
 def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -> None:

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client
 
 import dask_ferro as ff
+from dask_ferro.runtime.roster import Roster
 from dask_ferro.runtime.slurm import SLURMCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -191,6 +193,41 @@ def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
         assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
 
     play(scenario, **LATER)
+
+
+def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake):
+    """Another of the same elements and the same name is there first: it is no job of ours."""
+    calls = fake(
+        "sbatch",
+        1,
+        'script=$(mktemp); cat > $script; $real "$@" --comment=other $script > /dev/null; '
+        '$real "$@" $script > /dev/null; rm $script; '
+        'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
+    )
+
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        await cluster.wait_submitted()
+        first, _ = await looked(cluster, ["pending"] * 2)
+        array = first.job_id.partition("_")[0]
+        said = command("squeue", "-h", "-o", "%F %k", "--name", cluster.job_name).splitlines()
+        comments = dict(sorted({tuple(line.split(" ", 1)) for line in said}))
+        (nonce,) = (word for word in calls.read_text().split() if word.startswith("--comment"))
+        assert comments[array] == nonce.partition("=")[2]
+        await until(lambda: asyncio.to_thread(lambda: len(queue(cluster.job_name)) == 2))
+        assert {job.partition("_")[0] for job in queue(cluster.job_name)} == {array}
+
+    play(scenario, **LATER)
+
+
+def test_a_comment_of_the_users_stays(play):
+    async def scenario(cluster):
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        said = command("squeue", "-h", "-o", "%k", "--name", cluster.job_name)
+        assert said.startswith("for the group ferro-")
+
+    play(scenario, job_extra_directives=["--begin=now+1hour", '--comment="for the group"'])
 
 
 def test_jobs_that_nobody_follows_are_cancelled(play):
@@ -390,6 +427,98 @@ def test_a_cancellation_that_fails_is_seen_through(play, fake):
         await cluster.release([second.name])  # gone: no error
 
     play(scenario, **LATER)
+
+
+def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_left(
+    play, fake, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dask_ferro.runtime.cancellation._PAUSE_MOST", 1.0)
+    gate = tmp_path / "gate"
+    refused = 'echo "scancel: error: Kill job error: Unable to contact slurm controller" >&2; exit 1'
+    fake("scancel", 1000, f'[ -e {gate} ] && exec $real "$@"; {refused}')
+
+    async def scenario(cluster):
+        cluster.request("default", 1)
+        await looked(cluster, ["running"])
+        async with Client(cluster, asynchronous=True) as client:
+            await client.register_plugin(Roster())
+            tasks = client.map(slow, range(12), pure=False)
+            cluster.request("default", 1)
+            await cluster.wait_submitted()
+            going = asyncio.ensure_future(cluster.release(["default-1"]))
+            try:
+                found = await until(lambda: removals(client))
+            finally:
+                gate.touch()
+            await going
+            assert [(e["expected"], e["processing-tasks"], e["lost-computed-tasks"]) for e in found] == [
+                (True, set(), set())
+            ]
+            assert await client.gather(tasks) == list(range(12))
+            assert await removals(client) == found
+            assert len(queue(cluster.job_name)) == 1
+
+    play(scenario)
+
+
+async def removals(client: Client) -> list[dict[str, Any]]:
+    events = [event for _, event in await client.get_events("all")]
+    return [event for event in events if event.get("action") == "remove-worker"]
+
+
+def slow(number: int) -> int:
+    time.sleep(0.5)
+    return number
+
+
+def test_a_preempted_job_hands_its_long_task_over_within_what_its_partition_grants(play, tmp_path):
+    """The walltime's notice is 60 s, GraceTime 5: once the task was lost, and its worker to blame."""
+    starts = tmp_path / "starts"
+
+    async def scenario(cluster):
+        cluster.request("default", 2)
+        assert "FERRO_JOB_GRACE=5\n" in cluster.job_script()
+        await looked(cluster, ["running"] * 2)
+        async with Client(cluster, asynchronous=True) as client:
+            await client.register_plugin(Roster())
+            task = client.submit(long_at_first, str(starts))
+            busy = await until(lambda: running_on(client, task))
+            job = next(job for job in await cluster.reconcile() if busy in job.workers)
+            node = command("squeue", "-h", "-o", "%N", "-j", job.job_id).strip()
+            other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-c4", "-o", "/dev/null",
+                            "--wrap", "sleep 60").strip()  # fmt: skip
+            try:
+                assert await task == 2
+            finally:
+                command("scancel", other)
+            (first, *_) = await removals(client)
+            assert (first["expected"], first["processing-tasks"]) == (True, set())
+            assert await client.run_on_scheduler(suspicion, key=task.key) == 0
+
+    play(scenario, queue="low", cores=4)
+
+
+def long_at_first(starts: str) -> int:
+    """Take 30 s, and return how often it was started; again, 0.1 s."""
+    with open(starts, "a") as file:
+        file.write("x")
+    count = len(Path(starts).read_text())
+    time.sleep(30.0 if count == 1 else 0.1)
+    return count
+
+
+async def running_on(client: Client, task: Any) -> str | None:
+    """The name of the worker that a task is on."""
+    return await client.run_on_scheduler(place_of, key=task.key)
+
+
+def place_of(key: str, dask_scheduler: Any) -> str | None:
+    worker = dask_scheduler.tasks[key].processing_on if key in dask_scheduler.tasks else None
+    return str(worker.name) if worker else None
+
+
+def suspicion(key: str, dask_scheduler: Any) -> int:
+    return dask_scheduler.tasks[key].suspicious
 
 
 def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):
