@@ -23,7 +23,7 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
 	$(BIN)/ruff check .
@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON 
 	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
+	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak

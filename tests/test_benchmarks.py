@@ -133,8 +133,51 @@ def test_scheduling_at_toy_size(tmp_path):
         assert name in printed
 
 
+@pytest.mark.cluster
+def test_gpu_at_toy_size(tmp_path):
+    """On the stand-in, where there is no GPU: counts of bytes, and that every contender runs."""
+    printed, record = toy("gpu.py", tmp_path / "record.json")
+    products = record["results"]["products"][0]["contenders"]
+    matrix = 16 * 16 * 4
+    copies, tasks = products["copies at every op"], products["dask tasks"]
+    assert (copies["up_bytes"], copies["down_bytes"]) == (2 * copies["ops"] * matrix, copies["ops"] * matrix)
+    assert (tasks["ops"], tasks["down_bytes"]) == (2 * 3, 2 * matrix)  # two results, nothing between
+    assert tasks["up_bytes"] <= 3 * matrix  # two inputs, and the weight where it is not kept
+    for name in ("library alone", "resident, 1 thread", "resident, 2 threads"):
+        assert (products[name]["up_bytes"], products[name]["down_bytes"]) == (0, 0)
+    assert [(n["network"], n["batch"]) for n in record["results"]["networks"]] == [
+        (network, batch) for network in ("transformer block", "resnet-18") for batch in (1, 2)
+    ]
+    for network in record["results"]["networks"]:
+        assert {"array", "onnxruntime-device", "chosen"} < set(network["contenders"])
+        assert network["contenders"]["chosen"]["down_bytes"] == 0
+    assert (record["checks"], record["device"]["name"][:8]) == (
+        {},
+        "standin:",
+    )  # nothing is judged without a GPU
+    for name in ("products", "networks", "of library"):
+        assert name in printed
+
+
+def test_a_gpu_is_held_to_its_bounds(measure):
+    checks = importlib.import_module("gpu_checks")
+
+    def row(side, of_library, times_copies):
+        each = {"resident, 1 thread": times_copies, "copies at every op": 1.0, "dask tasks": 5.0}
+        contenders = {
+            name: {"ops_per_s": measure.Summary.of([rate]), "of_library": measure.Summary.of([of_library])}
+            for name, rate in each.items()
+        }
+        return {"side": side, "dtype": "float32", "contenders": contenders}
+
+    assert list(checks.judged({"products": [row(2048, 0.85, 20.0)]}).values()) == [True, True]
+    assert list(checks.judged({"products": [row(2048, 0.84, 19.9)]}).values()) == [False, False]
+    assert checks.judged({"products": [row(4096, 0.1, 1.0)]}) == {}
+    assert checks.judged({}) == {}
+
+
 @pytest.mark.parametrize(
-    "script", ["scheduling.py", "inference.py", "overhead.py", "memory.py", "device_profile.py"]
+    "script", ["scheduling.py", "inference.py", "overhead.py", "memory.py", "device_profile.py", "gpu.py"]
 )
 def test_benchmarks_explain_themselves(script):
     done = subprocess.run(
@@ -158,3 +201,11 @@ def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
             assert figures["node_seconds"]["median"] > 0
     assert set(results["simulated"]["resize"]) == {"4 -> 8", "8 -> 4"}
     assert "after/expected" in printed
+
+
+@pytest.mark.cluster
+def test_views_at_toy_size(tmp_path):
+    printed, record = toy("views.py", tmp_path / "record.json")
+    assert list(record["results"]) == ["no page", "stealing", "timeline", "graph", "elastic", "memory"]
+    assert all(told["share"]["median"] > 0 for told in record["results"].values())
+    assert "timeline" in printed

@@ -1,36 +1,66 @@
-"""A terminal as an asyncio loop sees it: keys as they are pressed, and its size.  POSIX alone."""
+"""A terminal as an asyncio loop sees it: keys as they are pressed, its size, and being stopped.  POSIX alone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 _PLAIN = {"\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}
-# What follows escape and a bracket.
-_ARROWS = {"A": "up", "B": "down", "5~": "page up", "6~": "page down", "H": "home", "F": "end"}
+# A control sequence (ECMA-48, 5.4: parameters, intermediates, a final byte), one of the keypad's, or one character.
+_KEY = re.compile("\x1b\\[([0-?]*)[ -/]*([@-~])|\x1bO(.)|(.)", re.DOTALL)
+# What may become a sequence when more comes: all of it that is there already.
+_BEGUN = re.compile("\x1b(\\[[0-?]*[ -/]*|O)?\\Z")
+# By the sequence's final byte; with "~", by its first parameter.
+_NAMES = {"A": "up", "B": "down", "H": "home", "F": "end"}
+_NUMBERS = {"1": "home", "4": "end", "5": "page up", "6": "page down", "7": "home", "8": "end"}
+# A sequence's bytes come together, but for a line that is cut in between; after so long it was escape, typed.
+_PATIENCE = 0.1
 
 
 def keys(data: bytes) -> list[str]:
     """Return the keys that a terminal sent: characters, "up", "page down", "escape", "enter", "backspace".
 
-    >>> keys(b"s\\x1b[B\\r")
+    Sequences that are no key of ours, with modifiers among them, are dropped as a whole.
+
+    >>> keys(b"s\\x1b[B\\x1b[1;5C\\r")
     ['s', 'down', 'enter']
     """
-    found: list[str] = []
-    text = data.decode(errors="ignore")
-    while text:
-        if text[:2] in ("\x1b[", "\x1bO"):
-            name = next((n for n in _ARROWS if text[2:].startswith(n)), "")
-            found += [_ARROWS[name]] if name else []
-            text = text[2 + max(len(name), 1) :]
-            continue
-        found.append(_PLAIN.get(text[0], text[0]))
-        text = text[1:]
+    found = []
+    for numbers, final, pad, character in _KEY.findall(data.decode(errors="ignore")):
+        name = (
+            _PLAIN.get(character, character)
+            if character
+            else _NUMBERS.get(numbers.partition(";")[0])
+            if final == "~"
+            else _NAMES.get(final or pad)
+        )
+        found += [name] if name else []
     return found
+
+
+def whole(data: bytes) -> tuple[bytes, bytes]:
+    """Return what can be read by now, and the begun sequence, or character, at its end.
+
+    >>> whole(b"s\\x1b[1;"), whole(b"\\x1b"), whole("\u00e9".encode()[:1])
+    ((b's', b'\\x1b[1;'), (b'', b'\\x1b'), (b'', b'\\xc3'))
+    """
+    for cut in range(
+        1, min(len(data), 3) + 1
+    ):  # a character of UTF-8 that is cut has its first byte at the end
+        first = data[-cut]
+        if first >= 0xC0:
+            is_cut = cut < (2 if first < 0xE0 else 3 if first < 0xF0 else 4)
+            return (data[:-cut], data[-cut:]) if is_cut else (data, b"")
+        if first < 0x80:
+            break
+    begun = _BEGUN.search(data.decode("latin-1"))
+    return (data[: begun.start()], data[begun.start() :]) if begun else (data, b"")
 
 
 def size() -> tuple[int, int]:
@@ -39,44 +69,93 @@ def size() -> tuple[int, int]:
     return columns or 80, lines or 24
 
 
-@contextmanager
-def keyboard(press: Callable[[str], None]) -> Iterator[None]:
-    """Pass on keys as they are pressed, and give the terminal back as it was; no terminal, no keys."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-    import tty
+class Keyboard:
+    """Passes on keys as they are pressed, while it has the terminal; no terminal, no keys."""
 
-    stdin, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    def __init__(self, press: Callable[[str], None]) -> None:
+        self._press = press
+        self._before: list[Any] | None = None  # as the terminal was
+        self._begun = b""
+        self._given_up: asyncio.TimerHandle | None = None
 
-    def readable() -> None:
+    def __enter__(self) -> Keyboard:
+        self.take()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.give_back()
+
+    def take(self) -> None:
+        """Read keys one by one from now on."""
+        if not sys.stdin.isatty():
+            return
+        import termios
+        import tty
+
+        stdin = sys.stdin.fileno()
+        self._before = termios.tcgetattr(stdin)
+        tty.setcbreak(stdin)  # Ctrl-C and Ctrl-Z stay signals
+        asyncio.get_running_loop().add_reader(stdin, self._readable)
+
+    def give_back(self) -> None:
+        """Give the terminal back as it was.  Idempotent."""
+        self._end_patience()
+        if self._before is None:
+            return
+        import termios
+
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        before, self._before = self._before, None
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+    def _readable(self) -> None:
+        loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+        self._end_patience()
         try:
             data = os.read(stdin, 1024)
         except OSError:  # of a terminal that was closed
             data = b""
-        if not data:
+        if not data:  # the terminal is gone
             loop.remove_reader(stdin)
-        for key in keys(data) if data else ["q"]:  # nothing: the terminal is gone
-            press(key)
+            self._press("q")
+            return
+        ready, self._begun = whole(self._begun + data)
+        self._tell(ready)
+        if self._begun:
+            self._given_up = loop.call_later(_PATIENCE, self._give_up)
 
-    before = termios.tcgetattr(stdin)
-    tty.setcbreak(stdin)  # Ctrl-C stays a signal
-    loop.add_reader(stdin, readable)
-    try:
-        yield
-    finally:
-        loop.remove_reader(stdin)
-        with suppress(termios.error):  # the terminal may be gone
-            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+    def _give_up(self) -> None:
+        """Nothing follows: what looked like a sequence was typed."""
+        begun, self._begun = self._begun, b""
+        self._tell(begun)
+
+    def _end_patience(self) -> None:
+        if self._given_up is not None:
+            self._given_up.cancel()
+            self._given_up = None
+
+    def _tell(self, data: bytes) -> None:
+        for key in keys(data):
+            self._press(key)
 
 
 @contextmanager
-def resizes(told: Callable[[], object]) -> Iterator[None]:
-    """Tell when the terminal has another size."""
+def hearing(told: Mapping[signal.Signals, Callable[[], object]]) -> Iterator[None]:
+    """Call what belongs to a signal, in the loop."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGWINCH, told)
+    for number, call in told.items():
+        loop.add_signal_handler(number, call)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGWINCH)
+        for number in told:
+            loop.remove_signal_handler(number)
+
+
+def stop_here(call: Callable[[], object]) -> None:
+    """Stop as Ctrl-Z stops any program, and return when it goes on; `call` is called at the next one."""
+    loop = asyncio.get_running_loop()
+    loop.remove_signal_handler(signal.SIGTSTP)  # back to the system's own way, which stops no orphan
+    os.kill(os.getpid(), signal.SIGTSTP)
+    loop.add_signal_handler(signal.SIGTSTP, call)

@@ -1,7 +1,8 @@
 """The loop of `dask ferro top`, what its keys do, and which workers are shown in which order.
 
 The loop waits for what comes first: an answer, a key, a new size of the terminal.  A scheduler that is gone is looked
-for until it is back; what was seen last stays on the screen, with the reason above it.
+for until it is back; what was seen last stays on the screen, with the reason above it.  However it ends or is
+stopped, short of SIGKILL, the terminal is given back as it was.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import click
 from rich.live import Live
 
-from dask_ferro.commands.keyboard import keyboard, resizes, size
+from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
 from dask_ferro.commands.top import SORTS, WORDS
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.top import Line
@@ -150,17 +153,30 @@ class Screen:
         self._lost: tuple[float, str] | None = None  # since when nobody answers, and what the last try said
         self._changed = asyncio.Event()
         self._page = 10
+        self._ended_by = 0
 
-    async def run(self) -> None:
-        """Draw and look until the user has enough."""
+    async def run(self) -> int:
+        """Draw and look until the user has enough; return the signal that ended it, or 0."""
         out = console()
         looking = asyncio.create_task(self._look())
+        live = Live(console=out, screen=True, auto_refresh=False)
+        with Keyboard(self._press) as typed:
+            told: dict[signal.Signals, Callable[[], object]] = {
+                signal.SIGWINCH: self._changed.set,
+                signal.SIGTERM: partial(self._end, signal.SIGTERM),
+                signal.SIGTSTP: partial(self._stop, live, typed),
+            }
+            await self._draw(looking, live, told)
+        if not looking.cancelled() and (error := looking.exception()) is not None:
+            raise error
+        return self._ended_by
+
+    async def _draw(
+        self, looking: asyncio.Task[None], live: Live, told: Mapping[signal.Signals, Callable[[], object]]
+    ) -> None:
+        out = live.console
         try:
-            with (
-                keyboard(self._press),
-                resizes(self._changed.set),
-                Live(console=out, screen=True, auto_refresh=False) as live,
-            ):
+            with hearing(told), live:
                 while not self._choice.over and not looking.done():
                     out.size = size()
                     live.update(self._drawn(*out.size), refresh=True)
@@ -171,8 +187,20 @@ class Screen:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
             await self._line.close()
-        if not looking.cancelled() and (error := looking.exception()) is not None:
-            raise error
+
+    def _end(self, number: int) -> None:
+        self._ended_by = number
+        self._choice = replace(self._choice, over=True)
+        self._changed.set()
+
+    def _stop(self, live: Live, typed: Keyboard) -> None:
+        """Give the terminal back, stop, and take it again when it goes on."""
+        live.stop()
+        typed.give_back()
+        stop_here(partial(self._stop, live, typed))
+        typed.take()
+        live.start()
+        self._changed.set()
 
     async def _look(self) -> None:
         clock = asyncio.get_running_loop().time

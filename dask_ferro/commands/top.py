@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from dask_ferro.commands.faults import Command
+from dask_ferro.commands.faults import Command, leave
 
 # What rows are sorted by: title of the column, and the entry of a row.
 SORTS = {
@@ -70,4 +70,6 @@ def top(
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(line, choice, as_json))
     else:
-        asyncio.run(Screen(line, choice, interval).run())
+        number = asyncio.run(Screen(line, choice, interval).run())
+        if number:
+            leave(128 + number, "terminated")

@@ -2,7 +2,8 @@
 
 A profile costs 16 us an op and 0.4 kB of file an op, and a session that has one is a second session, with weights
 packed a second time; ONNX Runtime can end it, but not begin another.  So a session is profiled for its first runs,
-20,000 ops at most (8 MB of file), and then runs without.  The clock of the file is the system's, in microseconds.
+20,000 ops at most (8 MB of file), and then runs without; and a process profiles 100,000 ops, of all its sessions.
+The clock of the file is the system's, in microseconds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from dask_ferro.kernels.watch import ProfiledOp
 
 # Ops in one profile: 0.2 s to read.
 _OPS = 20_000
+# Ops in the profiles of a process that somebody has: 40 MB of files, then 20 MB of memory.
+_BUDGET = 100_000
+_granted = [0]
+_grants = threading.Lock()
 _KERNEL = "_kernel_time"
 
 
@@ -38,12 +43,16 @@ class ProfiledRun:
     ) -> None:
         self._plain = plain
         self._lock = threading.Lock()
-        self._left = max(_OPS // max(nodes, 1), 1)
         self._running = 0
-        self._file = ""
-        self._folder = tempfile.mkdtemp(prefix="ferro-profile-")
-        self._session = build(os.path.join(self._folder, "ops"))
-        self._zero = self._session.get_profiling_start_time_ns() * 1e-9
+        self._file = self._folder = ""
+        self._session: Any = None
+        self._zero = 0.0
+        self._granted = _granted_of(max(_OPS, nodes), nodes)
+        self._left = self._granted // max(nodes, 1)
+        if self._left:
+            self._folder = tempfile.mkdtemp(prefix="ferro-profile-")
+            self._session = build(os.path.join(self._folder, "ops"))
+            self._zero = self._session.get_profiling_start_time_ns() * 1e-9
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Compute the outputs, profiled while that is bounded."""
@@ -80,7 +89,19 @@ class ProfiledRun:
             self._session = None
 
     def __del__(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with _grants:
+            _granted[0] -= self._granted
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _granted_of(wanted: int, least: int) -> int:
+    """Take ops of the process's budget, as many as there are; none where that is less than the least."""
+    with _grants:
+        found = min(wanted, _BUDGET - _granted[0])
+        found = found if found >= least else 0
+        _granted[0] += found
+    return found
 
 
 def _op(event: dict[str, Any], zero: float) -> ProfiledOp | None:

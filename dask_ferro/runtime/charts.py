@@ -1,8 +1,9 @@
 """The graph on a scheduler as nodes and edges with places: tasks one by one, or of many tasks their groups.
 
-A graph of two thousand tasks is drawn as it is; of a larger one, the groups, or the prefixes of those.  So whatever
-a scheduler holds, it looks at no more than some thousand things, and at nothing while the graph stays the same but
-the states.  Layers are what came before: a node stands one to the right of the last that it waits for.
+A graph of two thousand tasks and ten thousand dependencies is drawn as it is; of a larger one, the groups, or the
+prefixes of those.  So whatever a scheduler holds, a layout is of bounded size, and nothing is laid out while the
+graph stays the same but the states; and a picture that took long is not made again soon.  Layers are what came
+before: a node stands one to the right of the last that it waits for.
 
 The critical path is the chain of the most projected seconds; of groups, one task of each.
 """
@@ -15,6 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
+from distributed.metrics import monotonic
 
 from dask_ferro.policy.rank import upward_ranks
 from dask_ferro.runtime.reel import bundle_of
@@ -23,6 +25,12 @@ from dask_ferro.runtime.reel import bundle_of
 TASKS = 2_000
 GROUPS = 500
 EDGES = 6_000
+# Dependencies that are laid out, whatever the nodes are: 20 to 100 ms of the loop.  Beyond them it is groups
+# instead of tasks, and prefixes instead of groups; any two of so many prefixes may wait for each other.
+LINKS = 10_000
+PREFIXES = 100
+# Pictures have a twentieth of the scheduler's time.
+_SHARE = 20
 # States in the order in which the least done one names a group.
 STATES = ("erred", "no-worker", "processing", "queued", "waiting", "memory", "released")
 
@@ -84,6 +92,8 @@ class GraphPicture(NamedTuple):
         Edges that are not there.
     path : float
         Projected seconds of the critical path.
+    layout : int
+        Another one where nodes have other places.
     """
 
     grain: str
@@ -93,6 +103,7 @@ class GraphPicture(NamedTuple):
     edges: tuple[Edge, ...]
     hidden: int
     path: float
+    layout: int = 0
 
 
 class _Plan(NamedTuple):
@@ -117,15 +128,18 @@ class Chart:
         self._seen: Any = None
         self._plan = _Plan("tasks", (), (), (), frozenset(), (), 0, 0.0)
         self._last: tuple[int, GraphPicture] | None = None
+        self._due = 0.0
+        self._layouts = 0
 
     def picture(self) -> GraphPicture:
-        """Return the graph of the moment; while nothing happens, the very same picture."""
+        """Return the graph of the moment; while nothing happens, or the last one has just been made, the same."""
         scheduler = self._scheduler
-        count = scheduler.transition_counter
-        if self._last is not None and self._last[0] == count and len(self._plan.names) > 0:
+        count, began = scheduler.transition_counter, monotonic()
+        if self._last is not None and (self._last[0] == count or began < self._due):
             return self._last[1]
         picture = self._drawn()
         self._last = count, picture
+        self._due = monotonic() + _SHARE * (monotonic() - began)
         return picture
 
     def _drawn(self) -> GraphPicture:
@@ -134,6 +148,7 @@ class Chart:
         names = tuple(things)
         if (grain, names) != self._seen:
             self._seen = (grain, names)
+            self._layouts += 1
             self._plan = self._laid_out(grain, things)
         plan = self._plan
         draw = self._task if grain == "tasks" else self._several
@@ -142,21 +157,23 @@ class Chart:
         states: Counter[str] = Counter()
         for prefix in scheduler.task_prefixes.values():
             states.update({s: c for s, c in prefix.states.items() if c and s != "forgotten"})
-        return GraphPicture(grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path)
+        return GraphPicture(
+            grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path, self._layouts
+        )
 
     def _things(self) -> tuple[str, dict[Any, Any]]:
         """What the nodes are: tasks by key, groups by name, or the groups of each prefix."""
         scheduler = self._scheduler
-        if len(scheduler.tasks) <= TASKS:
+        if len(scheduler.tasks) <= TASKS and _links(scheduler.tasks.values()) <= LINKS:
             return "tasks", dict(scheduler.tasks)
         groups = scheduler.task_groups
-        if len(groups) <= GROUPS:
+        if len(groups) <= GROUPS and _links(groups.values()) <= LINKS:
             return "groups", {name: [group] for name, group in groups.items()}
         found: dict[str, list[Any]] = {}
         for group in groups.values():
             if group.prefix is not None:
                 found.setdefault(group.prefix.name, []).append(group)
-        busiest = sorted(found, key=lambda name: -sum(len(g) for g in found[name]))[:GROUPS]
+        busiest = sorted(found, key=lambda name: -sum(len(g) for g in found[name]))[:PREFIXES]
         return "prefixes", {name: found[name] for name in busiest}
 
     def _laid_out(self, grain: str, things: Mapping[Any, Any]) -> _Plan:
@@ -203,6 +220,11 @@ class Chart:
         done = states["memory"] + states["released"]
         prefix = groups[0].prefix.name
         return Node(str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical)
+
+
+def _links(things: Iterable[Any]) -> int:
+    """How many others tasks, or groups, wait for."""
+    return sum(len(thing.dependencies) for thing in things)
 
 
 def _before_tasks(tasks: Mapping[Any, Any]) -> dict[Hashable, list[Hashable]]:

@@ -25,6 +25,8 @@ PAIRED = 32
 # Events that the elastic page looks at, and the topic under which they are published.
 EVENTS = 500
 TOPIC = "ferro"
+# What is published of workers that go, and how it is told.
+_DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
 
 
 class Flow(NamedTuple):
@@ -151,7 +153,7 @@ def stealing_picture(scheduler: Scheduler, stealing: Any, now: float) -> Stealin
         tuple(watch.seconds),
         backlogs,
         len(stealing.ledger.rows) - len(backlogs),
-        tuple((at, *_spread(values)) for at, values in watch.thresholds),
+        tuple(watch.thresholds),
     )
 
 
@@ -204,40 +206,45 @@ def natural(text: str) -> tuple[Any, ...]:
     >>> sorted(["10", "9", "w-2"], key=natural)
     ['9', '10', 'w-2']
     """
-    digits = text.isdigit()
+    digits = text.isdecimal()
     return (not digits, int(text) if digits else 0, len(text), text)
-
-
-def _spread(values: Mapping[str, float]) -> tuple[float, float, float]:
-    """Least, median and most."""
-    ordered = sorted(values.values())
-    return ordered[0], ordered[len(ordered) // 2], ordered[-1]
 
 
 # -- elastic -------------------------------------------------------------------------------------------------
 
 
-def elastic_picture(scheduler: Scheduler, stealing: Any) -> ElasticPicture:
-    """Return what the elastic controller told of its decisions, and the load of the same time."""
-    decisions, departures = [], []
-    for at, message in scheduler.get_events(TOPIC)[-EVENTS:]:
+def elastic_picture(
+    scheduler: Scheduler, stealing: Any, newest: Mapping[str, Any] | None = None
+) -> ElasticPicture:
+    """Return what the elastic controller told of its decisions, and the load of the same time.
+
+    Parameters
+    ----------
+    newest : mapping, optional
+        Its newest decision, for where Dask has dropped the event of it: it keeps 1,000 of all kinds.
+    """
+    told: dict[str, list[tuple[float, Any]]] = {action: [] for action in ("scale", *_DEPARTURES)}
+    for at, message in scheduler.get_events(TOPIC):
         action = message.get("action") if isinstance(message, dict) else None
-        if action == "scale":
-            decisions.append(_decision(message))
-        elif action in ("leaving", "left", "stayed"):
-            departures.append((at, _departure(action, message)))
-    return ElasticPicture(tuple(decisions), tuple(departures), tuple(stealing.watch.samples))
+        if action in told:
+            told[action].append((at, message))
+    decisions = [_decision(at, message) for at, message in told["scale"][-EVENTS:]]
+    if newest and not decisions:
+        decisions = [_decision(newest.get("time", 0.0), newest)]
+    left = sorted((at, _departure(a, message)) for a in _DEPARTURES for at, message in told[a])
+    return ElasticPicture(tuple(decisions), tuple(left[-EVENTS:]), tuple(stealing.watch.samples))
 
 
-def _decision(message: Mapping[str, Any]) -> Scaling:
+def _decision(at: float, message: Mapping[str, Any]) -> Scaling:
+    """A decision; one that another version of the controller published may lack some of it."""
     return Scaling(
-        message["time"],
-        sum(message["wanted"].values()),
-        message["jobs"],
-        message["why"],
-        tuple(message["actions"]),
-        message["node_seconds"],
-        message["queue_wait"],
+        message.get("time", at),
+        sum((message.get("wanted") or {}).values()),
+        message.get("jobs") or {},
+        message.get("why") or "",
+        tuple(message.get("actions") or ()),
+        message.get("node_seconds") or 0.0,
+        message.get("queue_wait") or {},
     )
 
 
@@ -245,7 +252,8 @@ def _departure(action: str, message: Mapping[str, Any]) -> str:
     workers = [label(str(address)) for address in message.get("workers") or ()]
     some = ", ".join(workers[:3]) + (f" and {len(workers) - 3} more" if len(workers) > 3 else "")
     why = message.get("why")
-    return f"{some} {action}" + (f": {why}" if why else "")
+    held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
+    return f"{some} {_DEPARTURES[action]}{held}" + (f": {why}" if why else "")
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -66,11 +66,11 @@ class Progress(NamedTuple):
 class Counting(SchedulerPlugin):
     """Counts what some keys need, as it gets done."""
 
-    def __init__(self, scheduler: Scheduler, keys: Iterable[Any]) -> None:
+    def __init__(self, scheduler: Scheduler, keys: Iterable[Any], elapsed: float) -> None:
         self.name = f"ferro-progress-{uuid4().hex}"
         self._scheduler = scheduler
         self._keys = set(keys)
-        self._began = monotonic()
+        self._began = monotonic() - elapsed
         self._has_begun = False
         self._left: dict[Any, tuple[TaskPrefix, int]] = {}  # prefix and ops of each key that is not done
         self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
@@ -78,7 +78,7 @@ class Counting(SchedulerPlugin):
         self._all = [0, 0, 0]
         self._failed = 0
         self._seconds = 0.0  # of tasks that finished
-        self._looked = self._began
+        self._looked = monotonic()
         scheduler.add_plugin(self, name=self.name)
         scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
@@ -98,9 +98,17 @@ class Counting(SchedulerPlugin):
             if span["action"] == "compute"
         )
 
-    def look(self) -> dict[str, Any]:
-        """Return the counts of now, in msgpack's types; the last ones are those of all."""
+    def look(self, cancelled: Iterable[Any] = ()) -> dict[str, Any]:
+        """Return the counts of now, in msgpack's types; the last ones are those of all.
+
+        Parameters
+        ----------
+        cancelled : iterable of key
+            That the client does not want any more: they may never come.
+        """
         self._looked = monotonic()
+        if not self._has_begun:
+            self._give_up(self._keys.intersection(cancelled) - self._scheduler.tasks.keys())
         if not self._has_begun and all(key in self._scheduler.tasks for key in self._keys):
             self._begin()
         is_over = self._has_begun and not self._left
@@ -126,6 +134,11 @@ class Counting(SchedulerPlugin):
                 self.stop()
             else:
                 self._scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
+
+    def _give_up(self, keys: set[Any]) -> None:
+        self._keys -= keys
+        self._all[0] += len(keys)
+        self._failed += len(keys)
 
     def _begin(self) -> None:
         self._has_begun = True
@@ -181,13 +194,13 @@ def ops_of(spec: Any) -> int:
     return sum(map(ops_of, spec.args[0].values())) if spec.has_subgraph() else 0
 
 
-def _start(keys: Iterable[Any], dask_scheduler: Any) -> str:
-    return Counting(dask_scheduler, keys).name
+def _start(keys: Iterable[Any], elapsed: float, dask_scheduler: Any) -> str:
+    return Counting(dask_scheduler, keys, elapsed).name
 
 
-def _look(name: str, dask_scheduler: Any) -> dict[str, Any] | None:
+def _look(name: str, cancelled: Iterable[Any], dask_scheduler: Any) -> dict[str, Any] | None:
     counting = dask_scheduler.plugins.get(name)
-    return None if counting is None else counting.look()
+    return None if counting is None else counting.look(cancelled)
 
 
 def _stop(name: str, dask_scheduler: Any) -> None:
@@ -271,29 +284,45 @@ class Following:
         self._interval = interval
         self._pace = Pace()
         self._name: str | None = None
+        self._elapsed = 0.0
+        self._is_over = False
 
     async def read(self) -> Progress | None:
-        """Wait for the next look, and return it; None: the scheduler is gone, or `close` was called."""
+        """Wait for the next look, and return it; None: the scheduler is gone, all was done, or `close` was called."""
         if self._name is not None:
             await asyncio.sleep(self._interval)
         return await self.look()
 
     async def look(self) -> Progress | None:
         """Return how far it is now; None as in `read`."""
+        if self._is_over:
+            return None
         try:
-            if self._name is None:
-                self._name = await self._ask(_start, keys=[future.key for future in self._futures])
-            counts = await self._ask(_look, name=self._name)
+            counts = await self._counts()
         except (CommClosedError, OSError):
             return None
-        if counts is None:
+        if self._is_over or counts is None:  # closed meanwhile
             return None
-        if counts["status"] == "waiting" and all(future.done() for future in self._futures):
-            counts["status"] = "finished"  # cancelled before it was looked at
+        self._is_over = counts["status"] == "finished"
+        self._elapsed = counts["elapsed"]
         return self._pace(counts)
+
+    async def _counts(self) -> dict[str, Any] | None:
+        """Ask who counts; one that forgot this client, as it had not looked for a while, is followed by another."""
+        counts: dict[str, Any] | None = None
+        while counts is None and not self._is_over:
+            if self._name is None:
+                keys = [future.key for future in self._futures]
+                self._name = await self._ask(_start, keys=keys, elapsed=self._elapsed)
+            cancelled = [future.key for future in self._futures if future.cancelled()]
+            counts = await self._ask(_look, name=self._name, cancelled=cancelled)
+            if counts is None:
+                self._name, self._pace = None, Pace()
+        return counts
 
     async def close(self) -> None:
         """Have nothing counted any more.  Idempotent."""
+        self._is_over = True
         if self._name is not None:
             with suppress(CommClosedError, OSError):
                 await self._ask(_stop, name=self._name)

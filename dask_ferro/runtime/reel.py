@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
+from distributed.metrics import monotonic
 
+from dask_ferro.runtime.mark import Mark
 from dask_ferro.runtime.pictures import label, natural
-from dask_ferro.runtime.telemetry import Mark, Telemetry
+from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.trace import Key, Span
 
 # Tasks that an open page has recorded, and how many it reads at one look: 10 ms of the scheduler's loop.
@@ -25,8 +27,10 @@ _BLOCKS = 128
 _SHORT, _LONG = 0.002, 1.0
 # From here on tasks of several prefixes are drawn together; and a pause that stays to be seen.
 _MIXED, _GAP = 0.02, 0.02
-# Lanes that a page has room for.
+# Lanes that a page has room for, and the seconds from one arrangement of them to the next: a page sends all of its
+# blocks anew then, 50 ms of the scheduler's loop.
 _LANES = 128
+_STANDS = 3.0
 
 
 class Block(NamedTuple):
@@ -74,7 +78,7 @@ class News(NamedTuple):
     ----------
     blocks : tuple of Block
     lanes : tuple of (address, label, threads)
-        All workers of the moment, in the order of a page.
+        All workers of some seconds ago, in the order of a page.
     unseen : int
         Workers that a page has no room for.
     dropped : int
@@ -103,6 +107,8 @@ class Reel:
         self._short = _SHORT
         self._dropped = 0
         self._last = 0.0
+        self._standing: list[tuple[str, str, int]] = []
+        self._stand_until = 0.0
         telemetry.record_for(self, RECORDED)
 
     def close(self) -> None:
@@ -118,7 +124,7 @@ class Reel:
         if len(blocks) > _BLOCKS:
             self._dropped += len(blocks) - _BLOCKS
             blocks = sorted(blocks, key=lambda b: b.start - b.stop)[:_BLOCKS]
-        lanes = self._lanes()
+        lanes = self._arranged()
         shown = lanes[:_LANES]
         runs = any(ws.processing for ws in self._scheduler.workers.values())
         return News(
@@ -136,6 +142,12 @@ class Reel:
             self._short = min(2 * self._short, _LONG)
         elif count < _BLOCKS // 8:
             self._short = max(self._short / 2, _SHORT)
+
+    def _arranged(self) -> list[tuple[str, str, int]]:
+        """The lanes, which stand for a while however many workers come and go."""
+        if not self._standing or monotonic() >= self._stand_until:
+            self._standing, self._stand_until = self._lanes(), monotonic() + _STANDS
+        return self._standing
 
     def _lanes(self) -> list[tuple[str, str, int]]:
         found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]

@@ -1,7 +1,8 @@
 """The instruction tape: which ops ran inside the bundles of this process, for whom, when, and how many bytes they made.
 
-Array ops are timed one by one (1.4 us each).  Of a session of ONNX Runtime, its own profile tells of the first runs,
-20,000 ops at most; the later ones are one span each, as are runs of reference ops.  On a GPU, an array op's span is
+Array ops are timed one by one (1.5 us each).  Of a session of ONNX Runtime, its own profile tells of the first runs,
+20,000 ops at most, and 100,000 of a process; the later ones are one span each, as are runs of reference ops.  A
+recording that ends ends these profiles; for those that go on, sessions get new ones.  On a GPU, an array op's span is
 its launch, not its kernel.  A tape that nobody asked for is not there: bundles run as if there were none.
 
 One process has one tape, whichever workers and recordings share it; it keeps the newest ops.
@@ -15,8 +16,10 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from distributed import Worker, get_worker
@@ -62,33 +65,61 @@ class _Op(NamedTuple):
     nbytes: int
 
 
+class Taped(NamedTuple):
+    """What a worker has for a recording.
+
+    Attributes
+    ----------
+    process : str
+        Whose tape it is of, which the workers of a process share.
+    lost : int
+        Ops that the tape had no room for since the recording began, whichever worker's they were.
+    left_out : int
+        The worker's oldest ones, beyond those that were asked for.
+    spans : list of Span
+    """
+
+    process: str
+    lost: int
+    left_out: int
+    spans: list[Span]
+
+
 class Tape:
     """The newest ops of a process, recorded for as long as somebody holds it."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        # Run, what, seconds of the thread from and to, bytes: made into an `_Op` when somebody asks.
-        self._ops: deque[tuple[_Run, _What, float, float, int]] = deque(maxlen=length)
-        self._holders: set[Any] = set()
+        # Number, run, what, seconds of the thread from and to, bytes: made into an `_Op` when somebody asks.
+        self._ops: deque[tuple[int, _Run, _What, float, float, int]] = deque(maxlen=length)
+        self._numbers = count()
+        self._recorded = 0  # when it was last emptied
+        self._holders: dict[Any, int] = {}  # who, and what was recorded before
+        self.name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
         self._forget()
 
     def _forget(self) -> None:
+        self._recorded = self._total()
         self._ops.clear()
         self._watched: WeakKeyDictionary[Executable, Executable] = WeakKeyDictionary()
         self._profiles: list[Profiled] = []
         self._profiled: dict[int, list[ProfiledOp]] = {}
 
+    def _total(self) -> int:
+        """Ops that were recorded ever."""
+        return self._ops[-1][0] + 1 if self._ops else self._recorded
+
     def hold(self, who: Any) -> None:
         """Record, until everybody who holds has let go."""
         with self._lock:
-            self._holders.add(who)
+            self._holders.setdefault(who, self._total())
             task.listen(self.listened)
 
     def let_go(self, who: Any) -> None:
         """Record no more for this one; forget, where it was the last.  Idempotent."""
         with self._lock:
-            self._holders.discard(who)
+            self._holders.pop(who, None)
             if not self._holders:
                 task.listen(None)
                 self._forget()
@@ -128,16 +159,22 @@ class Tape:
         return self._timed(_What("onnxruntime", f"{nodes} nodes", "", nodes), run)
 
     def _timed(self, what: _What, run: Kernel) -> Kernel:
-        thread, append = self._thread, self._ops.append
+        thread, append, numbers = self._thread, self._ops.append, self._numbers
 
         def timed(*arrays: Any) -> Any:
             start = perf_counter()
             made = run(*arrays)
             stop = perf_counter()
-            append((thread.run, what, start, stop, _nbytes(made)))
+            append((next(numbers), thread.run, what, start, stop, _nbytes(made)))
             return made
 
         return timed
+
+    def renew(self, recording: str) -> None:
+        """Let sessions be profiled anew, where another recording than the one that has read them goes on."""
+        with self._lock:
+            if any(other != recording for other, _ in self._holders):
+                self._watched = WeakKeyDictionary()
 
     # -- what it has ---------------------------------------------------------------------------------------
 
@@ -159,9 +196,13 @@ class Tape:
                     self._profiled.setdefault(one.thread, []).append(one)
             for found in self._profiled.values():
                 found.sort(key=lambda one: one.start)
-        ops = (_Op(run, what, a + run.zero, b + run.zero, n) for run, what, a, b, n in self._ops.copy())
+        ops = (_Op(run, what, a + run.zero, b + run.zero, n) for _, run, what, a, b, n in self._ops.copy())
         mine = (op for op in ops if op.run.worker == worker and op.stop + ahead >= since)
         return [_span(op, ahead) for whole in mine for op in self._parts(whole)]
+
+    def lost(self, who: Any) -> int:
+        """Return how many ops were recorded since somebody holds, and are there no more."""
+        return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 
     def _parts(self, whole: _Op) -> Iterable[_Op]:
         """A session's run by its ops, where ONNX Runtime timed them."""
@@ -218,7 +259,20 @@ class TapePlugin(WorkerPlugin):
         _tape.let_go((self.name, worker.contact_address))
 
 
-async def taped(since: float, dask_worker: Any = None) -> bytes:
-    """Return a worker's ops since then, pickled, by the scheduler's clock; runs in the worker, beside its loop."""
+async def taped(recording: str, since: float, most: int, dask_worker: Any = None) -> bytes:
+    """Return what a worker has since then, pickled, by the scheduler's clock; runs in the worker, beside its loop.
+
+    Parameters
+    ----------
+    most : int
+        Ops, the newest.
+    """
     address, ahead = dask_worker.contact_address, dask_worker.scheduler_delay
-    return await asyncio.to_thread(lambda: pickle.dumps(_tape.spans(address, since, ahead)))
+
+    def made() -> bytes:
+        spans = _tape.spans(address, since, ahead)
+        _tape.renew(recording)
+        left_out = max(len(spans) - most, 0)
+        return pickle.dumps(Taped(_tape.name, _tape.lost((recording, address)), left_out, spans[left_out:]))
+
+    return await asyncio.to_thread(made)

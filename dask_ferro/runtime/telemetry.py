@@ -14,13 +14,14 @@ by the difference, and tasks of one thread may still seem to overlap a little.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
+from dask_ferro.runtime.mark import Mark, Rows
 from dask_ferro.trace import Key, Span, Trace, TracedTask
 
 # About 0.5 kB a task: 25 MB on the scheduler when it is full.
@@ -60,15 +61,6 @@ class _Steal(NamedTuple):
     thief: str
     requested: float
     started: float
-
-
-class Mark:
-    """How far somebody has read: counts of what was recorded by then, and the lanes that he has seen."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.runs = self.steals = 0
-        self.lanes: dict[str, dict[object, int]] = {}
 
 
 class Telemetry:
@@ -251,7 +243,9 @@ class Telemetry:
         least = self._since if since is None else since
         runs = [r for r in self._runs if r.stop >= least]
         steals = [s for s in self._steals if s.started >= least]
-        spans = sorted((*_spans(runs), *_stolen(steals, runs)), key=lambda s: (s.start, s.stop, s.worker))
+        spans = sorted(
+            (*_spans(runs, _one_each()), *_stolen(steals, runs)), key=lambda s: (s.start, s.stop, s.worker)
+        )
         zero = min((s.start for s in spans), default=0.0) if since is None else since
         return Trace(
             spans=tuple(s._replace(start=s.start - zero, stop=s.stop - zero) for s in spans),
@@ -268,7 +262,27 @@ class Telemetry:
         runs = _tail(self._runs, self.recorded - mark.runs, mark.most)
         steals = _tail(self._steals, self._moves - mark.steals, mark.most)
         mark.runs, mark.steals = self.recorded, self._moves
-        return [*_spans(runs, mark.lanes), *_stolen(steals, runs)]
+        spans = [*_spans(runs, lambda run: self._row(mark, run)), *_stolen(steals, runs)]
+        for gone in mark.rows.keys() - self._threads.keys():
+            del mark.rows[gone]
+        return spans
+
+    def _row(self, mark: Mark, run: _Run) -> int:
+        rows = mark.rows.get(run.worker)
+        if rows is None:
+            rows = mark.rows[run.worker] = Rows(self._threads.get(run.worker, 1))
+        return rows(run.thread, run.start, run.stop)
+
+    def mark(self) -> Mark:
+        """Return a mark at what is recorded by now."""
+        mark = Mark()
+        mark.runs, mark.steals = self.recorded, self._moves
+        return mark
+
+    def lost(self, mark: Mark) -> tuple[int, int]:
+        """Return how many tasks, and how many steals, were recorded since the mark and are kept no more."""
+        runs, steals = self.recorded - mark.runs, self._moves - mark.steals
+        return max(runs - len(self._runs), 0), max(steals - len(self._steals), 0)
 
     def _present(self, spans: Iterable[Span]) -> dict[str, int]:
         """Threads of the workers of now, and of those that ran something; of an unknown one, the lanes seen."""
@@ -306,11 +320,20 @@ def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
     return tail
 
 
-def _spans(runs: Iterable[_Run], lanes: dict[str, dict[object, int]] | None = None) -> Iterator[Span]:
-    lanes = {} if lanes is None else lanes
-    for run in runs:
+def _one_each() -> Callable[[_Run], int]:
+    """Return what gives each thread of a worker a lane, in the order in which they ended something."""
+    lanes: dict[str, dict[object, int]] = {}
+
+    def lane_of(run: _Run) -> int:
         threads = lanes.setdefault(run.worker, {})
-        lane = threads.setdefault(run.thread, len(threads))
+        return threads.setdefault(run.thread, len(threads))
+
+    return lane_of
+
+
+def _spans(runs: Iterable[_Run], lane_of: Callable[[_Run], int]) -> Iterator[Span]:
+    for run in runs:
+        lane = lane_of(run)
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
         for fetch in run.fetches:
             yield Span(

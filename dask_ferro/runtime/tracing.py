@@ -2,7 +2,8 @@
 
 The scheduler's plugin records (`telemetry`), the workers' tapes record ops where they are wanted (`tape`): this
 module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
-the block.  Both are ring buffers: what did not fit is counted under "dropped", never silently missing.
+the block.  Both are ring buffers: what did not fit is counted, never silently missing: tasks under "dropped", the
+rest under "dropped_steals" and "dropped_ops".
 
     with ff.trace(client) as t:
         y.compute()
@@ -30,22 +31,27 @@ from distributed.metrics import time
 from dask_ferro import config
 from dask_ferro.account import account
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.mark import Mark
 from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
 from dask_ferro.runtime.stealing import Stealing
-from dask_ferro.runtime.tape import TapePlugin, taped
+from dask_ferro.runtime.tape import Taped, TapePlugin, taped
 from dask_ferro.trace import Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
 # Of a path's name, what is written there.
 SUFFIXES = (".ferrotrace", ".json", ".html")
+# Ops that a trace has, of all workers together: 150 MB in the client.
+_OPS = 500_000
+# The names under which is counted what did not fit: of tasks, of steals, of ops.
+_LOST = ("dropped", "dropped_steals", "dropped_ops")
 
 
 class _Begun(NamedTuple):
     """What the scheduler said when a recording began: its clock, and what it had counted."""
 
     time: float
-    recorded: int
+    mark: Mark
     counts: dict[str, float]
 
 
@@ -53,8 +59,7 @@ class _Ended(NamedTuple):
     """What it says at the end; the trace is pickled there, beside the scheduler's loop."""
 
     time: float
-    recorded: int
-    kept: int
+    lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
 
@@ -107,7 +112,8 @@ class Tracing:
             try:
                 await self._client.register_plugin(self._tape)
             except BaseException:
-                await self._client.run_on_scheduler(_end, self._token, begun.time)
+                await self._client.run_on_scheduler(_end, self._token, begun)
+                await self._client.run_on_scheduler(_untape, self._token)
                 raise
 
     async def _finish(self, failed: bool) -> None:
@@ -121,23 +127,42 @@ class Tracing:
 
     async def _fetch(self) -> Trace:
         assert self._begun is not None
-        ended = await self._client.run_on_scheduler(_end, self._token, self._begun.time)
-        ops = await self._ops()
+        try:
+            ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
+            ops, lost = await self._ops()
+        finally:
+            if self._tape is not None:
+                await self._client.run_on_scheduler(_untape, self._token)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
         trace: Trace = pickle.loads(ended.trace)
-        return replace(_with_ops(trace, ops, self._begun.time), counts=_counts(self._begun, ended))
+        return replace(_with_ops(trace, ops, self._begun.time), counts=_counts(self._begun, ended, lost))
 
-    async def _ops(self) -> list[Span]:
-        """What the workers' tapes have; the ops of a worker that left meanwhile went with it."""
+    async def _ops(self) -> tuple[list[Span], int]:
+        """What the workers' tapes have, and how many ops they do not; those of a worker that left went with it.
+
+        One worker after the other: the scheduler passes on the ops of one at a time.
+        """
         if self._tape is None:
-            return []
+            return [], 0
         assert self._begun is not None
-        found = await self._client.run(taped, self._begun.time, on_error="ignore")
-        await self._client.unregister_worker_plugin(self._token)
-        return [span for spans in found.values() for span in pickle.loads(spans)]
+        spans: list[Span] = []
+        workers = await self._client.run_on_scheduler(_addresses)
+        processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
+        lost = 0
+        for place, worker in enumerate(workers):
+            most = (_OPS - len(spans)) // (len(workers) - place)
+            answers = await self._client.run(
+                taped, self._token, self._begun.time, most, workers=[worker], on_error="ignore"
+            )
+            for answer in answers.values():
+                told: Taped = pickle.loads(answer)
+                spans += told.spans
+                lost += told.left_out
+                processes[told.process] = max(processes.get(told.process, 0), told.lost)
+        return spans, lost + sum(processes.values())
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -255,33 +280,44 @@ def _begin(token: str, tasks: int, dask_scheduler: Any = None) -> _Begun | None:
     if stealing is None:
         return None
     stealing.telemetry.record_for(token, tasks)
-    return _Begun(time(), stealing.telemetry.recorded, dict(stealing.counts))
+    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts))
 
 
-async def _end(token: str, since: float, dask_scheduler: Any = None) -> _Ended | None:
+def _addresses(dask_scheduler: Any = None) -> list[str]:
+    return list(dask_scheduler.workers)
+
+
+async def _untape(token: str, dask_scheduler: Any = None) -> None:
+    """Have no worker record ops for a recording, those included that could not begin."""
+    if token in dask_scheduler.worker_plugins:
+        await dask_scheduler.unregister_worker_plugin(None, token)
+
+
+async def _end(token: str, begun: _Begun, dask_scheduler: Any = None) -> _Ended | None:
     """What was recorded; None where this recorder was not told to."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None or token not in stealing.telemetry.wanted:
         return None
     telemetry = stealing.telemetry
-    now, recorded, kept = time(), telemetry.recorded, telemetry.length
+    now, lost = time(), telemetry.lost(begun.mark)
     copy, counts = telemetry.copy(), dict(stealing.counts)
     telemetry.stop_for(token)
     # In a thread: 100,000 tasks take 1 s.
-    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(since)))
-    return _Ended(now, recorded, kept, counts, made)
+    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
+    return _Ended(now, lost, counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
 
 
-def _counts(begun: _Begun, ended: _Ended) -> dict[str, float]:
+def _counts(begun: _Begun, ended: _Ended, lost_ops: int) -> dict[str, float]:
     """The block's own counts, under the names that a simulated run has for them."""
     counts = {
         name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
     }
-    dropped = max(ended.recorded - begun.recorded - ended.kept, 0)
-    return {**counts, "elapsed": ended.time - begun.time, **({"dropped": dropped} if dropped else {})}
+    lost = dict(zip(_LOST, (*ended.lost, lost_ops), strict=True))
+    dropped = {name: float(count) for name, count in lost.items() if count}
+    return {**counts, "elapsed": ended.time - begun.time, **dropped}
 
 
 def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:

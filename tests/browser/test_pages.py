@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def wait_until_drawn(page: Any, column: str) -> None:
     raise AssertionError(f"nothing was drawn of {column}")
 
 
-@pytest.mark.parametrize("name", ["stealing", "timeline", "graph", "elastic"])
+@pytest.mark.parametrize("name", ["stealing", "timeline", "graph", "elastic", "memory"])
 def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots: Path, name: str) -> None:
     page.goto(f"{place.root}/ferro-{name}")
     page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
@@ -62,6 +63,7 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
         "timeline": "Nothing ran since this page was opened",
         "graph": "The scheduler has no tasks",
         "elastic": "waits for the first decision",
+        "memory": "No worker has told of a device",
     }
     assert any(wanted[name] in text for text in words)
 
@@ -90,6 +92,35 @@ def test_a_page_draws_what_runs(
     )
     wait(place.futures)
     place.futures.clear()
+
+
+def test_a_decision_is_drawn_and_told(page: Any, place: Any, screenshots: Path) -> None:
+    now = time.time()
+    decision = {
+        "action": "scale",
+        "wanted": {"cpu": 6},
+        "queue_wait": {"cpu": 40.0, "gpu": None},
+        "reasons": {},
+    }
+    states = [{"pending": 4}, {"pending": 2, "running": 2}, {"pending": 1, "booting": 1, "running": 4}]
+    for number, jobs in enumerate(states):
+        place.client.log_event(
+            "ferro",
+            {
+                **decision,
+                "time": now - 60 + 20 * number,
+                "why": f"reason <{number}>",
+                "actions": [] if number else ["submit 6 to cpu: wide"],
+                "jobs": jobs,
+                "node_seconds": 50.0 * number,
+            },
+        )
+    page.goto(f"{place.root}/ferro-elastic")
+    wait_until_drawn(page, "wanted")
+    page.wait_for_selector("text=reason <2>")
+    page.wait_for_selector("text=6 wanted; 1 pending, 1 booting, 4 running")
+    page.wait_for_timeout(500)
+    page.screenshot(path=screenshots / "elastic-decided.png")
 
 
 def test_the_bar_leads_to_the_pages_and_the_tabs_from_one_to_the_next(page: Any, place: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -22,7 +23,7 @@ from distributed import Client, LocalCluster
 from rich.console import Console
 
 import dask_ferro as ff
-from dask_ferro.commands.keyboard import keys
+from dask_ferro.commands.keyboard import keys, whole
 from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.top import look, where
@@ -79,11 +80,31 @@ def seen(workers, **facts):
         pytest.param(b"\x1b", ["escape"], id="escape alone"),
         pytest.param(b"a\x7f\r", ["a", "backspace", "enter"], id="what edits"),
         pytest.param(b"\x1b[Zs", ["s"], id="unknown sequences are no keys"),
+        pytest.param(b"\x1b[1;5As", ["up", "s"], id="an arrow with a modifier is the arrow"),
+        pytest.param(
+            b"\x1b[1;5Pq\x1b[15~\x1b[200~s", ["q", "s"], id="what is no key of ours leaves nothing behind"
+        ),
+        pytest.param(b"\x1b[1~\x1b[4~\x1bOH", ["home", "end", "home"], id="home and end, in all ways"),
         pytest.param("é\xff".encode() + b"\xff", ["é", "ÿ"], id="what is no text is no key"),
     ],
 )
 def test_keys(data, wanted):
     assert keys(data) == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        pytest.param(b"s\x1b[A", (b"s\x1b[A", b""), id="whole sequences are read"),
+        pytest.param(b"s\x1b[1;", (b"s", b"\x1b[1;"), id="a sequence that is cut waits for its end"),
+        pytest.param(b"\x1b", (b"", b"\x1b"), id="so does escape alone"),
+        pytest.param(b"a\xc3", (b"a", b"\xc3"), id="and a character that is cut"),
+        pytest.param("aé€".encode(), ("aé€".encode(), b""), id="whole characters are read"),
+        pytest.param(b"\x80\x80\x80\x80", (b"\x80\x80\x80\x80", b""), id="what is no text is not kept"),
+    ],
+)
+def test_what_is_whole_is_read(data, wanted):
+    assert whole(data) == wanted
 
 
 @pytest.mark.parametrize(
@@ -315,6 +336,8 @@ class Terminal:
             stderr=slave,
             env={**environment, "TERM": "xterm-256color"},
             start_new_session=True,
+            # The kernel sends signals to those whose controlling terminal it is.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         self.raw = ""
 
@@ -337,6 +360,34 @@ class Terminal:
             elif predicate(self.frame()):
                 return self.frame()
         raise AssertionError("\n".join(self.frame()))
+
+    def shell(self):
+        """Wait for the shell, and have it prompt as nothing else does."""
+        self.types("PS1=rea''dy'> '")
+        self.until(lambda _: self.raw.endswith("ready> "))
+
+    def types(self, line):
+        """Begin anew, with a line and enter."""
+        self.raw = ""
+        self.press(line + "\n")
+
+    def is_plain(self):
+        """Whether a program has left its screen, and shows the cursor."""
+        on, off = (self.raw.rfind(code) for code in ("\x1b[?1049h", "\x1b[?1049l"))
+        hidden, visible = (self.raw.rfind(code) for code in ("\x1b[?25l", "\x1b[?25h"))
+        return on < off and hidden < visible
+
+    def status(self):
+        """Return the status of the shell's last program, and whether it has given the terminal back."""
+        self.until(lambda _: self.raw.endswith("ready> "))
+        self.press("echo status-$?-; stty -a; echo that-$((1))-\n")
+        self.until(lambda _: "that-1-" in self.raw)
+        reads_lines = re.search(r"[^-]icanon", self.raw) is not None
+        return int(re.search(r"status-(\d+)-", self.raw)[1]), self.is_plain() and reads_lines
+
+    def kill_child(self):
+        """Send SIGTERM to the program in the foreground."""
+        os.killpg(os.tcgetpgrp(self._master), signal.SIGTERM)
 
     def ended(self):
         """Return the exit status, and whether the terminal is as it was."""
@@ -415,9 +466,24 @@ def test_a_terminal_that_is_closed_ends_it(terminals):
 
 
 @pytest.mark.cluster
-def test_ctrl_c_gives_the_terminal_back(terminals):
-    terminal = terminals([*COMMAND, "tcp://127.0.0.1:9"])
+def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminals):
+    terminal = terminals(["bash", "--norc", "--noprofile", "-i"])
+    terminal.shell()
+    asks = shlex.join([*COMMAND, "tcp://127.0.0.1:9"])
+    terminal.types(asks)
     terminal.until(has("no scheduler answers for"))
-    terminal.program.send_signal(signal.SIGINT)
-    status, is_as_before = terminal.ended()
-    assert (status, is_as_before) == (130, True)
+    terminal.resize(60, 10)  # the kernel tells whoever is in the foreground
+    terminal.until(lambda frame: len(frame) == 10 and max(map(len, frame)) <= 60)
+    terminal.press("\x1a")  # Ctrl-Z
+    terminal.until(has("Stopped"))
+    assert terminal.is_plain()
+    terminal.types("fg")
+    terminal.until(lambda frame: has("no scheduler answers for")(frame) and len(frame) == 10)
+    terminal.press("\x03")  # Ctrl-C
+    assert terminal.status() == (130, True)
+    terminal.types(asks)
+    terminal.until(lambda frame: has("no scheduler answers for")(frame) and len(frame) == 10)
+    terminal.kill_child()
+    assert terminal.status() == (143, True)
+    terminal.types("exit 0")
+    assert terminal.program.wait(20) == 0

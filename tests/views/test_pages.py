@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -13,24 +14,32 @@ from typing import Any
 import dask
 import pytest
 from bokeh.document import Document
-from distributed import Client, Scheduler, wait
+from bokeh.models import Div
+from distributed import Client, Scheduler, secede, wait
 from distributed.dashboard.scheduler import template_variables
 from tornado.httpclient import AsyncHTTPClient
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
-from dask_ferro.runtime import pictures, watch
+from dask_ferro.runtime import charts, pictures
 from dask_ferro.runtime.charts import TASKS, Chart, critical_path, layered
+from dask_ferro.runtime.leaving import Leaving
+from dask_ferro.runtime.mark import Rows
 from dask_ferro.runtime.pictures import Backlog, ElasticPicture, Flow, Scaling, StealingPicture
-from dask_ferro.runtime.reel import Reel, merged
+from dask_ferro.runtime.reel import News, Reel, merged
+from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.watch import Sample, Second, Watch
 from dask_ferro.trace import Span
 from dask_ferro.views.pages.elastic import ElasticPage
+from dask_ferro.views.pages.graph import GraphPage
 from dask_ferro.views.pages.memory import MemoryPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
 
 NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
+# Pages that are opened and closed: 0.3 s each on an idle core, which Bokeh takes to make them.
+OPENED = 10
 Test = Callable[[Client, Scheduler], Awaitable[None]]
 
 
@@ -79,33 +88,65 @@ def test_moves_are_summed_by_the_second_and_only_confirmed_ones_gain() -> None:
     assert dict(logs.totals) == {"confirmed": 2, "refused": 1, "stale": 1, "gained": 4.0, "spent": 1.0}
 
 
-def test_logs_are_as_long_after_a_day_as_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_THRESHOLDS", 100)
+def test_logs_are_as_long_after_a_day_as_after_an_hour() -> None:
     logs = Watch()
     scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
-    ledger = SimpleNamespace(waiting=1, entries={"a": 1, "b": 2})
+    ledger = SimpleNamespace(waiting=1, entries={"a": 1, "b": 2}, rows=["w1", "w2", "w3"])
     for second in range(20_000):
         moved(logs, float(second))
-        logs.sampled(float(second), scheduler, ledger, {f"w{i}": second for i in range(8)})
+        logs.sampled(float(second), scheduler, ledger, {"w1": 0.3, "w2": 0.1, "w3": 0.2}.__getitem__)
     assert [len(log) for log in (logs.moves, logs.seconds, logs.samples, logs.thresholds)] == [
         5000,
         600,
         1800,
-        12,
+        1800,
     ]
-    assert logs.thresholds[-1][0] == 19_999.0
+    assert logs.thresholds[-1] == (19_999.0, 0.1, 0.2, 0.3)
     assert logs.samples[-1][3:] == (1, 1, 0)
     assert logs.totals["confirmed"] == 20_000
 
 
-def test_samples_are_a_second_apart_and_thresholds_are_kept_when_they_changed() -> None:
-    logs, same = Watch(), {"a": 0.005}
+def test_samples_are_a_second_apart() -> None:
+    logs = Watch()
     scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
-    ledger = SimpleNamespace(waiting=0, entries={})
+    ledger = SimpleNamespace(waiting=0, entries={}, rows=["a"])
     for now in (0.0, 0.5, 1.0, 1.5, 2.0):
-        logs.sampled(now, scheduler, ledger, same)
+        logs.sampled(now, scheduler, ledger, lambda _: 0.005)
     assert [s.time for s in logs.samples] == [0.0, 1.0, 2.0]
-    assert [at for at, _ in logs.thresholds] == [0.0]
+    assert [at for at, *_ in logs.thresholds] == [0.0, 1.0, 2.0]
+
+
+def test_a_thread_keeps_its_row_and_no_row_is_another_workers() -> None:
+    rows = Rows(2)
+    ran = [("a", 0, 4), ("b", 1, 2), ("seceded", 3, 5), ("a", 4, 6), ("c", 5, 7), ("b", 6, 8), ("d", 6, 7)]
+    assert [rows(*run) for run in ran] == [0, 1, 1, 0, 1, 0, 1]
+
+
+def test_what_a_timeline_remembers_is_bounded() -> None:
+    telemetry = Telemetry(50)
+    mark = telemetry.mark()
+    mark.most = 50
+    page = TimelinePage()
+    for number in range(6_000):
+        name = f"tcp://w{number}"
+        telemetry.joined(name, 2)
+        prefix = SimpleNamespace(name=f"p{number}")
+        ts = SimpleNamespace(
+            key=str(number), prefix=prefix, group=prefix, dependencies=(), priority=(), state="memory"
+        )
+        telemetry.finished(ts, name, [{"action": "compute", "start": 1.0, "stop": 2.0}], 8, thread=number)  # type: ignore[arg-type]
+        spans = telemetry.news(mark)
+        telemetry.left(name)
+        if number % 3 == 0:
+            blocks = tuple(merged(spans, 0.0))
+            page.update(
+                News(blocks, ((name, name, 2),), 0, 0, 0.0, 2.0)
+                if number < 30
+                else News(blocks, page._lanes, 0, 0, 0.0, 2.0)
+            )
+    assert (len(spans), len(mark.rows), len(telemetry._departed)) == (1, 1, 4096)
+    assert len(page._busy) <= 1_001
+    assert len(page._drawn) <= 8_000
 
 
 # ---- what is shown of it ----------------------------------------------------------------------------------
@@ -238,6 +279,9 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
     samples = (Sample(100.0, 1, 2, 2, 40, 0), Sample(160.0, 4, 8, 1, 0, 0))
     page.update(ElasticPicture((first, last), ((150.0, "w-1 left"),), samples))
     assert page.jobs.data["wanted"] == [4, 1, 1]
+    assert page.jobs.data["requested"] == [4, 4, 4]
+    assert page.jobs.data["wait"] == [30.0, 30.0, 30.0]
+    assert page.jobs.data["held"] == [12.0, 12.0, 12.0]
     assert page.jobs.data["pending"] == [3, 0, 0]
     assert page.jobs.data["to pending"] == [4, 4, 4]  # stands on what runs
     assert page.load.data["waiting"] == [40, 0]
@@ -248,6 +292,46 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
         < page.log.text.index("w-1 left")
         < page.log.text.index("&lt;4&gt;")
     )
+
+
+def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
+    assert sorted(["10", "\u00b2", "9"], key=pictures.natural) == ["9", "10", "\u00b2"]
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        pytest.param({}, Scaling(7.0, 0, {}, "", (), 0.0, {}), id="nothing but its name"),
+        pytest.param(
+            {
+                "time": 5.0,
+                "wanted": {"cpu": 2},
+                "jobs": {"running": 1},
+                "why": "wide",
+                "reasons": {"wide": 2},
+            },
+            Scaling(5.0, 2, {"running": 1}, "wide", (), 0.0, {}),
+            id="what is there counts, what is not known is no harm",
+        ),
+    ],
+)
+def test_a_decision_may_lack_some_of_it(message: dict[str, Any], wanted: Scaling) -> None:
+    events = [(7.0, {"action": "scale", **message})]
+    scheduler = SimpleNamespace(get_events=lambda topic: events)
+    stealing = SimpleNamespace(watch=Watch())
+    assert pictures.elastic_picture(scheduler, stealing).decisions == (wanted,)
+
+
+def test_other_events_push_no_decision_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "EVENTS", 3)
+    events: list[Any] = [(0.0, {"action": "scale", "why": "first"})]
+    events += [(float(n), {"action": "steal"}) for n in range(10)]
+    scheduler = SimpleNamespace(get_events=lambda topic: events)
+    stealing = SimpleNamespace(watch=Watch())
+    assert [d.why for d in pictures.elastic_picture(scheduler, stealing).decisions] == ["first"]
+    del events[0]  # and where Dask has dropped it, the newest one is known still
+    newest = {"time": 3.0, "why": "newest"}
+    assert [d.why for d in pictures.elastic_picture(scheduler, stealing, newest).decisions] == ["newest"]
 
 
 # ---- on a scheduler ---------------------------------------------------------------------------------------
@@ -282,23 +366,119 @@ def test_pages_come_with_the_plugin_once_and_go_with_it() -> None:
     on_cluster(test)
 
 
-def test_a_hundred_pages_that_were_opened_and_closed_leave_nothing() -> None:
+async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
+    """Open a page as a browser does: the document by HTTP, and then its websocket."""
+    root = f"127.0.0.1:{scheduler.http_server.port}/ferro-{name}"
+    page = await AsyncHTTPClient().fetch(f"http://{root}")
+    token = re.search(r'"token":"([^"]+)"', page.body.decode())
+    assert token is not None
+    return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
+
+
+def test_pages_that_were_opened_and_closed_leave_nothing() -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         site = scheduler.plugins["ferro"]._take_pages_off.__self__
         telemetry = scheduler.extensions["stealing"].telemetry
-        documents = []
-        for number in range(100):
-            document = Document()
-            site._open(KINDS[number % 5], None, document)
-            documents.append(weakref.ref(document))
+        seen: list[Any] = []
+        contexts = site._application._applications.values()
+        for number in range(OPENED):
+            browser = await opened(scheduler, NAMES[number % 5])
             assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
-            for destroyed in document.callbacks.session_destroyed_callbacks:
-                destroyed(None)  # as Bokeh does when a browser has gone
-            document.clear()
-        del document, destroyed
-        gc.collect()
-        assert site.documents == {}
-        assert [d for d in documents if d() is not None] == []
+            assert sum(len(context._sessions) for context in contexts) == 1
+            (document,) = site.documents
+            seen.append(weakref.ref(document))
+            del document
+            browser.close()
+            while site.documents or any(context._sessions for context in contexts):
+                await asyncio.sleep(0.002)
+        for _ in range(100):  # what is on its way to the last of them holds it still
+            gc.collect()
+            if not any(document() for document in seen):
+                break
+            await asyncio.sleep(0.01)
+        assert (len(seen), site.documents, telemetry.wanted) == (OPENED, {}, ())
+        assert [document for document in seen if document() is not None] == []
+
+    on_cluster(test, unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
+
+
+def test_pages_that_are_open_when_the_plugin_goes_are_let_go() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        old = scheduler.extensions["stealing"].telemetry
+        site = scheduler.plugins["ferro"]._take_pages_off.__self__
+        first = await opened(scheduler, "timeline")
+        assert (len(site.documents), old.is_on) == (1, True)
+        await ff.uninstall(client)
+        assert (len(site.documents), old.is_on) == (0, False)
+        await ff.install(client)
+        new = scheduler.plugins["ferro"]._take_pages_off.__self__
+        second = await opened(scheduler, "timeline")
+        assert (len(site.documents), len(new.documents), old.is_on) == (0, 1, False)
+        first.close()
+        second.close()
+
+    on_cluster(test)
+
+
+def shown(document: Document) -> str:
+    return " ".join(model.text for model in document.select({"type": Div}))
+
+
+@pytest.mark.parametrize("after", [pytest.param(0, id="at once"), pytest.param(1, id="later")])
+def test_a_page_that_fails_says_so_and_is_closed(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        site = scheduler.plugins["ferro"]._take_pages_off.__self__
+        looks: list[int] = []
+
+        def failing(self: Reel, now: float) -> News:
+            looks.append(1)
+            if len(looks) > after:
+                raise ValueError("<on purpose>")
+            return News((), (), 0, 0, 0.0, now)
+
+        monkeypatch.setattr(Reel, "news", failing)
+        document = Document()
+        site._open(KINDS[1], None, document)
+        if after:
+            assert "on purpose" not in shown(document)
+            site._update(document, "timeline")
+        assert "stands still: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
+        assert (site.documents, document.session_callbacks) == ({}, [])
+        assert not scheduler.extensions["stealing"].telemetry.is_on
+
+    on_cluster(test)
+
+
+def test_workers_that_leave_are_told_as_they_publish_it() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        one, other = scheduler.workers
+        await wait(client.submit(bytes, 1000, key="kept", workers=[one]))
+        held = client.submit(bytes, 1000, key="kept")
+        leaving = Leaving(scheduler)
+        assert await leaving.leave([one]) == {}
+        assert list(await leaving.leave([other])) == [other]
+        stealing = scheduler.extensions["stealing"]
+        texts = [text for _, text in pictures.elastic_picture(scheduler, stealing).departures]
+        gone, stays = pictures.label(one), pictures.label(other)
+        assert texts[0].startswith(f"{gone} begin to leave")
+        assert texts[1] == f"{gone} left"
+        assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
+        await leaving.stop()
+        del held
+
+    on_cluster(test)
+
+
+def test_lanes_stand_for_a_while_however_many_workers_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
+        before = reel.news(1.0).lanes
+        await client.cluster.scale(3)
+        await client.wait_for_workers(3)
+        assert reel.news(2.0).lanes == before
+        reel._stand_until = 0.0
+        assert len(reel.news(3.0).lanes) == 3
+        reel.close()
 
     on_cluster(test)
 
@@ -338,6 +518,25 @@ def test_a_timeline_records_while_it_is_open_and_tells_each_task_once() -> None:
     on_cluster(test)
 
 
+def test_tasks_that_secede_stay_in_their_workers_lanes() -> None:
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
+        (only,) = scheduler.workers
+        for number in range(4):  # each leaves its thread to a new one
+            await client.submit(_seceded, number, workers=[only])
+        blocks, lanes = reel.news(time.time())[:2]
+        assert (len(blocks), {b.lane for b in blocks}, lanes[0][2]) == (4, {0}, 1)
+        reel.close()
+
+    on_cluster(test, workers=1)
+
+
+def _seceded(number: int) -> int:
+    secede()
+    time.sleep(0.005)
+    return number
+
+
 def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
@@ -351,12 +550,45 @@ def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None
         assert chart.picture() is small  # nothing happened
         many = client.map(lambda i: i, range(TASKS), key="many")
         await wait(many)
+        chart._due = 0.0
         large = chart.picture()
         assert large.grain == "groups"
         assert {n.prefix: (n.done, n.tasks) for n in large.nodes}["many"] == (TASKS, TASKS)
         assert len(large.nodes) == 3
+        assert large.layout > small.layout
 
     on_cluster(test)
+
+
+def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(charts, "LINKS", 100)
+
+    async def test(client: Client, scheduler: Scheduler) -> None:
+        chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
+        ones = client.map(lambda i: i, range(11), key="one")
+        totals = [client.submit(sum, ones, key=f"total-{i}") for i in range(9)]
+        await wait(totals)
+        assert (chart.picture().grain, len(chart.picture().edges)) == ("tasks", 99)
+        more = client.submit(sum, ones, key="total-9")
+        await wait(more)
+        monkeypatch.setattr(chart, "_due", float("inf"))
+        assert chart.picture().grain == "tasks"  # the last one has just been made
+        monkeypatch.setattr(chart, "_due", 0.0)
+        assert (chart.picture().grain, len(chart.picture().edges)) == ("groups", 1)
+
+    on_cluster(test)
+
+
+def test_axes_are_fitted_to_a_graph_without_edges() -> None:
+    page = GraphPage()
+    nodes = tuple(
+        charts.Node(str(i), "p", "", 0.0, y, "memory", 1, 1, 0.0, 0, False) for i, y in enumerate((-9.0, 9.0))
+    )
+    page.update(charts.GraphPicture("tasks", 0, {}, (), (), 0, 0.0, 1))
+    page.update(charts.GraphPicture("tasks", 2, {}, nodes, (), 0, 0.0, 2))
+    assert page.fig.y_range.end > 9.0
 
 
 def test_bytes_of_a_device_count_once_and_not_in_its_host() -> None:

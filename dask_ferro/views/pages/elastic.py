@@ -1,4 +1,4 @@
-"""The elastic page: how many workers there are, how many are wanted, and each decision with its reason."""
+"""The elastic page: jobs that are there, requested and wanted; what they cost and wait for; each decision in words."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class ElasticPage:
     """Jobs by state, the load, and the decisions in words."""
 
     def __init__(self) -> None:
-        self.jobs = _source(("time", "wanted"), _STATES)
+        self.jobs = _source(("time", "wanted", "requested", "wait", "waits", "held"), _STATES)
         self.load = _source(("time", "threads", "workers"), _LOAD)
         self.headline = look.line()
         self.log = look.line()
         charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
-        self.root = column(self.headline, charts, self.log, sizing_mode="stretch_width")
+        costs = row(self._waits(), self._held(), sizing_mode="stretch_width")
+        self.root = column(self.headline, charts, costs, self.log, sizing_mode="stretch_width")
         self._decided: Any = None
 
     @without_property_validation
@@ -73,11 +74,15 @@ class ElasticPage:
         self.jobs.data = {
             "time": [1000 * d.time for d in rows],
             "wanted": [d.wanted for d in rows],
+            "requested": [sum(d.jobs.values()) for d in rows],
+            "wait": [max(_known(d).values(), default=float("nan")) for d in rows],
+            "waits": [_waits(d) or "not known yet" for d in rows],
+            "held": [d.node_seconds for d in rows],
             **counts,
             **_stack(counts),
         }
         _show(self._job_areas, len(rows))
-        self._no_jobs.visible = False
+        self._no_jobs.visible = self._no_wait.visible = self._no_held.visible = False
 
     def _tell(self, picture: ElasticPicture) -> None:
         if not picture.decisions:
@@ -94,11 +99,33 @@ class ElasticPage:
         self._job_areas = _stacked(fig, self.jobs, _STATES)
         line = {"color": look.RED, "line_width": 2, "line_dash": "dashed"}
         wanted = fig.step("time", "wanted", source=self.jobs, mode="after", **line)
-        told = [("wanted", "@wanted"), *((state, f"@{state}") for state in _STATES)]
+        fig.step("time", "requested", source=self.jobs, mode="after", color=look.INK, line_width=1.5)
+        told = [
+            ("wanted", "@wanted"),
+            ("requested", "@requested"),
+            *((state, f"@{state}") for state in _STATES),
+        ]
         self._no_jobs = look.awaiting(fig, "waits for the first decision of ff.Elastic")
         _count(fig, wanted, told)
         keys = [(color, state) for state, color in _STATES.items()]
-        return look.framed(fig, (look.RED, "wanted"), *keys)
+        return look.framed(fig, (look.RED, "wanted"), (look.INK, "requested"), *keys)
+
+    def _waits(self) -> Any:
+        fig = look.over_time("queue wait, the longest of the pools", _WINDOW, "expected", height=160)
+        fig.yaxis.formatter = look.seconds_ticks()
+        fig.y_range.start = 0
+        line = fig.step("time", "wait", source=self.jobs, mode="after", color=look.BLUE, line_width=2)
+        look.hover(fig, [line], [("queue wait", "@waits")], mode="vline")
+        self._no_wait = look.awaiting(fig, "waits for the first decision of ff.Elastic")
+        return look.framed(fig, (look.BLUE, "from a submission to its start"))
+
+    def _held(self) -> Any:
+        fig = look.over_time("node-seconds so far", _WINDOW, "node-seconds", height=160)
+        fig.y_range.start = 0
+        line = fig.line("time", "held", source=self.jobs, color=look.GREEN, line_width=2)
+        look.hover(fig, [line], [("node-seconds", "@held{0,0}")], mode="vline")
+        self._no_held = look.awaiting(fig, "waits for the first decision of ff.Elastic")
+        return look.framed(fig, (look.GREEN, "of jobs that ran, busy or not"))
 
     def _load(self) -> Any:
         fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
@@ -157,9 +184,17 @@ def _count(fig: Any, line: Any, told: list[tuple[str, str]]) -> None:
 
 def _standing(last: Scaling) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in last.jobs.items()) or "no jobs"
-    waits = [f"{pool}: {look.duration(w)}" for pool, w in last.queue_wait.items() if w is not None]
+    waits = _waits(last)
     text = f"<b>{last.wanted} wanted; {escape(counts)}</b>; {last.node_seconds:,.0f} node-seconds"
-    return text + (f"; queue wait {escape(', '.join(waits))}" if waits else "")
+    return text + (f"; queue wait {escape(waits)}" if waits else "")
+
+
+def _known(decision: Scaling) -> dict[str, float]:
+    return {pool: wait for pool, wait in decision.queue_wait.items() if wait is not None}
+
+
+def _waits(decision: Scaling) -> str:
+    return ", ".join(f"{pool}: {look.duration(wait)}" for pool, wait in _known(decision).items())
 
 
 def _table(lines: list[tuple[float, str, str]]) -> str:

@@ -56,10 +56,10 @@ class GraphPage:
         """Draw the newest picture; the very same one costs nothing."""
         if picture is self._shown:
             return
-        edges = None if self._shown is None else self._shown.edges
+        layout = None if self._shown is None else self._shown.layout
         self._shown = picture
         self._explain(picture)
-        if picture.edges is not edges:
+        if picture.layout != layout:
             self._draw_edges(picture)
         self._draw_nodes(picture)
         self._waits.visible = not picture.nodes

@@ -5,7 +5,7 @@
     /individual-ferro-timeline    each page alone, for the panels of Jupyter lab
 
 A page is computed while it is open, twice a second (the timeline four times), on the scheduler's loop.  When the
-plugin is taken off, its addresses answer 404, and pages that are open stand still and say so.
+plugin is taken off, its addresses answer 404, and pages that are open stand still and say so; as does one that fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from html import escape
 from typing import Any, NamedTuple
 
 import dask.config
@@ -32,6 +33,7 @@ from tornado.ioloop import IOLoop
 from dask_ferro.runtime import pictures
 from dask_ferro.runtime.charts import Chart
 from dask_ferro.runtime.reel import Reel
+from dask_ferro.runtime.scheduler import NAME
 from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
@@ -93,7 +95,12 @@ def _graph(scheduler: Scheduler, stealing: Any) -> Reader:
 
 
 def _elastic(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(lambda: pictures.elastic_picture(scheduler, stealing), _nothing)
+    def picture() -> Any:
+        plugin = scheduler.plugins.get(NAME)
+        events = getattr(plugin, "events", None)
+        return pictures.elastic_picture(scheduler, stealing, events.elastic if events is not None else None)
+
+    return Reader(picture, _nothing)
 
 
 def _memory(scheduler: Scheduler, stealing: Any) -> Reader:
@@ -166,7 +173,8 @@ class Site:
         plots[:] = [plot for plot in plots if plot not in self._plots]
         for document, (page, _) in list(self.documents.items()):
             self._closed(document)
-            document.add_next_tick_callback(partial(_farewell, document, page))
+            words = "dask_ferro was taken off this scheduler: what this page shows stands still."
+            document.add_next_tick_callback(partial(_end, document, page, words))
         self._application.stop()
 
     def _served(self, stock: BokehTornado) -> _Beside:
@@ -196,9 +204,11 @@ class Site:
 
     def _open(self, kind: _Kind, extra: dict[str, Any] | None, document: Document) -> None:
         """Fill a new document with a page, and keep it up to date until it is closed."""
+        document.on_session_destroyed(
+            lambda _: self._closed(document)
+        )  # first: whatever fails below is closed
         page, reader = kind.draw(), kind.read(self.scheduler, self.stealing)
         self.documents[document] = page, reader
-        page.update(reader.picture())
         document.add_root(page.root)
         document.title = f"Dask: Ferro {kind.name.title()}"
         document.theme = BOKEH_THEME
@@ -206,7 +216,7 @@ class Site:
             document.template = env.from_string(_TABS)
             document.template_variables.update(extra, ferro_tabs=_tabs(kind))
         document.add_periodic_callback(partial(self._update, document, kind.name), kind.every)
-        document.on_session_destroyed(lambda _: self._closed(document))
+        self._update(document, kind.name)
 
     def _update(self, document: Document, name: str) -> None:
         found = self.documents.get(document)
@@ -215,10 +225,11 @@ class Site:
         page, reader = found
         try:
             page.update(reader.picture())
-        except Exception:
+        except Exception as error:
             # Bokeh would say it again at each tick, and the scheduler's log is no place for that.
             logger.exception("dask_ferro: the %s page stands still", name)
             self._closed(document)
+            _end(document, page, f"this page failed, and stands still: {error!r}; open it again")
 
     def _closed(self, document: Document) -> None:
         found = self.documents.pop(document, None)
@@ -230,13 +241,12 @@ def _tabs(shown: _Kind) -> list[dict[str, Any]]:
     return [{"url": f"ferro-{k.name}", "name": k.name.title(), "open": k is shown} for k in KINDS]
 
 
-def _farewell(document: Document, page: Any) -> None:
-    """Say that a page is told nothing any more."""
+def _end(document: Document, page: Any, words: str) -> None:
+    """Say why a page is told nothing any more."""
     for callback in document.session_callbacks:
         if isinstance(callback, PeriodicCallback):
             document.remove_periodic_callback(callback)
-    words = "dask_ferro was taken off this scheduler: what this page shows stands still."
-    page.root.children.insert(0, look.line(f'<b style="color:{look.RED}">{words}</b>'))
+    page.root.children.insert(0, look.line(f'<b style="color:{look.RED}">{escape(words)}</b>'))
 
 
 def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # The seconds that follow the newest move, and the shortest bar that is drawn.
 _WINDOW = 60
+# Samples of the thresholds: ten minutes.
+_CURVE = 600
 _LEAST = 1e-4
 # Workers up to which a cell of the matrix has its number written in it.
 _WRITTEN = 12
@@ -55,12 +57,9 @@ class StealingPage:
         if changed != self._shown:
             self._shown = changed
             self._draw_moves(picture)
-        stamps = [1000 * at for at, *_ in picture.thresholds]
-        if stamps[-1:] != list(self.thresholds.data["time"][-1:]):
-            least, median, most = zip(*(values for _, *values in picture.thresholds), strict=True)
-            self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
-            self._no_thresholds.visible = False
-            self._band.visible = len(stamps) > 1  # BokehJS 3.9 never comes back from an empty one
+        newest = [1000 * at for at, *_ in picture.thresholds[-1:]]
+        if newest != list(self.thresholds.data["time"][-1:]):
+            self._draw_thresholds(picture.thresholds[-_CURVE:])
 
     # -- drawing ---------------------------------------------------------------------------------------------
 
@@ -120,6 +119,13 @@ class StealingPage:
         }
         self._no_flow.visible = not flows
         self._no_moves.visible = self._no_gain.visible = not seconds
+
+    def _draw_thresholds(self, samples: Sequence[tuple[float, float, float, float]]) -> None:
+        times, least, median, most = zip(*samples, strict=True)
+        stamps = [1000 * at for at in times]
+        self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
+        self._no_thresholds.visible = False
+        self._band.visible = len(stamps) > 1  # BokehJS 3.9 never comes back from an empty one
 
     # -- figures ---------------------------------------------------------------------------------------------
 
@@ -232,7 +238,7 @@ class StealingPage:
     def _curves(self) -> Any:
         fig = look.over_time(
             "thresholds over time",
-            600,
+            _CURVE,
             "over all workers",
             height=290,
             y_axis_type="log",
@@ -255,7 +261,7 @@ class StealingPage:
         told = [("least", "@least{0.0000} s"), ("median", "@median{0.0000} s"), ("most", "@most{0.0000} s")]
         look.hover(fig, [middle], told, mode="vline")
         self._no_thresholds = look.awaiting(
-            fig, "All thresholds are as they were at first.\nThey follow the time that a steal takes."
+            fig, "waits for the first worker\nThresholds follow the time that a steal takes."
         )
         return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
 
@@ -285,4 +291,4 @@ def _each(seconds: Sequence[Second]) -> list[Second]:
 
 def _by_number(name: str) -> tuple[Any, ...]:
     """Numbers in their order, and "others" last."""
-    return (name == "others", not name.isdigit(), int(name) if name.isdigit() else 0, name)
+    return (name == "others", not name.isdecimal(), int(name) if name.isdecimal() else 0, name)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _KEPT = 8_000
 # Prefixes in the legend: the others have their colours too.
 _NAMED = 14
+# Prefixes whose seconds are added up.
+_PREFIXES = 1_000
 _WINDOWS = (5, 15, 60, 300)
 _FIRST = 1
 _COLUMNS = (
@@ -85,6 +87,9 @@ class TimelinePage:
         for block in blocks:
             if block.kind == "compute":
                 self._busy[block.prefix] = self._busy.get(block.prefix, 0.0) + block.busy
+        if len(self._busy) > _PREFIXES:
+            busiest = sorted(self._busy, key=lambda p: -self._busy[p])
+            self._busy = {prefix: self._busy[prefix] for prefix in busiest[: _PREFIXES // 2]}
         self.blocks.stream(self._columns(blocks), rollover=_KEPT)
         if before != set(self._busy):
             self._explain()

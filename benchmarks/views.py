@@ -1,0 +1,217 @@
+"""What an open dashboard page costs the scheduler: its share of a core, with the page less without.
+
+    python benchmarks/views.py                  # all five pages
+    python benchmarks/views.py --json out.json
+
+64 workers stand idle in the scheduler's process, and a history of 5,000 tasks a second is told to the plugin as
+workers would tell it: no task runs, so that what is measured is the pages.  A graph of 1,500 tasks waits on the
+scheduler, with as many dependencies again, and changes all the time.  The browser is a process of its own that opens
+the page by HTTP, and reads what its websocket is sent.  CPU is that of the scheduler's process, user and system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+from distributed import Client, Scheduler  # noqa: E402
+from tornado.httpclient import AsyncHTTPClient  # noqa: E402
+from tornado.websocket import websocket_connect  # noqa: E402
+
+import dask_ferro as ff  # noqa: E402
+
+SEED = 0
+PAGES = ("stealing", "timeline", "graph", "elastic", "memory")
+NOTHING = "no page"
+WORKERS, RATE, TASKS, SECONDS = 64, 5_000, 1_500, 10.0
+TOY = {"workers": 2, "rate": 200, "tasks": 50, "seconds": 0.6}
+# Told in one go, so often.
+EVERY = 0.02
+# Of tasks, one in so many was stolen.
+STOLEN = 50
+Note = Callable[[str], None]
+
+
+class History:
+    """Tasks that end and moves that are confirmed, as the plugin hears of them.
+
+    Parameters
+    ----------
+    rate : int
+        Tasks a second.
+    """
+
+    def __init__(self, scheduler: Scheduler, rate: int) -> None:
+        self._scheduler = scheduler
+        self._stealing: Any = scheduler.extensions["stealing"]
+        self._count = max(round(rate * EVERY), 1)
+        self._random = random.Random(SEED)
+        self._prefixes = [SimpleNamespace(name=f"op-{i}") for i in range(20)]
+        self._told = 0
+
+    async def tell(self) -> None:
+        """Tell on and on, until it is cancelled."""
+        due = time.monotonic()
+        while True:
+            self._tell_some()
+            due = max(due + EVERY, time.monotonic() - 1.0)
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+
+    def _tell_some(self) -> None:
+        now, addresses = time.time(), list(self._scheduler.workers)
+        for _ in range(self._count):
+            self._told += 1
+            victim, thief = self._random.sample(addresses, 2)
+            if self._stealing.telemetry.is_on:
+                self._end(victim, now)
+            if self._told % STOLEN == 0:
+                workers = self._scheduler.workers
+                request = {"victim": workers[victim], "thief": workers[thief], "gain": 0.01, "cost": 0.001}
+                self._stealing.watch.moved(now, self._told, request, "confirmed")
+        self._scheduler.transition_counter += 1
+
+    def _end(self, worker: str, now: float) -> None:
+        prefix = self._prefixes[self._told % len(self._prefixes)]
+        ts: Any = SimpleNamespace(
+            key=f"{prefix.name}-{self._told}", prefix=prefix, group=prefix, dependencies=(), priority=(0,)
+        )
+        span = {"action": "compute", "start": now - self._random.uniform(0.001, 0.02), "stop": now}
+        self._stealing.telemetry.finished(ts, worker, [span], 1000, 1)
+
+
+def waiting(client: Client, tasks: int) -> list[Any]:
+    """Return a graph that no worker may run: chains side by side, and who waits for all of their ends."""
+    ends = []
+    for _ in range(tasks // 10):
+        end: Any = client.submit(int, resources={"none": 1}, pure=False)
+        for _ in range(8):
+            end = client.submit(int, end, resources={"none": 1}, pure=False)
+        ends.append(end)
+    return [client.submit(sum, ends, pure=False) for _ in range(4)]
+
+
+@asynccontextmanager
+async def browsing(scheduler: Scheduler, page: str) -> AsyncIterator[None]:
+    """Have a process look at a page."""
+    if page == NOTHING:
+        yield
+        return
+    address = f"127.0.0.1:{scheduler.http_server.port}/ferro-{page}"
+    visitor = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        "--visit",
+        address,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert visitor.stdin is not None
+    assert visitor.stdout is not None
+    if await visitor.stdout.readline() != b"open\n":
+        raise RuntimeError(f"nobody could open {address}")
+    try:
+        yield
+    finally:
+        visitor.stdin.close()
+        await visitor.wait()
+
+
+async def visit(address: str) -> None:
+    """Look at a page until standard input ends."""
+    page = await AsyncHTTPClient().fetch(f"http://{address}")
+    token = re.search(r'"token":"([^"]+)"', page.body.decode())
+    assert token is not None
+    socket = await websocket_connect(
+        f"ws://{address}/ws", subprotocols=["bokeh", token[1]], on_message_callback=lambda _: None
+    )
+    print("open", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    socket.close()
+
+
+async def shares(
+    rounds: int, note: Note, *, workers: int, rate: int, tasks: int, seconds: float
+) -> dict[str, list[float]]:
+    """Return the share of a core that each page takes, one number a round."""
+    found: dict[str, list[float]] = {page: [] for page in (NOTHING, *PAGES)}
+    cluster = ff.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=False,
+        asynchronous=True,
+        dashboard_address="127.0.0.1:0",
+    )
+    async with cluster, Client(cluster, asynchronous=True) as client:
+        scheduler = cluster.scheduler
+        held = waiting(client, tasks)
+        telling = asyncio.create_task(History(scheduler, rate).tell())
+        for number in range(rounds):
+            for page in found:
+                async with browsing(scheduler, page):
+                    await asyncio.sleep(seconds / 4)  # the page is sent whole at first
+                    began, cpu = time.monotonic(), time.process_time()
+                    await asyncio.sleep(seconds)
+                    used = (time.process_time() - cpu) / (time.monotonic() - began)
+                found[page].append(used)
+                note(f"round {number + 1}: {page}: {100 * used:.2f} % of a core")
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        del held
+    return found
+
+
+def compared(found: dict[str, list[float]]) -> dict[str, dict[str, measure.Summary]]:
+    """Return of each page its share, and what it is more than without a page in the same round."""
+    return {
+        page: {
+            "share": measure.Summary.of(used),
+            "more": measure.Summary.of([a - b for a, b in zip(used, found[NOTHING], strict=True)]),
+        }
+        for page, used in found.items()
+    }
+
+
+def show(results: dict[str, dict[str, measure.Summary]]) -> None:
+    """Print a line a page."""
+    rows = [
+        (page, f"{100 * told['share'].median:.2f}", f"{100 * told['more'].median:.2f}")
+        for page, told in results.items()
+    ]
+    measure.show("scheduler CPU with a page open, % of a core", ("", "all", "more"), rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark; return its record."""
+    parser = measure.options("What an open dashboard page costs the scheduler.", rounds=5)
+    parser.add_argument("--visit", metavar="ADDRESS", help="look at a page until standard input ends")
+    options = parser.parse_args(arguments)
+    if options.visit:
+        asyncio.run(visit(options.visit))
+        return {}
+    rounds = 1 if options.toy else options.rounds
+    sizes: dict[str, Any] = {"workers": WORKERS, "rate": RATE, "tasks": TASKS, "seconds": SECONDS}
+    sizes = TOY if options.toy else sizes
+    note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    record = measure.provenance(seed=SEED, rounds=rounds, toy=options.toy, cores=os.cpu_count(), **sizes)
+    record["results"] = compared(asyncio.run(shares(rounds, note, **sizes)))
+    show(record["results"])
+    if options.json:
+        measure.write(options.json, record)
+    return record
+
+
+if __name__ == "__main__":
+    main()
