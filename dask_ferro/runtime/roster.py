@@ -84,6 +84,7 @@ class Roster(SchedulerPlugin):
         self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
         own: dict[str, Callable[..., Any]] = {
             ROSTER: self.roster,
+            STAY: self.stay,
             LEAVE: self.leave,
             ENDS: self.ends,
             REMOVE: self.remove,
