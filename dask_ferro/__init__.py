@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from dask_ferro.commands.progress import progress
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
     from dask_ferro.graph import nn, optim, workloads
+    from dask_ferro.graph.apply import apply
     from dask_ferro.graph.array_api import *  # noqa: F403
     from dask_ferro.graph.autodiff import grad, value_and_grad
     from dask_ferro.graph.placements import Partial, Replicate, Shard
+    from dask_ferro.graph.propose import plan
     from dask_ferro.graph.redistribute import Mesh
     from dask_ferro.graph.schedule import Schedule
     from dask_ferro.graph.schedules.known import known as schedule
     from dask_ferro.graph.signal import signal
-    from dask_ferro.graph.tensor import Tensor
     from dask_ferro.graph.tensor_model import save_onnx, to_model
     from dask_ferro.lower import ModelGraph, from_onnx
+    from dask_ferro.lower.pipeline import pipeline
+    from dask_ferro.lower.spmd import Ranks, gather
+    from dask_ferro.lower.tensor import Tensor
     from dask_ferro.runtime.elastic import Elastic
     from dask_ferro.runtime.install import install, uninstall
     from dask_ferro.runtime.local import LocalCluster
@@ -51,10 +55,15 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Replicate": ("dask_ferro.graph.placements", "Replicate"),
     "Schedule": ("dask_ferro.graph.schedule", "Schedule"),
     "Shard": ("dask_ferro.graph.placements", "Shard"),
-    "Tensor": ("dask_ferro.graph.tensor", "Tensor"),
+    "Tensor": ("dask_ferro.lower.tensor", "Tensor"),
+    "Ranks": ("dask_ferro.lower.spmd", "Ranks"),
+    "apply": ("dask_ferro.graph.apply", "apply"),
     "from_onnx": ("dask_ferro.lower", "from_onnx"),
+    "gather": ("dask_ferro.lower.spmd", "gather"),
+    "pipeline": ("dask_ferro.lower.pipeline", "pipeline"),
     "grad": ("dask_ferro.graph.autodiff", "grad"),
     "nn": ("dask_ferro.graph.nn", None),
+    "plan": ("dask_ferro.graph.propose", "plan"),
     "optim": ("dask_ferro.graph.optim", None),
     "save_onnx": ("dask_ferro.graph.tensor_model", "save_onnx"),
     "schedule": ("dask_ferro.graph.schedules.known", "known"),
@@ -101,6 +110,11 @@ __all__ = [
     "signal",
     "save_onnx",
     "to_model",
+    "apply",
+    "plan",
+    "Ranks",
+    "gather",
+    "pipeline",
     "schedule",
     "Schedule",
     "Mesh",
@@ -129,6 +143,8 @@ def __getattr__(name: str) -> Any:
         value: Any = version("dask-ferro")
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
+        if name in _ARRAY_API:
+            import_module("dask_ferro.lower.tensor")  # gives tensors their `compute`
         value = import_module(module)
         if attribute is not None:
             value = getattr(value, attribute)

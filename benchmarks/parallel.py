@@ -1,0 +1,190 @@
+"""What parallelism costs beyond the best that its schedule allows.
+
+    python benchmarks/parallel.py                 # every part
+    python benchmarks/parallel.py --only pipeline --json out.json
+
+pipeline   schedules of 4 stages on 4 worker processes, actions that sleep 100 ms (a stage's F, I and W each): seconds
+           of a step, from submission to gradients; the span from the first action to the last beside the closed form
+           of the schedule; the bubble, and the step of GPipe divided by that of the schedule.
+
+Sleeps take no CPU, so the schedule shows itself on any number of cores.  Everything runs in processes, over TCP.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+import numpy as np  # noqa: E402
+from distributed import Client, get_task_stream  # noqa: E402
+
+import dask_ferro as ff  # noqa: E402
+from dask_ferro.graph.schedules.closed import StageSeconds, makespan  # noqa: E402
+from dask_ferro.graph.schedules.known import NAMES, known  # noqa: E402
+from dask_ferro.graph.sleeping import sleeping  # noqa: E402
+from dask_ferro.lower.pipeline import Pipeline  # noqa: E402
+
+SEED = 0
+STAGES = 4
+ACTIONS = frozenset({"forward", "backward", "input_grad", "weight_grad"})
+Note = Callable[[str], None]
+
+
+class Ran(NamedTuple):
+    """A step's actions: seconds from the first one's start to the last one's end, and the mean worker's work."""
+
+    span: float
+    busy: float
+
+
+# ---- pipeline ---------------------------------------------------------------------------------------------
+
+
+def pipeline(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
+    """Steps of every schedule, beside what its closed form allows."""
+    seconds = StageSeconds(*[0.01 if toy else 0.1] * 3)
+    micro_batches = (4,) if toy else (8, 16)
+    stages = 2 if toy else STAGES
+    with (
+        ff.LocalCluster(n_workers=stages, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        rows = [r for m in micro_batches for r in _schedules(client, stages, m, seconds, rounds, note)]
+    return {"stages": stages, "seconds": seconds._asdict(), "schedules": rows}
+
+
+def _schedules(
+    client: Client, stages: int, m: int, seconds: StageSeconds, rounds: int, note: Note
+) -> list[dict[str, Any]]:
+    steps = {name: _step(name, stages, m, seconds) for name in NAMES}
+    ran: dict[str, list[Ran]] = {name: [] for name in NAMES}
+    x = np.arange(m, dtype=np.float32)[:, None]
+    walls = measure.in_turn(
+        {name: partial(_ran, client, step(x)) for name, step in steps.items()},
+        rounds,
+        check=lambda name, result: ran[name].append(result),
+        note=note,
+    )
+    return [
+        _row(
+            name, m, makespan(name, stages, m, seconds), walls, ran[name][-rounds:], steps[name].lowering.form
+        )
+        for name in NAMES
+    ]
+
+
+def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
+    """A pipeline in which each stage sleeps so long for a micro-batch, in equal parts for its chunks."""
+    schedule = known(name, stages, m)
+    each = schedule.chunks // stages
+    model = sleeping(schedule.chunks, StageSeconds(*(s / each for s in seconds)))
+    return Pipeline(model, list(range(schedule.chunks)), schedule)
+
+
+def _ran(client: Client, run: Any) -> Ran:
+    with get_task_stream(client) as stream:
+        loss, _ = run.compute(scheduler=client)
+    rows = len(run._arrays["x"])
+    assert loss == (rows - 1) / 2, f"the loss is wrong: {loss}"
+    actions = [record for record in stream.data if _kind(record["key"]) in ACTIONS]
+    times = [
+        (part["start"], part["stop"])
+        for record in actions
+        for part in record["startstops"]
+        if part["action"] == "compute"
+    ]
+    workers = len({record["worker"] for record in actions})
+    starts, stops = zip(*times, strict=True)
+    return Ran(max(stops) - min(starts), sum(stop - start for start, stop in times) / workers)
+
+
+def _kind(key: Any) -> str:
+    return str(key[0]).rpartition("-")[0] if isinstance(key, tuple) else ""
+
+
+def _row(
+    name: str,
+    m: int,
+    ideal: float,
+    walls: Mapping[str, Sequence[float]],
+    ran: Sequence[Ran],
+    form: str,
+) -> dict[str, Any]:
+    spans = [r.span for r in ran]
+    return {
+        "schedule": name,
+        "micro_batches": m,
+        "edges": form,
+        "ideal": ideal,
+        "step": measure.Summary.of(walls[name]),
+        "span": measure.Summary.of(spans),
+        "over_ideal": measure.Summary.of([span / ideal - 1 for span in spans]),
+        "bubble": measure.Summary.of([1 - r.busy / r.span for r in ran]),
+        "gpipe_over_it": measure.Summary.of(
+            [g / own for g, own in zip(walls["gpipe"], walls[name], strict=True)]
+        ),
+    }
+
+
+def show_pipeline(record: dict[str, Any]) -> None:
+    rows = [
+        (
+            r["schedule"],
+            str(r["micro_batches"]),
+            r["edges"],
+            f"{r['ideal']:.2f}",
+            f"{r['span'].median:.2f}",
+            f"{r['over_ideal'].median:+.1%}",
+            f"{r['over_ideal'].low:+.1%} to {r['over_ideal'].high:+.1%}",
+            f"{r['bubble'].median:.1%}",
+            f"{r['step'].median:.2f}",
+            f"{r['gpipe_over_it'].median:.2f}",
+        )
+        for r in record["schedules"]
+    ]
+    measure.show(
+        f"pipeline: {record['stages']} stages, {1e3 * record['seconds']['forward']:.0f} ms an action, seconds",
+        ("", "m", "edges", "ideal", "span", "over", "spread", "bubble", "step", "gpipe / it"),
+        rows,
+        notes=(
+            "ideal: the schedule's closed form, no overhead at all; span: first action's start to last one's end",
+        ),
+    )
+
+
+# ---- all --------------------------------------------------------------------------------------------------
+
+
+PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
+    "pipeline": (pipeline, show_pipeline),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the benchmark; return its record."""
+    parser = measure.options("What parallelism costs beyond its bound.", rounds=3)
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these parts alone")
+    options = parser.parse_args(arguments)
+    rounds = 1 if options.toy else options.rounds
+    note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
+    record = measure.provenance(seed=SEED, rounds=rounds, toy=options.toy, cores=os.cpu_count())
+    record["results"] = {}
+    for name in options.only or PARTS:
+        run, show = PARTS[name]
+        part = run(rounds, options.toy, note)
+        show(part)
+        record["results"][name] = part
+    if options.json:
+        measure.write(options.json, record)
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""A plan as YAML: what is meant by each region of a graph, read and checked before any graph is looked at.
+
+    enabled: true                       # false: as if there were no plan
+    mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
+    inputs: {x: {data: 0}}              # which dimension of an input (or weight) is split, by axis
+    layer1:                             # a signal's path, or a pattern over paths or over names of nodes
+      shard: {weight: 1, bias: 0}       # which dimension of a value is split; `whole`: on every rank
+      workers: [0, 1]                   # numbers of workers, in the order of ranks
+      stage: 0
+      device: gpu
+      backward: layer1_bwd              # the region of this plan that its backward nodes follow
+
+Every problem is named by file, line and key, and all of them at once.  What a region is in a graph, and whether a
+value has such a dimension, is `apply`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from dask_ferro.errors import ConfigError
+
+# A dimension on the axis that is meant where none is named, dimensions by axis, or None: whole on every rank.
+Split: TypeAlias = int | Mapping[str, int] | None
+
+DEVICES = ("cpu", "gpu")
+RESERVED = ("enabled", "mesh", "inputs")
+WHOLE = "whole"
+
+
+class Asked(NamedTuple):
+    """How a value is split, and the line that says so."""
+
+    split: Split
+    line: int
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """What a plan says of one region; what it leaves out is None.  `lines` has the line of each of its keys."""
+
+    name: str = ""
+    line: int = 0
+    shard: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
+    workers: tuple[int, ...] | None = None
+    stage: int | None = None
+    device: str | None = None
+    backward: str | None = None
+    lines: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan as it was read.
+
+    Attributes
+    ----------
+    source : str
+        For messages.
+    regions : tuple of RegionPlan
+    inputs : mapping of str to Asked
+    mesh : mapping of str to int, or None
+    enabled : bool
+    """
+
+    source: str
+    regions: tuple[RegionPlan, ...] = ()
+    inputs: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
+    mesh: Mapping[str, int] | None = None
+    enabled: bool = True
+
+    def refusal(self, problems: Sequence[str]) -> ConfigError:
+        """Return the error that lists problems of this plan, each as `at` makes it."""
+        return ConfigError("\n".join([f"plan {self.source}:", *(f"  - {p}" for p in problems)]))
+
+
+def at(line: int, key: str, problem: str) -> str:
+    """Return a problem with the line and the key that it is about."""
+    return f"line {line}: {key}: {problem}"
+
+
+def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
+    """Return a plan, checked.
+
+    Parameters
+    ----------
+    source : path or mapping
+        A YAML file, or what would stand in one.
+
+    Raises
+    ------
+    ConfigError
+        A file that cannot be read, or every wrong key in it, with its line.
+    """
+    name, text = _text(source)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ConfigError(
+            f"plan {name}: {where}no YAML: {getattr(error, 'problem', None) or error}"
+        ) from None
+    return _Reader(name).plan(root)
+
+
+def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
+    if isinstance(source, Mapping):
+        return "<mapping>", yaml.safe_dump(dict(source), sort_keys=False)
+    try:
+        return os.fspath(source), Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, TypeError) as error:
+        raise ConfigError(f"plan {source!r}: cannot be read ({error}); give a path or a mapping") from error
+
+
+class _Reader:
+    """Reads nodes of YAML, and collects what is wrong with them."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[str] = []
+
+    def plan(self, root: Any) -> PlanFile:
+        found = dict(self._items(root, "plan")) if root is not None else {}
+        reserved = {name: found.pop(name) for name in RESERVED if name in found}
+        plan = PlanFile(
+            self.source,
+            tuple(self._region(name, node, _lines(root)[name]) for name, node in found.items()),
+            self._splits(reserved["inputs"], "inputs") if "inputs" in reserved else {},
+            self._mesh(reserved["mesh"]) if "mesh" in reserved else None,
+            self._scalar(reserved["enabled"], "enabled", _flag) is not False
+            if "enabled" in reserved
+            else True,
+        )
+        self._check_backward(plan, found)
+        if self.problems:
+            raise plan.refusal(self.problems)
+        return plan
+
+    def _check_backward(self, plan: PlanFile, nodes: Mapping[str, Any]) -> None:
+        for region in plan.regions:
+            if region.backward is not None and region.backward not in nodes:
+                wanted = f"wanted a region of this plan{_close(region.backward, list(nodes))}"
+                self._wrong(
+                    region.lines["backward"], f"{region.name}.backward", f"got {region.backward!r}, {wanted}"
+                )
+
+    def _region(self, name: str, node: Any, line: int) -> RegionPlan:
+        found = dict(self._items(node, name))
+        for key in found:
+            if key not in _KEYS:
+                wanted = f"wanted one of {', '.join(_KEYS)}{_close(key, list(_KEYS))}"
+                self._wrong(found[key].start_mark.line + 1, f"{name}.{key}", f"no such key; {wanted}")
+        values = {
+            key: self._scalar(found[key], f"{name}.{key}", _KEYS[key]) for key in found if key in _PLAIN
+        }
+        shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
+        workers = self._workers(found["workers"], f"{name}.workers") if "workers" in found else None
+        return RegionPlan(name, line, shard, workers, lines=_lines(node), **values)
+
+    def _splits(self, node: Any, key: str) -> dict[str, Asked]:
+        found = {}
+        for name, value in self._items(node, key):
+            found[name] = Asked(self._split(value, f"{key}.{name}"), value.start_mark.line + 1)
+        return found
+
+    def _split(self, node: Any, key: str) -> Split:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(axis, self._scalar(v, f"{key}.{axis}", _dim)) for axis, v in self._items(node, key)]
+            return {axis: dim for axis, dim in pairs if dim is not None}
+        if isinstance(node, yaml.ScalarNode) and node.value == WHOLE:
+            return None
+        found = self._scalar(node, key, _dim)
+        return None if found is None else int(found)
+
+    def _mesh(self, node: Any) -> dict[str, int]:
+        pairs = [
+            (axis, self._scalar(value, f"mesh.{axis}", _count)) for axis, value in self._items(node, "mesh")
+        ]
+        if not pairs:
+            self._wrong(node.start_mark.line + 1, "mesh", "got no axis, wanted such as {data: 2, tensor: 4}")
+        return {axis: size for axis, size in pairs if size is not None}
+
+    def _workers(self, node: Any, key: str) -> tuple[int, ...] | None:
+        if not isinstance(node, yaml.SequenceNode) or not node.value:
+            self._wrong(node.start_mark.line + 1, key, "wanted a list of numbers of workers, such as [0, 1]")
+            return None
+        found = [self._scalar(one, key, _number) for one in node.value]
+        if len(set(found)) < len(found):
+            self._wrong(node.start_mark.line + 1, key, f"got {found}, wanted every worker once")
+        return tuple(one for one in found if one is not None)
+
+    def _items(self, node: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if not isinstance(node, yaml.MappingNode):
+            self._wrong(node.start_mark.line + 1, key, "wanted a mapping, `name: value`")
+            return
+        seen: set[str] = set()
+        for name, value in node.value:
+            if str(name.value) in seen:
+                self._wrong(name.start_mark.line + 1, f"{key}.{name.value}", "stands here twice; keep one")
+            seen.add(str(name.value))
+            yield str(name.value), value
+
+    def _scalar(self, node: Any, key: str, check: Callable[[Any], str]) -> Any:
+        """The value of a node; None, and a problem, if the check says what was wanted instead."""
+        value = yaml.SafeLoader("").construct_object(node, deep=True)
+        if wanted := check(value):
+            self._wrong(node.start_mark.line + 1, key, f"got {value!r}, wanted {wanted}")
+            return None
+        return value
+
+    def _wrong(self, line: int, key: str, problem: str) -> None:
+        self.problems.append(at(line, key, problem))
+
+
+def _lines(node: Any) -> dict[str, int]:
+    """The line of each key of a mapping; none of anything else."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return {str(name.value): name.start_mark.line + 1 for name, _ in pairs}
+
+
+def _close(name: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+# Checks: what was wanted, or "" where a value is that.
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _count(value: Any) -> str:
+    return "" if _is_int(value) and value >= 1 else "a number of ranks, 1 or more"
+
+
+def _number(value: Any) -> str:
+    return "" if _is_int(value) and value >= 0 else "a number from 0 on"
+
+
+def _dim(value: Any) -> str:
+    return "" if _is_int(value) else f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}"
+
+
+def _device(value: Any) -> str:
+    return "" if value in DEVICES else f"one of {', '.join(DEVICES)}"
+
+
+def _name(value: Any) -> str:
+    return "" if isinstance(value, str) and value else "the name of a region"
+
+
+def _any(value: Any) -> str:
+    return ""
+
+
+_KEYS: Mapping[str, Callable[[Any], str]] = {
+    "shard": _any,
+    "workers": _any,
+    "stage": _number,
+    "device": _device,
+    "backward": _name,
+}
+_PLAIN = ("stage", "device", "backward")

@@ -1,0 +1,49 @@
+"""A pipeline whose actions sleep: to see a schedule itself on real workers, on any number of cores.
+
+Every chunk copies its input, and so does its backward, in the seconds that it is told; so the gradient of each chunk
+is its micro-batch, and what a run gives can be checked.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dask_ferro.graph import signal
+from dask_ferro.graph.array_api import mean
+from dask_ferro.graph.lean import OWN_DOMAIN
+from dask_ferro.graph.pipeline import LOSS, Staged, assigned
+from dask_ferro.graph.schedules.closed import StageSeconds
+from dask_ferro.graph.signal import BACKWARD, Region
+from dask_ferro.graph.tensor import Tensor, argument
+from dask_ferro.graph.tensor_model import build
+from dask_ferro.graph.tensor_origin import Node
+
+
+def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
+    """Return a staged model with an input `x` of (rows, 1), float32.
+
+    Parameters
+    ----------
+    chunks : int
+    seconds : StageSeconds
+        Of each chunk.  The first has no input whose gradient is wanted: its W takes the seconds of I too.
+    """
+    x = h = argument("x", ("N", 1), np.float32)
+    for chunk in range(chunks):
+        h = _asleep(h, Region(str(chunk)), "forward", seconds.forward)
+    with signal.written_in(Region(str(chunks - 1))):
+        outputs = {LOSS: mean(h)}
+    for chunk in reversed(range(chunks)):
+        region = Region(str(chunk), BACKWARD)
+        later = seconds.weight_grad if chunk else seconds.backward
+        outputs[f"gradient_{chunk}"] = _asleep(h, region, "weight_grad", later)
+        h = _asleep(h, region, "input_grad", seconds.input_grad)
+    model = build(outputs, [x], name="sleeping").model
+    return Staged(assigned(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
+
+
+def _asleep(x: Tensor, region: Region, action: str, seconds: float) -> Tensor:
+    """A copy of `x`; nodes with names are never merged."""
+    name = f"{region.path}/{action}"
+    node = Node("Sleep", (x,), (x.type,), {"seconds": seconds}, domain=OWN_DOMAIN, name=name, region=region)
+    return Tensor(node, 0, x.type)

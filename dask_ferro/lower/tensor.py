@@ -1,0 +1,100 @@
+"""Tensors get values: their model, on what its arguments are bound to, through the path that ONNX files take.
+
+`Tensor` lies below Dask and cannot compute itself; this module gives it `compute`, and is where the package takes
+the class from.  A dask array that an argument is bound to is read whole: a model's chunks are computed apart, and
+array math may well reach over them (x - mean(x)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import Tensor
+from dask_ferro.graph.tensor_model import Outputs, build
+from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.inputs import is_dask_array
+
+__all__ = ["Tensor", "compute", "to_graph"]
+
+
+def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> ModelGraph:
+    """Return tensors as a Dask collection.
+
+    Parameters
+    ----------
+    outputs : Tensor, or sequence or mapping of Tensor
+        One computes to an array; several to a dict by name: that of the mapping, or y_0, y_1 and so on.
+    inputs : mapping of str to array, optional
+        Values of arguments by name, for those that are bound to none, or in the place of what they are bound to.
+
+    Raises
+    ------
+    ConfigError
+        An argument without a value, or one that does not fit.
+    UnsupportedOp
+        No engine computes some node.
+    """
+    model, bound = build(outputs)
+    given = bound | dict(inputs or {})
+    names = [str(value.name) for value in model.graph.inputs]
+    unknown, missing = sorted(given.keys() - set(names)), [name for name in names if name not in given]
+    if unknown or missing:
+        listed = [f"no argument is named {name!r}" for name in unknown]
+        listed += [f"argument {name!r} has no value" for name in missing]
+        raise ConfigError(f"compute: {'; '.join(listed)}; the tensors' arguments are {names}")
+    graph = from_onnx(ir.to_proto(model))
+    return graph({name: _whole(given[name]) for name in names}) if names else graph  # type: ignore[no-any-return]
+
+
+def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+    """Return the values of tensors.
+
+    Parameters
+    ----------
+    outputs, inputs
+        Those of `to_graph`.
+    **kwargs
+        `scheduler` and what `dask.compute` takes.
+
+    Returns
+    -------
+    numpy.ndarray for one tensor; for a sequence a list of them, for a mapping a dict.
+
+    Raises
+    ------
+    ConfigError, UnsupportedOp
+        Those of `to_graph`.
+
+    Examples
+    --------
+    >>> from dask_ferro.graph.tensor import asarray
+    >>> compute(asarray([1.0, 2.0]) * 2)
+    array([2., 4.], dtype=float32)
+    """
+    value = to_graph(outputs, inputs).compute(**kwargs)
+    if isinstance(outputs, Tensor):
+        return value
+    several = value if isinstance(value, dict) else {None: value}
+    return (
+        dict(zip(outputs, several.values(), strict=True))
+        if isinstance(outputs, Mapping)
+        else list(several.values())
+    )
+
+
+def _whole(value: Any) -> Any:
+    """A dask array as one delayed value."""
+    return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
+
+
+def _compute(self: Tensor, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+    """Return the values as a numpy array; `inputs` are those of arguments that are bound to none, by name."""
+    return compute(self, inputs, **kwargs)
+
+
+_compute.__name__ = "compute"
+setattr(Tensor, "compute", _compute)  # noqa: B010 - the class is declared below Dask, and without it

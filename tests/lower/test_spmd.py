@@ -1,0 +1,333 @@
+"""Sharded graphs as Dask tasks: the same numbers, the same bits from run to run, and no worker that has to live."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import dask
+import dask.array as da
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro import from_onnx
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph import nn
+from dask_ferro.graph.apply import apply
+from dask_ferro.graph.autodiff import grad
+from dask_ferro.graph.optim import SGD
+from dask_ferro.graph.placements import Partial, Replicate, Shard
+from dask_ferro.graph.redistribute import Mesh
+from dask_ferro.graph.segments import Bucket, cut
+from dask_ferro.graph.shapes import infer
+from dask_ferro.graph.shard import propagate
+from dask_ferro.graph.spmd import lower
+from dask_ferro.graph.tensor import argument, asarray
+from dask_ferro.graph.tensor_model import build, to_model
+from dask_ferro.lower.exchange import Name, exchange, form
+from dask_ferro.lower.spmd import Ranks, gather, whole
+
+R, S = Replicate(), Shard
+RNG = np.random.default_rng(3)
+
+
+def run(steps, values):
+    """The values of a bucket's tasks, in the order in which they stand."""
+    found = dict(values)
+    for step in steps:
+        found[step.key] = step.call(*step.constants, *(found[key] for key in step.reads))
+    return found
+
+
+def exchanged(kind, chosen, terms, **attributes):
+    """What each rank gets of a collective that is exchanged in a form."""
+    ranks = tuple(range(len(terms)))
+    bucket = Bucket(kind, ranks, (attributes,), ((),) * len(ranks), ((),) * len(ranks), 0)
+    steps, results = exchange(Name("it", "t", 0), bucket, ranks, [True] * len(ranks), chosen)
+    found = run(steps, dict(zip(ranks, terms, strict=True)))
+    return [found[key][0] for key in results]
+
+
+def in_order(terms):
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+@pytest.mark.parametrize("chosen", ["star", "exchange"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+class TestFormsOfAnExchange:
+    def terms(self, ranks):
+        return [RNG.standard_normal((30, 7)) for _ in range(ranks)]
+
+    def test_a_sum_is_of_terms_by_rank_to_the_bit(self, chosen, ranks):
+        terms = self.terms(ranks)
+        for got in exchanged("AllReduce", chosen, terms, reduction="sum"):
+            np.testing.assert_array_equal(got, in_order(terms))
+
+    def test_a_mean_is_the_sum_by_the_number_of_ranks(self, chosen, ranks):
+        terms = self.terms(ranks)
+        for got in exchanged("AllReduce", chosen, terms, reduction="mean"):
+            np.testing.assert_array_equal(got, in_order(terms) / ranks)
+
+    def test_a_scalar_stays_one(self, chosen, ranks):
+        got = exchanged("AllReduce", chosen, [np.array(1.5)] * ranks, reduction="sum")
+        assert [(one.shape, float(one)) for one in got] == [((), 1.5 * ranks)] * ranks
+
+    def test_a_sum_that_is_scattered_is_cut_along_its_axis(self, chosen, ranks):
+        terms = self.terms(ranks)
+        got = exchanged("ReduceScatter", chosen, terms, reduction="sum", axis=0) if 30 % ranks == 0 else None
+        np.testing.assert_array_equal(np.concatenate(got), in_order(terms))
+
+    def test_all_to_all_turns_rows_into_columns(self, chosen, ranks):
+        full = RNG.standard_normal((30, 30))
+        pieces = np.split(full, ranks, 0)
+        got = exchanged("AllToAll", chosen, pieces, split_axis=1, concat_axis=0)
+        np.testing.assert_array_equal(np.concatenate(got, 1), full)
+
+
+def test_what_is_gathered_is_whole_on_each_rank():
+    full = RNG.standard_normal((4, 6))
+    for got in exchanged("AllGather", "star", np.split(full, 2, 1), axis=1):
+        np.testing.assert_array_equal(got, full)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max", "min"])
+def test_a_tree_of_20_terms_is_what_a_star_gives(reduction):
+    terms = [RNG.standard_normal(11) for _ in range(20)]
+    star = exchanged("AllReduce", "star", terms, reduction=reduction)[0]
+    for got in exchanged("AllReduce", "tree", terms, reduction=reduction):
+        np.testing.assert_allclose(got, star, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "mib", "wanted"),
+    [
+        pytest.param("AllReduce", 2, 1000, "star", id="two ranks move no less in an exchange"),
+        pytest.param("AllReduce", 4, 1, "star", id="a small sum takes one hop"),
+        pytest.param("AllReduce", 4, 64, "exchange", id="a large sum is shared out"),
+        pytest.param("AllReduce", 16, 0.1, "tree", id="many small terms are summed by groups"),
+        pytest.param("AllGather", 16, 64, "star", id="what is gathered is read as it is"),
+        pytest.param("ReduceScatter", 2, 64, "exchange", id="a large sum that is scattered is shared out"),
+    ],
+)
+def test_the_form_is_chosen_by_kind_ranks_and_size(kind, ranks, mib, wanted):
+    assert form(Bucket(kind, tuple(range(ranks)), (), (), (), int(mib * 2**20))) == wanted
+
+
+def test_what_nobody_reads_is_not_summed():
+    bucket = Bucket("AllReduce", (0, 1), ({"reduction": "sum"},), (("a",), ("b",)), (("c",), ("d",)), 8)
+    steps, _ = exchange(Name("it", "t", 0), bucket, ["a", "b"], [True, False])
+    assert [step.rank for step in steps] == [0]
+
+
+# Whole graphs.
+
+
+NAMES = {"new_w1": "l1.weight", "new_b1": "l1.bias", "new_w2": "l2.weight"}
+GIVEN = {
+    "x": {"data": S(0)},
+    "t": {"data": S(0)},
+    "l1.weight": {"tensor": S(1)},
+    "l1.bias": {"tensor": S(0)},
+    "l2.weight": {"tensor": S(0)},
+}
+
+
+class Step:
+    """A training step of two layers, its inputs, and its sharding by data and tensor."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        x, t = argument("x", (8, 16), np.float64), argument("t", (8,), np.int64)
+        w = {
+            "w1": asarray(rng.standard_normal((16, 32)), name="l1.weight"),
+            "b1": asarray(np.zeros(32), name="l1.bias"),
+            "w2": asarray(rng.standard_normal((32, 4)), name="l2.weight"),
+        }
+        loss = nn.cross_entropy(nn.relu(x @ w["w1"] + w["b1"]) @ w["w2"], t)
+        new, _ = SGD(0.125).step(w, grad(loss, w), {})
+        built = build({"loss": loss, **{f"new_{k}": v for k, v in new.items()}}, [x, t, *w.values()])
+        self.model = built.model
+        self.batch = {"x": rng.standard_normal((8, 16)), "t": rng.integers(0, 4, 8)}
+        self.start = built.bound
+
+    def spmd(self, **axes):
+        mesh = Mesh(axes)
+        given = {n: {a: p for a, p in at.items() if a in axes} for n, at in GIVEN.items()}
+        outputs = {end: given[start] for end, start in NAMES.items()}
+        return lower(propagate(self.model, infer(self.model), mesh, given, outputs=outputs))
+
+    def next(self, out):
+        return {**self.batch, **{start: out[end] for end, start in NAMES.items()}}
+
+    def losses(self, call, steps):
+        """Losses of so many steps, parameters staying where they are."""
+        found, inputs = [], {**self.batch, **self.start}
+        for _ in range(steps):
+            out = call(inputs)
+            found.append(float(np.asarray(out["loss"])))
+            inputs = self.next(out)
+        return found
+
+
+@pytest.fixture(scope="module")
+def step():
+    return Step()
+
+
+@pytest.fixture(scope="module")
+def unsharded(step):
+    return step.losses(lambda inputs: from_onnx(ir.to_proto(step.model))(inputs).compute(scheduler="sync"), 5)
+
+
+MESHES = [{"data": 1}, {"data": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_sharded_training_has_the_loss_of_one_worker(step, unsharded, axes):
+    ranks = Ranks(step.spmd(**axes))
+    got = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 5)
+    np.testing.assert_allclose(got, unsharded, rtol=1e-12)
+
+
+def test_two_runs_are_the_same_to_the_bit(step):
+    ranks = Ranks(step.spmd(data=2, tensor=2))
+    inputs = {**step.batch, **step.start}
+    first, second = (gather(ranks(inputs), scheduler="threads", num_workers=n) for n in (1, 4))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+
+
+def test_weights_of_the_file_and_outputs_that_are_weights(step):
+    x = argument("x", (4, 6), np.float64)
+    w = asarray(RNG.standard_normal((6, 8)), name="w")
+    model = to_model({"y": x @ w, "w_too": w + 0.0, "x_too": x})
+    plan = propagate(model, infer(model), Mesh({"t": 2}), {"w": S(1)}, outputs={"y": R})
+    array = RNG.standard_normal((4, 6))
+    got = gather(Ranks(lower(plan))({"x": array}), scheduler="sync")
+    np.testing.assert_allclose(got["y"], array @ w.origin.tensor.numpy(), rtol=1e-12)
+    np.testing.assert_array_equal(got["w_too"], w.origin.tensor.numpy())
+    np.testing.assert_array_equal(got["x_too"], array)
+
+
+def test_what_no_collective_waits_for_is_not_with_what_one_does(step):
+    plan = propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})
+    pieces = cut(lower(plan).model)
+    assert plan.collectives == Counter(AllReduce=4)
+    # Three gradients and the loss wait for nothing but their own rank: they are exchanged together.
+    assert [(b.kind, b.ranks, len(b.attributes)) for b in pieces.buckets] == [("AllReduce", (0, 1), 4)]
+    assert Counter(s.rank for s in pieces.segments) == {
+        0: 2,
+        1: 1,
+    }  # rank 0 has the optimizer, which has no ranks
+
+
+def test_buckets_are_closed_at_their_size(step):
+    model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
+    assert len(cut(model, bucket_bytes=0).buckets) == 4
+    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param({"x": None}, "input 'x': want shape (8, 16), got nothing", id="an input is missing"),
+        pytest.param({"z": np.zeros(3)}, "the model has no ['z']", id="an input is unknown"),
+        pytest.param({"x": np.zeros((8, 3))}, "got shape (8, 3)", id="a shape is wrong"),
+        pytest.param(
+            {"x": np.zeros((8, 16), "f4")}, "input 'x': got float32, wanted float64", id="a dtype is"
+        ),
+        pytest.param(
+            {"x": da.zeros((8, 16))}, "input 'x': got Array, wanted an array", id="an input is lazy"
+        ),
+    ],
+)
+def test_wrong_inputs_are_named(step, change, says):
+    arrays = {k: v for k, v in {**step.batch, **step.start, **change}.items() if v is not None}
+    with pytest.raises(ConfigError) as error:
+        Ranks(step.spmd(data=2))(arrays)
+    assert says in str(error.value)
+
+
+def test_a_plan_becomes_ranks(step, unsharded):
+    plan = {"inputs": {"l1.weight": 1, "l1.bias": 0, "l2.weight": {"tensor": 0}}, "mesh": {"tensor": 2}}
+    ranks = Ranks.of(apply(step.model, plan), follow=NAMES)
+    assert {port.name: str(port.layout[0]) for port in ranks.spmd.outputs} == {
+        "loss": "R", "new_w1": "S(1)", "new_b1": "S(0)", "new_w2": "S(0)"}  # fmt: skip
+    got = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 5)
+    np.testing.assert_allclose(got, unsharded, rtol=1e-12)
+
+
+def test_a_sharded_array_that_lies_otherwise_is_refused(step):
+    ranks = Ranks(step.spmd(tensor=2))
+    out = ranks({**step.batch, **step.start})
+    with pytest.raises(ConfigError, match=r"input 'l2.weight': wanted .* as S\(0\) .*got .* as S\(1\)"):
+        ranks({**step.next(out), "l2.weight": out["new_w1"]})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["R", "S0", "S1", "P"]), min_size=2, max_size=2), st.integers(1, 3))
+def test_parts_become_the_whole(kinds, rows):
+    if kinds[0] == kinds[1] != "P" and kinds[0] != "R":
+        kinds[1] = "R"
+    layout = [{"R": R, "S0": S(0), "S1": S(1), "P": Partial()}[kind] for kind in kinds]
+    model = to_model(argument("a", (4 * rows, 4), np.float64) + 0.0)
+    plan = propagate(model, infer(model), Mesh({"x": 2, "y": 2}), {})
+    port = lower(plan).inputs[0].__class__("a", tuple(layout), (4 * rows, 4), ("p0", "p1", "p2", "p3"))
+    spmd = lower(plan).__class__(model, plan.mesh, (port,), (port,))
+    array = np.arange(16.0 * rows).reshape(4 * rows, 4)
+    parts = spmd.split({"a": array})
+    np.testing.assert_array_equal(whole([parts[n] for n in port.parts], layout, (2, 2)), array)
+
+
+# On workers.
+
+
+@pytest.mark.cluster
+def test_a_worker_that_is_killed_in_a_step_changes_no_bit(step):
+    from distributed import Client, LocalCluster
+
+    ranks = Ranks(step.spmd(tensor=2))
+    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 3)
+    found, inputs = [], {**step.batch, **step.start}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=60) as cluster,
+        Client(cluster) as client,
+    ):
+        for number in range(3):
+            out = ranks(inputs)
+            out = dict(zip(out, dask.persist(*out.values()), strict=True))
+            if number == 1:  # what it holds of the first step is lost with it, and half of this one
+                pids = client.run(os.getpid)
+                os.kill(pids[min(pids)], signal.SIGKILL)
+            found.append(float(out["loss"].compute()))
+            inputs = step.next(out)
+    assert found == wanted
+
+
+@pytest.mark.cluster
+def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
+    from distributed import Client, LocalCluster, futures_of
+
+    x = argument("x", (512, 2100), np.float64)  # 8.6 MB: more than travels in a graph
+    model = to_model(x * 2.0)
+    spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)}, outputs={"y": S(0)}))
+    array = RNG.standard_normal((512, 2100))
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=False) as cluster,
+        Client(cluster) as client,
+    ):
+        order = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        y = dask.persist(Ranks(spmd, workers=order[::-1])({"x": array})["y"])[0]
+        np.testing.assert_array_equal(y.compute(), array * 2)
+        held = {future.key: client.who_has([future])[future.key] for future in futures_of(y)}
+        assert [held[key] for key in y.keys] == [[order[1]], [order[0]]]
+        assert y.keys == Ranks(spmd, workers=[1, 0])({"x": array})["y"].keys
+        with pytest.raises(ConfigError, match="workers: the cluster has no"):
+            Ranks(spmd, workers=["tcp://nowhere:1"])({"x": array})
