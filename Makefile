@@ -23,7 +23,8 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q tests/runtime/test_leaving.py # in a small process: its workers count it as their memory
+	$(BIN)/python -m pytest -m "not soak" --ignore tests/runtime/test_leaving.py -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
 	$(BIN)/ruff check .

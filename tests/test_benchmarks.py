@@ -134,6 +134,19 @@ def test_scheduling_at_toy_size(tmp_path):
 
 
 @pytest.mark.cluster
+def test_heterogeneous_at_toy_size(tmp_path):
+    printed, record = toy("heterogeneous.py", tmp_path / "record.json")
+    results = record["results"]
+    assert set(results["mixed"]["seconds"]) == {"stock", "ferro"}
+    assert results["simulated"]["heft"] <= min(results["simulated"]["seconds"].values())
+    assert [(row["graph"], row["nodes"]) for row in results["paper"]] == [
+        ("block-sparse GEMM", 2), ("dense GEMM", 2), ("Cholesky", 2),
+    ]  # fmt: skip
+    for name in ("mixed:", "simulated:", "paper:"):
+        assert name in printed
+
+
+@pytest.mark.cluster
 def test_gpu_at_toy_size(tmp_path):
     """On the stand-in, where there is no GPU: counts of bytes, and that every contender runs."""
     printed, record = toy("gpu.py", tmp_path / "record.json")
@@ -177,7 +190,16 @@ def test_a_gpu_is_held_to_its_bounds(measure):
 
 
 @pytest.mark.parametrize(
-    "script", ["scheduling.py", "inference.py", "overhead.py", "memory.py", "device_profile.py", "gpu.py"]
+    "script",
+    [
+        "scheduling.py",
+        "inference.py",
+        "overhead.py",
+        "memory.py",
+        "device_profile.py",
+        "gpu.py",
+        "heterogeneous.py",
+    ],
 )
 def test_benchmarks_explain_themselves(script):
     done = subprocess.run(

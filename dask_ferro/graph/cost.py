@@ -183,6 +183,9 @@ class DeviceProfile:
         Share of `flops_per_s` that an operator reaches, counted in `flops.flops`.
     other : float
         The same for operators that are not named.
+    passes : mapping of str to float
+        How often an operator goes through the bytes that it touches, where that is more than once: one that is
+        made of several kernels starts each of them.
     """
 
     name: str
@@ -191,6 +194,7 @@ class DeviceProfile:
     node_overhead_s: float
     efficiency: Mapping[str, float] = field(default_factory=dict)
     other: float = 1.0
+    passes: Mapping[str, float] = field(default_factory=dict)
 
 
 # Share of a matrix product's FLOP/s that ONNX Runtime's kernels reach; the rest of them is bound by memory.
@@ -252,9 +256,10 @@ def seconds(
         return _asleep(node, types)
     else:
         share, nodes, asleep = _share(node, profile, types), _nodes(node, types), _asleep(node, types)
+    passes = profile.passes.get(node if isinstance(node, str) else node.op_type, 1.0)
     arithmetic = cost.flops / (profile.flops_per_s * share)
-    memory = (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
-    return max(arithmetic, memory) + nodes * profile.node_overhead_s + asleep
+    memory = passes * (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
+    return max(arithmetic, memory) + nodes * passes * profile.node_overhead_s + asleep
 
 
 def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:

@@ -23,6 +23,7 @@ from dask_ferro.kernels.wrong import wrong_in_onnxruntime
 # The newest opset of the default domain that the tested release reads; `executable.stamp` lowers newer ones.
 NEWEST_OPSET = 26
 _OPEN_END = 2147483647
+HOST = "CPUExecutionProvider"
 _NUMPY_TYPES = frozenset(
     {"float", "float16", "double", "bool", "string"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -71,13 +72,13 @@ def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
 
 
 @cache
-def registry() -> dict[tuple[str, str], tuple[KernelRow, ...]]:
-    """Return the CPU kernels of the installed ONNX Runtime, by (domain, operator)."""
+def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
+    """Return the kernels that the installed ONNX Runtime has for a provider, by (domain, operator)."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
     for kernel in get_all_opkernel_def():
-        if kernel.provider == "CPUExecutionProvider":
+        if kernel.provider == provider:
             types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
             domain = "" if kernel.domain == "ai.onnx" else kernel.domain
             first, last = kernel.version_range
@@ -107,7 +108,7 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
         all(crosses(v.type) for v in node.inputs if v is not None)
         and all(crosses(_inside(v.type)) for v in node.outputs)
         and not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
-        and _has_kernel(node, opsets)
+        and has_kernel(node, opsets)
         and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
     )
 
@@ -115,24 +116,25 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
 def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
     return (
         not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
-        and _has_kernel(node, opsets)
+        and has_kernel(node, opsets)
         and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
     )
 
 
-def _has_kernel(node: ir.Node, opsets: dict[str, int]) -> bool:
+def has_kernel(node: ir.Node, opsets: dict[str, int], provider: str = HOST) -> bool:
+    """Whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
     schema = schema_of(node.op_type, node.domain, opsets.get(node.domain, 1))
     inputs = [None if v is None else type_name(v.type) for v in node.inputs]
     outputs = [type_name(v.type) for v in node.outputs]
     if schema is None:  # an operator of ONNX Runtime's own domains: its registry is all there is to ask
-        return (node.domain, node.op_type) in registry()
+        return (node.domain, node.op_type) in registry(provider)
     if node.op_type == "Constant" and node.domain == "":
         return True
     if node.domain == "" and schema.since_version > NEWEST_OPSET:
         return False
     bound = dict(_bind(schema, inputs, outputs))
-    return _kernel_fits(node.domain, node.op_type, schema.since_version, bound) or _body_fits(
-        node, schema, opsets, bound
+    return _kernel_fits(node.domain, node.op_type, schema.since_version, bound, provider) or _body_fits(
+        node, schema, opsets, bound, provider
     )
 
 
@@ -149,10 +151,10 @@ def _bind(
             yield formal.name, actual
 
 
-def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str]) -> bool:
+def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
     return any(
         _version_fits(row, since) and all(bound[p] in types for p, types in row.types.items() if p in bound)
-        for row in registry().get((domain, op), ())
+        for row in registry(provider).get((domain, op), ())
     )
 
 
@@ -162,16 +164,16 @@ def _version_fits(row: KernelRow, since: int) -> bool:
 
 
 def _body_fits(
-    node: ir.Node, schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str]
+    node: ir.Node, schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str], provider: str
 ) -> bool:
     if not schema.has_function:  # type: ignore[attr-defined]  # missing from the stubs
         return False
     floating = {"tensor(float)", "tensor(double)", "tensor(float16)"}
     element = next((t for t in bound.values() if t in floating), "tensor(float)")
-    return all(_body_op_fits(inner, opsets, element) for inner in schema.function_body.node)
+    return all(_body_op_fits(inner, opsets, element, provider) for inner in schema.function_body.node)
 
 
-def _body_op_fits(inner: onnx.NodeProto, opsets: dict[str, int], element: str) -> bool:
+def _body_op_fits(inner: onnx.NodeProto, opsets: dict[str, int], element: str, provider: str) -> bool:
     """Whether an operator of a function body has a kernel for the element type that the function works in."""
     if inner.op_type == "Constant":
         return True
@@ -181,4 +183,4 @@ def _body_op_fits(inner: onnx.NodeProto, opsets: dict[str, int], element: str) -
     first = schema.inputs[0].type_str if schema.inputs else ""
     allowed = {t for c in schema.type_constraints if c.type_param_str == first for t in c.allowed_type_strs}
     bound = {first: element} if element in allowed else {}
-    return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound)
+    return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound, provider)

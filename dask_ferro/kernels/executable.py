@@ -17,8 +17,10 @@ from array_api_compat import array_namespace
 
 from dask_ferro.kernels import array
 from dask_ferro.kernels.capability import NEWEST_OPSET, schema_of
+from dask_ferro.kernels.device import Device
 from dask_ferro.kernels.extract import bodies, nested, used_names, weights_of
 from dask_ferro.kernels.onnxruntime import SessionRun
+from dask_ferro.kernels.onnxruntime_device import DeviceSessionRun
 from dask_ferro.kernels.reference import ReferenceRun
 from dask_ferro.kernels.route import Engine
 from dask_ferro.kernels.watch import Watch, Watched
@@ -147,6 +149,7 @@ def compile_bundle(
     *,
     threads: int = 1,
     prepack: bool = True,
+    device: Device | None = None,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for the engines that were chosen for it.
 
@@ -162,6 +165,8 @@ def compile_bundle(
         Intra-op threads of ONNX Runtime sessions.
     prepack : bool
         Whether sessions may keep rearranged copies of weights.
+    device : Device, optional
+        Where the arrays of a run of engine "onnxruntime-device" lie.
     """
     nodes = nodes_between(model, inputs, outputs)
     if len(nodes) != sum(count for _, count in engines):
@@ -177,14 +182,16 @@ def compile_bundle(
         if number == 0 and not later:
             reads, writes = tuple(inputs), tuple(outputs)
         else:
-            reads, writes = _boundary(model, mine, later, outputs)
-        steps.append(Step(_build(engine, model, mine, reads, writes, threads, prepack), reads, writes))
+            reads, writes = boundary(model, mine, later, outputs)
+        steps.append(
+            Step(build_run(engine, model, mine, reads, writes, threads, prepack, device), reads, writes)
+        )
     initializers = model.graph.initializers
     given = {n: initializers[n].const_value for n in outputs if n in initializers}
     return Executable(steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None})
 
 
-def _boundary(
+def boundary(
     model: ir.Model, mine: Sequence[ir.Node], later: Sequence[ir.Node], outputs: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a run reads from before it, and what of its results is read after it."""
@@ -213,7 +220,7 @@ def _inner_names(nodes: Sequence[ir.Node]) -> set[str]:
     return names
 
 
-def _build(
+def build_run(
     engine: Engine,
     model: ir.Model,
     nodes: Sequence[ir.Node],
@@ -221,6 +228,7 @@ def _build(
     writes: tuple[str, ...],
     threads: int,
     prepack: bool,
+    device: Device | None = None,
 ) -> Run:
     opset = model.opset_imports.get("", 1)
     build: dict[Engine, Callable[[], Run]] = {
@@ -230,6 +238,10 @@ def _build(
         "array": lambda: ArrayRun(nodes, reads, writes, opset, weights_of(model, nodes)),
         "reference": lambda: ReferenceRun(model, nodes, reads, writes, opset),
     }
+    if device is not None:
+        build["onnxruntime-device"] = lambda: DeviceSessionRun(
+            model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads
+        )
     return build[engine]()
 
 

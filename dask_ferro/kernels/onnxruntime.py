@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir as ir
 import onnxruntime as ort
 
+from dask_ferro.kernels.capability import HOST
 from dask_ferro.kernels.extract import extract, weights_of
 from dask_ferro.kernels.profile import ProfiledRun
 from dask_ferro.kernels.watch import Watch, Watched
@@ -50,7 +51,7 @@ class SessionRun:
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
         self._content = piece.proto.SerializeToString()
-        self._options = partial(_options, piece.folder, threads, prepack)
+        self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._session = self._built()
         self._run = self._session.run
@@ -73,10 +74,13 @@ class SessionRun:
 
     def _built(self, profile: str | None = None) -> ort.InferenceSession:
         options = self._options(profile)
-        return ort.InferenceSession(self._content, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(self._content, options, providers=[HOST])
 
 
-def _options(folder: str | None, threads: int, prepack: bool, profile: str | None) -> ort.SessionOptions:
+def session_options(
+    folder: str | None, threads: int, prepack: bool, profile: str | None
+) -> ort.SessionOptions:
+    """Return the options of a session on a piece whose weights lie under `folder`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -21,7 +21,8 @@ from dask_ferro.kernels.capability import onnxruntime_supports, schema_of
 from dask_ferro.kernels.extract import bodies
 from dask_ferro.kernels.wrong import wrong_in_reference
 
-Engine = Literal["onnxruntime", "array", "reference"]
+# "onnxruntime-device": a session on the device where the values lie, which `device_route` chooses.
+Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
 OWN_DOMAIN = "ai.dask_ferro"
 # Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).

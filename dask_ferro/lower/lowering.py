@@ -204,7 +204,9 @@ def lower(
     chunks = 1 if rows is None else len(rows)
     by_name = chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
     names = [node.name or node.op_type for node in opened.loaded.model.graph]
-    refs = tuple(_bundle_ref(opened, plan, bundle, splits, by_name, names) for bundle in plan.bundles)
+    refs = tuple(
+        _bundle_ref(opened, plan, number, splits, by_name, names) for number in range(len(plan.bundles))
+    )
     content = (opened.loaded.digest, tuple(tokens.items()), rows, refs)
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     live = client if client is not None and not client.asynchronous else None
@@ -228,8 +230,9 @@ def lower(
 
 
 def _bundle_ref(
-    opened: Opened, plan: Plan, bundle: Bundle, splits: bool, by_name: bool, names: Sequence[str]
+    opened: Opened, plan: Plan, number: int, splits: bool, by_name: bool, names: Sequence[str]
 ) -> BundleRef:
+    bundle = plan.bundles[number]
     positions = {origin: p for p, origin in enumerate(_origins(bundle))}
     picks = []
     for source in bundle.sources:
@@ -248,6 +251,7 @@ def _bundle_ref(
         by_name=by_name,
         title=_title([names[position] for position in bundle.nodes]),
         flops=0.0 if by_rows else float(bundle.flops),
+        down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
     )
 
 

@@ -20,7 +20,11 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.load import Limits, Loaded, load
 from dask_ferro.kernels.cache import Cache
 from dask_ferro.kernels.executable import Executable, compile_bundle
+from dask_ferro.kernels.ondevice import DeviceExecutable
+from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
+from dask_ferro.lower import device
+from dask_ferro.lower.device_engines import chosen
 from dask_ferro.lower.threads import intra_op_threads
 
 # Opened models map their weights, so a few cost little; one that travelled as a copy holds it.
@@ -59,6 +63,8 @@ class BundleRef(NamedTuple):
         Some of its nodes by name, for people.
     flops : float
         Projected, of a whole chunk; 0: not known.
+    down : tuple of int
+        Outputs, by position, that are the model's own: on a device, they come down to the host.
     """
 
     inputs: tuple[str, ...]
@@ -71,10 +77,11 @@ class BundleRef(NamedTuple):
     by_name: bool = False
     title: str = ""
     flops: float = 0.0
+    down: tuple[int, ...] = ()
 
 
 Compute = Callable[..., tuple[Any, ...]]
-Listener = Callable[[Executable], Compute]
+Listener = Callable[[Any], Compute]  # of an Executable or a DeviceExecutable
 # Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
 _listener: Listener | None = None
 
@@ -97,11 +104,16 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
     copy : ndarray of uint8, optional
         The model file's content, for workers that cannot see its path.
     """
-    executable = _executable(model, bundle, copy)
-    run: Compute = executable if _listener is None else _listener(executable)
+    residency = device.current()
     arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    executable = (
+        _executable(model, bundle, copy)
+        if residency is None
+        else _placed(model, bundle, copy, residency, arrays)
+    )
+    run: Compute = executable if _listener is None else _listener(executable)
     try:
-        results = _by_rows(run, arrays, bundle) if bundle.rows else run(*arrays)
+        results = _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
     except Exception as error:
         error.add_note(_situation(model, bundle, arrays))
         raise
@@ -141,7 +153,7 @@ def pick(value: Any, index: int | str) -> Any:
 
 
 @cache
-def _executables() -> Cache[Executable]:
+def _executables() -> Cache[Any]:
     return Cache(config.size("cache.bytes"))
 
 
@@ -160,7 +172,32 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
             prepack=prepack,
         )
 
-    return _executables().get(key, build)
+    return _executables().get(key, build)  # type: ignore[no-any-return]
+
+
+def _placed(
+    ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
+) -> DeviceExecutable:
+    """The bundle on this process's device, kept beside those for the host."""
+    engines = chosen(
+        residency.device,
+        lambda: open_model(ref, copy).model,
+        (ref.digest, bundle.inputs, bundle.outputs),
+        arrays,
+    )
+    threads = intra_op_threads() if bundle.parallel else 1
+    prepack = config.flag("onnxruntime.prepack")
+    key = (
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
+        *(residency, engines, threads, prepack),
+    )
+
+    def build() -> DeviceExecutable:
+        return device.compiled(
+            open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
+        )
+
+    return _executables().get(key, build)  # type: ignore[no-any-return]
 
 
 class _Open(NamedTuple):

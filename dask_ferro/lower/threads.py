@@ -32,7 +32,7 @@ def share_of(cores: int, task_threads: int) -> int:
 
 def _task_threads() -> int:
     """Return how many Dask task threads share this host's cores."""
-    worker = _this_worker()
+    worker = this_worker()
     if worker is None:
         return _local_threads()
     return _host_threads(worker.address)
@@ -49,7 +49,8 @@ def _local_threads() -> int:
     return int(dask.config.get("num_workers", None) or CPU_COUNT)
 
 
-def _this_worker() -> Any:
+def this_worker() -> Any:
+    """Return the Dask worker that runs the calling task, or None."""
     import sys
 
     if "distributed" not in sys.modules:  # no worker can be running
@@ -66,7 +67,7 @@ def _this_worker() -> Any:
 def _host_threads(address: str) -> int:
     from distributed.utils import sync
 
-    worker = _this_worker()
+    worker = this_worker()
     identity = sync(worker.loop, worker.scheduler.identity, n_workers=-1)
     host = identity["workers"][address]["host"]
     return sum(w["nthreads"] for w in identity["workers"].values() if w["host"] == host)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from dask_ferro.policy.snapshot import Replica, Worker
 
@@ -38,39 +39,142 @@ def is_duration(seconds: float) -> bool:
     return 0.0 <= seconds < inf
 
 
+# What annotated seconds are projected for, unless they say otherwise.
+REFERENCE = "cpu"
+
+
+class Speed(NamedTuple):
+    """What a device class does in a second: floating point operations, and bytes that it reads and writes."""
+
+    flops: float
+    bandwidth: float
+
+
+class Estimate(NamedTuple):
+    """What a task says of itself.
+
+    Attributes
+    ----------
+    seconds : float or None
+        On a worker of the reference class.
+    flops, traffic : float
+        Operations, and bytes read and written; both 0: it does not say.
+    """
+
+    seconds: float | None = None
+    flops: float = 0.0
+    traffic: float = 0.0
+
+    def on(self, speed: Speed) -> float | None:
+        """Return the seconds by the roofline of a device (Williams, Waterman and Patterson, CACM 52(4), 2009)."""
+        seconds = max(self.flops / speed.flops, self.traffic / speed.bandwidth)
+        return seconds if 0.0 < seconds < inf else None
+
+
 @dataclass(slots=True)
 class Durations:
     """Seconds of a task by (prefix, device class), corrected by history where the task brings its own estimate.
+
+    What was never measured on a class is told from what is known of another one and from the speeds of the two, as
+    in StarPU's dmda (Augonnet et al., CCPE 23(2), 2011); such a figure is provisional: the first measurement ends it.
 
     Attributes
     ----------
     guess : float
         For a prefix that was never measured.
+    speeds : dict of device class to Speed
+        Those that were measured.
     """
 
     guess: float = 0.5
     measured: dict[tuple[str, str], Mean] = field(default_factory=dict)
     correction: dict[tuple[str, str], Mean] = field(default_factory=dict)
+    speeds: dict[str, Speed] = field(default_factory=dict)
 
-    def add(self, prefix: str, device: str, seconds: float, annotated: float | None = None) -> None:
+    def add(
+        self, prefix: str, device: str, seconds: float, annotated: float | Estimate | None = None
+    ) -> None:
         """Learn from a task that took `seconds` on a worker of a device class.
 
         Parameters
         ----------
-        annotated : float, optional
+        annotated : float or Estimate, optional
             The task's own estimate; one that is not finite, or negative, is none.
         """
         self.measured.setdefault((prefix, device), Mean()).add(seconds)
-        if annotated and is_duration(annotated):
-            self.correction.setdefault((prefix, device), Mean()).add(seconds / annotated)
+        told = self._told(device, annotated)
+        if told:
+            self.correction.setdefault((prefix, device), Mean()).add(seconds / told)
 
-    def of(self, prefix: str, device: str, annotated: float | None = None) -> tuple[float, bool]:
+    def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
-        if annotated is not None and is_duration(annotated):
+        told = self._told(device, annotated)
+        if told is not None:
             factor = self.correction.get((prefix, device))
-            return annotated * (factor.value if factor else 1.0), True
+            return told * (factor.value if factor else 1.0), True
         known = self.measured.get((prefix, device))
-        return (known.value, True) if known else (self.guess, False)
+        if known is not None:
+            return known.value, True
+        elsewhere = self._elsewhere(prefix, device)
+        return (self.guess, False) if elsewhere is None else (elsewhere, True)
+
+    def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
+        """Return whether `of` goes by no measurement, or by one of another class."""
+        if self._told(device, annotated) is not None:
+            return device != REFERENCE and len(self.speeds) > 1 and (prefix, device) not in self.correction
+        return (prefix, device) not in self.measured
+
+    def _told(self, device: str, annotated: float | Estimate | None) -> float | None:
+        """The task's own estimate for a class, by its operations or by its seconds on the reference class."""
+        if isinstance(annotated, Estimate):
+            speed = self.speeds.get(device)
+            seconds = annotated.on(speed) if speed is not None else None
+            if seconds is not None:
+                return seconds
+            annotated = annotated.seconds
+        if annotated is None or not is_duration(annotated):
+            return None
+        return annotated * self.ratio(REFERENCE, device)
+
+    def _elsewhere(self, prefix: str, device: str) -> float | None:
+        for other in sorted(self.speeds.keys() - {device}):
+            known = self.measured.get((prefix, other))
+            if known is not None and device in self.speeds:
+                return known.value * self.ratio(other, device)
+        return None
+
+    def ratio(self, known: str, device: str) -> float:
+        """Return the seconds on one class over those on another that is known; 1 where nobody measured both."""
+        if known == device or known not in self.speeds or device not in self.speeds:
+            return 1.0
+        return self.speeds[known].flops / self.speeds[device].flops
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Bytes of a task's result by prefix: the largest of late, for what does not fit is worse than what waits."""
+
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, prefix: str, nbytes: int) -> bool:
+        """Learn from a result; return whether it is the first of its prefix."""
+        before = self.largest.get(prefix)
+        old = 0.0 if before is None else before
+        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * _NEWEST)
+        return before is None
+
+    def of(self, prefix: str) -> int | None:
+        """Return the projected bytes of a result; None for a prefix that was never seen."""
+        found = self.largest.get(prefix)
+        return None if found is None else int(found)
+
+    def guess(self, inputs: Iterable[int], device: int) -> int:
+        """Return the bytes that a task is thought to take of which none was seen.
+
+        As many as its largest input, and no less than a quarter of the smallest device: so few are given away that
+        the first of them is measured before a device is full.
+        """
+        return max(device // _UNSEEN, max(inputs, default=0))
 
 
 @dataclass(slots=True)
@@ -86,6 +190,10 @@ class Link:
 SAME_HOST = Link(0.002, 0.8e9)
 OTHER_HOST = Link(0.003, 0.3e9)
 OUT_OF_DEVICE = Link(0.0002, 6e9)
+# Between devices of a host that reach each other's memory: what NVLink of two generations ago gives.
+PEER = Link(0.0001, 40e9)
+# So many tasks of a prefix of which no result was seen fill a device.
+_UNSEEN = 4
 # Below this a transfer says what the latency is, above it what the bandwidth is.
 _SMALL = 64 * 1024
 # The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
@@ -97,8 +205,9 @@ _BYTES_SHARE = 0.1
 class Links:
     """Seconds of moving a task's inputs to a worker, by class of link, learned from transfers.
 
-    Classes are "host" (between processes of a host), "hosts" (between hosts) and "device" (out of a device's
-    memory, which comes on top).
+    Classes are "host" (between processes of a host), "hosts" (between hosts), "device" (out of a device's memory, or
+    into it: each comes on top) and "peer" (between devices of a host, with nothing on top), which is there once a
+    worker has measured it: without it, what goes from device to device goes down, over, and up again.
     """
 
     classes: dict[str, Link] = field(
@@ -109,9 +218,19 @@ class Links:
         }
     )
 
-    def add(self, kind: str, nbytes: int, seconds: float) -> None:
-        """Learn from a transfer of `nbytes` that took `seconds` on a class of link."""
+    def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
+        """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
+
+        Parameters
+        ----------
+        copies : int
+            How often in these seconds the bytes went out of a device or into one, as well.
+        """
+        if kind == "peer":
+            self.classes.setdefault(kind, Link(PEER.latency, PEER.bandwidth))
         link = self.classes[kind]
+        if copies:
+            seconds = max(seconds - copies * self._copy(nbytes), _BYTES_SHARE * seconds)
         if nbytes <= _SMALL:
             link.latency += (seconds - link.latency) * _NEWEST
         elif seconds > 0.0:
@@ -132,14 +251,24 @@ class Links:
         """
         total = 0.0
         latency = 0.0
-        for nbytes, holders, device in inputs:
+        for nbytes, holders, device, _ in inputs:
             if to.address in holders:
                 continue
             near = any(hosts.get(holder) == to.host for holder in holders)
-            link = self.classes["host" if near else "hosts"]
+            copies = (device != "cpu") + (to.device != "cpu")
+            is_peer = near and copies == 2 and "peer" in self.classes
+            link = self.classes["peer" if is_peer else "host" if near else "hosts"]
             total += nbytes / link.bandwidth
             latency = max(latency, link.latency)  # inputs are fetched side by side
-            if device != "cpu":
-                out = self.classes["device"]
-                total += nbytes / out.bandwidth + out.latency
+            if copies and not is_peer:
+                total += copies * self._copy(nbytes)
         return total + latency
+
+    def _copy(self, nbytes: int) -> float:
+        """Seconds of the way out of a device's memory, or into it."""
+        link = self.classes["device"]
+        return nbytes / link.bandwidth + link.latency
+
+    def spilling(self, nbytes: int) -> float:
+        """Return the seconds of a device to make room for so many bytes."""
+        return self._copy(nbytes) if nbytes > 0 else 0.0

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import nsmallest
 from itertools import islice
 from math import inf
 from typing import Any, TypeVar
 
-from dask_ferro.policy.cost import Durations
+from dask_ferro.policy.cost import Durations, Estimate
+from dask_ferro.policy.order import FEW, Order
 from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Address, Key, Outcome, Snapshot, Task, Worker
 
 # A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
 VICTIMS = 10
 DEPTH = 64
-# Up to so many workers it is cheaper to look at all than to keep them in order.
-_FEW = 24
 _R = TypeVar("_R")
 
 
@@ -41,6 +40,8 @@ class Ledger:
         Learned from `finish`.
     unlocks : callable (payload) -> bool
         Whether a task is the last that some other task waits for.
+    live : callable (address) -> int
+        Device bytes that are taken on a worker or on their way there; asked of those with `most`.
 
     Attributes
     ----------
@@ -55,6 +56,7 @@ class Ledger:
         describe: Callable[[Any, Entry, Row], Task | None],
         durations: Durations | None = None,
         unlocks: Callable[[Any], bool] = lambda payload: False,
+        live: Callable[[Address], int] = lambda address: 0,
     ) -> None:
         self.durations = durations if durations is not None else Durations()
         self.rows: dict[Address, Row] = {}
@@ -65,16 +67,21 @@ class Ledger:
         self.waiting = 0  # tasks in queues, of all workers
         self._describe = describe
         self._unlocks = unlocks
+        self._live = live
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
-        self._soonest: list[tuple[float, Address, int]] = []  # a heap; entries of old versions are skipped
+        self._order = Order(self.rows)
         self._sequence = 0
         self._now = 0.0  # of the latest event
-        self._version = 0  # one count for all rows: a worker that comes back must not match what it left
+        # Of the latest event; one count for all rows: a worker that comes back must not match what it left.
+        self.version = 0
         self._everyone: list[Address] = []
         self._outlasted: dict[Address, None] = {}
         self._last: float | None = None  # the latest of all ends; None: to be found
         self.devices: set[str] = set()  # classes that are there
+        self.counts_bytes = False  # whether any worker's device bytes are counted
+        self.threads: dict[str, int] = {}  # of each class
+        self.least = 0  # bytes of the smallest device
 
     # -- workers -------------------------------------------------------------------------------------------
 
@@ -93,15 +100,14 @@ class Ledger:
         if row is None:
             row = self.rows[address] = Row(address, nthreads, host, device, accepts)
             insort(self._everyone, address)
-            if len(self.rows) == _FEW + 1:
-                self._soonest = [(now + r.starts_in(now), a, r.version) for a, r in self.rows.items()]
-                heapify(self._soonest)
+            if len(self.rows) == FEW + 1:
+                self._order.keep(now)
         # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
         row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
         self._last = None
-        self.devices.add(device)
+        self._classify()
         self.hosts[address] = host
         self._fill(self._now, row)
         self._touch(row, self._now)
@@ -117,6 +123,7 @@ class Ledger:
         if row is None:
             return []
         self._everyone.remove(address)
+        self._classify()
         gone = [entry.key for entry in (*row.running.values(), *(e for _, _, e in row.queue))]
         gone += [e.key for e in self.entries.values() if e.worker is row and e.thief is not None]
         for key in gone:
@@ -126,11 +133,34 @@ class Ledger:
 
     def set_device(self, address: Address, device: str) -> None:
         """Note a worker's device class; what it was given keeps its projected seconds."""
-        self.rows[address].device = device
-        self.devices = {row.device for row in self.rows.values()}
+        row = self.rows[address]
+        row.device = device
+        self._classify()
+        self._touch(row, self._now)
+
+    def _classify(self) -> None:
+        """Note which classes are there."""
+        self.threads = {}
+        for row in self.rows.values():
+            self.threads[row.device] = self.threads.get(row.device, 0) + row.nthreads
+        self.devices = set(self.threads)
+        counted = [row.most for row in self.rows.values() if row.most is not None]
+        self.counts_bytes, self.least = bool(counted), min(counted, default=0)
+
+    def set_memory(self, address: Address, most: int | None) -> None:
+        """Note the bytes of a worker's device; None: nobody counts them."""
+        self.rows[address].most = most
+        self._classify()
+
+    def set_bytes(self, prefix: str, nbytes: int) -> None:
+        """Note the device bytes that tasks of a prefix take, of those that were given away before it was measured."""
+        for entry in self.entries.values():
+            if entry.prefix == prefix:
+                (entry.thief or entry.worker).promised += nbytes - entry.nbytes
+                entry.nbytes = nbytes
 
     def others(self, entry: Entry) -> dict[str, float]:
-        """Return a task's seconds on the other device classes of the cluster, where they were measured."""
+        """Return a task's seconds on the other device classes of the cluster, where anything is known of them."""
         if len(self.devices) < 2:
             return {}
         found = {
@@ -149,6 +179,7 @@ class Ledger:
         """Note when a worker, one that is still to come included, will be gone; None: nobody knows."""
         if at is None:
             self.ends.pop(address, None)
+            self._outlasted.pop(address, None)
         else:
             self.ends[address] = at
         row = self.rows.get(address)
@@ -167,23 +198,26 @@ class Ledger:
         prefix: str,
         priority: Any,
         payload: Any = None,
-        annotated: float | None = None,
+        annotated: float | Estimate | None = None,
         needs: Mapping[str, float] | None = None,
+        nbytes: int = 0,
     ) -> Entry:
         """Note that a task was given to a worker.
 
         Parameters
         ----------
-        annotated : float, optional
+        annotated : float or Estimate, optional
             The task's own estimate of its seconds.
         needs : mapping, optional
             Amounts of the worker's resources that it takes while it runs.
+        nbytes : int
+            Device bytes of its result, and what it works in.
         """
         row = self.rows[address]
         if key in self.entries:
             self.finish(now, key)
         self._sequence += 1
-        entry = Entry(key, prefix, priority, payload, annotated, self._sequence)
+        entry = Entry(key, prefix, priority, payload, annotated, self._sequence, nbytes)
         entry.needs = needs or {}
         self.entries[key] = entry
         self._join(now, entry, row)
@@ -205,18 +239,27 @@ class Ledger:
             thief = self._settle(entry)
             self._touch(thief, now)
         elif entry.started is not None:
+            row.promised -= entry.nbytes
             del row.running[key]
         else:
+            row.promised -= entry.nbytes
             self._take(row, entry)
+        was_provisional = entry.provisional
         self._forget_guess(entry)
         if seconds is not None:
-            self._learn(now, entry, row, max(seconds, 0.0))  # a clock that was set back
+            self._learn(now, entry, row, max(seconds, 0.0), was_provisional)  # a clock that was set back
         self._fill(now, row)
         self._touch(row, now)
         return entry
 
-    def request(self, now: float, key: Key, thief: Address) -> None:
-        """Note that a task was asked back from its worker, for `thief`."""
+    def request(self, now: float, key: Key, thief: Address, moving: int = 0) -> None:
+        """Note that a task was asked back from its worker, for `thief`.
+
+        Parameters
+        ----------
+        moving : int
+            Device bytes of the inputs that the thief lacks.
+        """
         entry, row = self.entries[key], self.rows[thief]
         assert entry.thief is None, f"{key!r} was asked back already"
         if entry.started is None:
@@ -225,7 +268,8 @@ class Ledger:
             del entry.worker.running[key]
             entry.started = None
             self._fill(now, entry.worker)
-        entry.thief, entry.requested = row, now
+        entry.thief, entry.requested, entry.moving = row, now, moving
+        entry.worker.promised -= entry.nbytes
         self._announce(entry, row, +1)
         self._touch(entry.worker, now)
         self._touch(row, now)
@@ -251,6 +295,7 @@ class Ledger:
         thief = self._settle(entry)
         entry.started = now
         entry.worker.running[key] = entry
+        entry.worker.promised += entry.nbytes
         self._touch(thief, now)
         self._touch(entry.worker, now)
 
@@ -266,6 +311,7 @@ class Ledger:
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
             False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
+            None if row.most is None else row.most - self._live(address) - row.promised, row.most,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
@@ -304,58 +350,60 @@ class Ledger:
         skip : int
             So many of the longest queues are left out: nothing in them may move.
         """
+        hungry = tuple(address for address in hungry if address in self.rows)
         stop = len(self._loads)
         if stop > victims:
             stop -= skip % stop
         busiest = tuple(address for _, address in reversed(self._loads[max(stop - victims, 0) : stop]))
         return Snapshot(
             now,
-            tuple(address for address in hungry if address in self.rows),
+            hungry,
             busiest,
             self._everyone,
             _Rows(self.rows, lambda address: self._seen(address, now)),
             _Rows(self.rows, self.queue),
             tuple(outcomes),
             self._nearest(victims) if self._outlasted else (),
+            self._near(hungry) if len(self._loads) > victims else (),
         )
+
+    def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
+        """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
+        rows = (self.rows[address] for address in hungry)
+        hosts = {row.host for row in rows if row.device != "cpu"}
+        return tuple(a for _, a in self._loads if self.rows[a].host in hosts) if hosts else ()
 
     def _nearest(self, count: int) -> tuple[Address, ...]:
         return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
 
-    def soonest(self, now: float, count: int, priority: Any = None, lasting: float = 0.0) -> list[Worker]:
-        """Return the accepting workers that run dry first, as rows for a task of some priority.
+    def soonest(
+        self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
+    ) -> list[Worker]:
+        """Return the accepting workers that run dry first, of each device class, as rows for a task of some priority.
 
         Parameters
         ----------
+        count : int
+            So many of a class, at most.
         lasting : float
             Only those that have so many seconds left when the task would start; 0: all.
+        room : int
+            Only those whose devices have room for so many bytes, or whose bytes nobody counts; 0: all.
         """
         if lasting and self._last_end() < now + lasting:
             return []
-        if len(self.rows) <= _FEW:
-            open_ = [(row.starts_in(now), row.address) for row in self.rows.values() if row.accepts]
-            order = sorted(open_) if lasting else nsmallest(count, open_)
-            rows = (self.worker(address, now, priority) for _, address in order)
-            return list(islice((w for w in rows if not lasting or w.has_time(w.starts_in, lasting)), count))
+
+        def suits(worker: Worker) -> bool:
+            has_time = not lasting or worker.has_time(worker.starts_in, lasting)
+            return has_time and (not room or worker.room is None or worker.room >= room)
+
         found: list[Worker] = []
-        popped: list[tuple[float, Address, int]] = []
-        while self._soonest and len(found) < count:
-            item = heappop(self._soonest)
-            row = self.rows.get(item[1])
-            if row is None or row.version != item[2]:
-                continue  # of an old version
-            starts_in = row.starts_in(now)
-            if starts_in > 0.0 and now + starts_in > item[0]:  # it has run for longer than was projected
-                heappush(self._soonest, (now + starts_in, *item[1:]))
-                continue
-            popped.append(item)
-            if row.accepts:
-                worker = self.worker(row.address, now, priority)
-                if not lasting or worker.has_time(worker.starts_in, lasting):
-                    found.append(worker)
-        for item in popped:
-            heappush(self._soonest, item)
-        return found
+        for device in sorted(self.devices):
+            order = self._order.soonest(device, now)
+            rows = (self.worker(row.address, now, priority) for row in order)
+            found += islice(filter(suits, rows), count)
+            order.close()
+        return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.address))
 
     def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
         """Return the accepting workers that end last, as rows for a task of some priority."""
@@ -370,18 +418,19 @@ class Ledger:
     def first(self, now: float) -> float:
         """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
         if len(self._loads) == len(self.rows):
-            return self._loads[0][0] if self._loads else float("inf")
-        if len(self.rows) <= _FEW:
-            return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=float("inf"))
-        found = self.soonest(now, 1)
-        return found[0].starts_in if found else float("inf")
+            return self._loads[0][0] if self._loads else inf
+        if len(self.rows) <= FEW:
+            return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=inf)
+        return min((worker.starts_in for worker in self.soonest(now, 1)), default=inf)
 
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: Row) -> None:
         entry.worker, entry.started, entry.device = row, None, row.device
+        row.promised += entry.nbytes
         entry.seconds, entry.known = self.durations.of(entry.prefix, row.device, entry.annotated)
-        if not entry.known:
+        entry.provisional = self.durations.is_provisional(entry.prefix, row.device, entry.annotated)
+        if entry.provisional:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
         if not row.queue and row.may_start(entry):
             entry.started = now
@@ -417,6 +466,7 @@ class Ledger:
 
     def _announce(self, entry: Entry, thief: Row, sign: int) -> None:
         thief.incoming += sign
+        thief.promised += sign * (entry.nbytes + entry.moving)
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
     def _settle(self, entry: Entry) -> Row:
@@ -428,11 +478,13 @@ class Ledger:
         return thief
 
     def _forget_guess(self, entry: Entry) -> None:
-        if not entry.known:
+        if entry.provisional:
             del self._guessed[entry.prefix, entry.device][entry]
+            entry.provisional = False
 
-    def _learn(self, now: float, entry: Entry, row: Row, seconds: float) -> None:
-        if entry.known and entry.device == row.device:
+    def _learn(self, now: float, entry: Entry, row: Row, seconds: float, was_provisional: bool) -> None:
+        """Take a measured duration: beside what was told from another class, it says nothing of the worker."""
+        if entry.known and not was_provisional and entry.device == row.device:
             row.learn(entry.seconds, seconds)
         self.durations.add(entry.prefix, row.device, seconds, entry.annotated)
         touched: dict[Row, None] = {}
@@ -450,6 +502,7 @@ class Ledger:
         elif waits:
             self._count(entry.worker, entry, -1)
         entry.seconds, entry.known = self.durations.of(entry.prefix, entry.device, entry.annotated)
+        entry.provisional = False
         if entry.thief is not None:
             self._announce(entry, entry.thief, +1)
         elif waits:
@@ -458,13 +511,9 @@ class Ledger:
     def _touch(self, row: Row, now: float) -> None:
         """Note a row's load and when a task would start there, which later turns out to be no earlier."""
         self._now = max(self._now, now)
-        self._version += 1
-        row.version = self._version
-        if len(self.rows) > _FEW and self._is_here(row):
-            heappush(self._soonest, (now + row.starts_in(now), row.address, row.version))
-            if len(self._soonest) > 4 * len(self.rows) + 64:
-                self._soonest = [item for item in self._soonest if self._is_current(item)]
-                heapify(self._soonest)
+        self.version += 1
+        row.version = self.version
+        self._order.touch(row, now)
         if self.ends:
             self._judge_end(row, now)
         self._load(row)
@@ -477,10 +526,6 @@ class Ledger:
 
     def _is_here(self, row: Row) -> bool:
         return self.rows.get(row.address) is row
-
-    def _is_current(self, item: tuple[float, Address, int]) -> bool:
-        row = self.rows.get(item[1])
-        return row is not None and row.version == item[2]
 
     def _load(self, row: Row) -> None:
         if row.load is not None:

@@ -3,9 +3,11 @@
 A worker that holds its inputs is the incumbent; another one has to finish the task earlier by a margin, since
 projections are noisy and every transfer costs two workers time that no projection shows.  A large input is not left
 at all: of the tasks that pile up there, those are stolen for which a worker has in truth nothing to do.  That worker
-looks idle now, and may be about to have as many of its own (delay scheduling: Zaharia et al., EuroSys 2010).  Must:
-restrictions, resources, that the worker accepts tasks, and that it is there until the task is done.  Soft: affinity.
-Ties break by address.
+looks idle now, and may be about to have as many of its own (delay scheduling: Zaharia et al., EuroSys 2010).  That
+holds within a device class: one that is twenty times faster is worth any transfer that its projection says it is.
+Must: restrictions, resources, device class, that the worker accepts tasks, and that it is there until the task is done.
+A device that has no room for a task now may be worth waiting for; then nobody gets it.  Soft: affinity.  Ties break by
+address.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class Placement:
     spare : float
         Seconds between the end of a task and that of its worker, at least: projections are noisy, and the result has
         to leave.
+    patience : float
+        Seconds for which a task waits for room on a device that has nothing else to do, before it is given the task
+        all the same and has to spill: what frees bytes there may just be on its way from a client.
     """
 
     margin: float = 0.005
@@ -46,6 +51,7 @@ class Placement:
     soon: float = 1.0
     light: int = 64 * 1024
     spare: float = SPARE
+    patience: float = 0.5
 
     def choose(
         self,
@@ -57,6 +63,7 @@ class Placement:
     ) -> Address | None:
         """Return the address of the worker to give the task to; None where no worker may have it, or it waits.
 
+        It waits for a device that has no room now, where it would be done first after all that is queued there.
         A task of known seconds is given to no worker that ends before it.  Where none of them has the time, it waits
         for a fresh one if that would have it, and otherwise goes where most time is left.
 
@@ -69,28 +76,85 @@ class Placement:
         fresh : float
             Seconds that a worker would have that joined for this task; 0: nobody would, or none that it admits.
         """
-        legal = [w for w in workers if w.accepts and (task.allowed is None or w.address in task.allowed)]
+        legal = [w for w in workers if w.accepts and task.admits(w)]
+        if any(w.room is not None for w in legal):
+            legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
             lasting = [w for w in legal if self._lasts(w, task, links, hosts)]
             if not lasting:
-                return None if self.waits(task.seconds, fresh) else _longest_left(legal)
+                open_ = [w for w in legal if self.may_begin(task, w)]
+                return None if self.waits(task.seconds, fresh) or not open_ else _longest_left(open_)
             legal = lasting
-        liked = [w for w in legal if task.preferred is None or w.address in task.preferred]
-        best: tuple[float, int, Address] | None = None
+        liked = [w for w in legal if task.wants(w)]
+        best: tuple[float, int, Address, bool] | None = None
         for worker in self._near(task, liked or legal):
-            transfer = links.seconds(task.inputs, worker, hosts)
-            seconds = task.on(worker)
-            finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
-            if transfer:
-                finish += self.margin + self.transfer_margin * transfer
-            rank = (finish, worker.busy, worker.address)
+            finish = self._finish(task, worker, links, hosts)
+            rank = (finish, worker.busy, worker.address, self.may_begin(task, worker))
             if best is None or rank < best:
                 best = rank
-        return best[2] if best is not None else None
+        return best[2] if best is not None and best[3] else None
+
+    def _finish(self, task: Task, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
+        """Seconds until the task would be done on a worker; the margin counts as such."""
+        transfer = links.seconds(task.inputs, worker, hosts)
+        seconds = task.on(worker)
+        finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
+        if transfer:
+            finish += self.margin + self.transfer_margin * transfer
+        if not task.fits(worker):
+            finish += links.spilling(task.bytes_on(worker) - max(worker.room or 0, 0))
+        return finish
+
+    def may_begin(self, task: Task, worker: Worker) -> bool:
+        """Whether a worker's device has room for a task, or will make some: nothing that it does frees any."""
+        if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
+            return True
+        return worker.busy == 0 and task.waited >= self.patience
+
+    def waits_for_room(self, task: Task, workers: Iterable[Worker]) -> bool:
+        """Whether a task that `choose` gave to nobody waits for bytes of a device that are taken now."""
+        legal = [w for w in workers if w.accepts and task.admits(w)]
+        return any(not task.fits(w) for w in _could_take(task, legal))
 
     def waits(self, seconds: float, fresh: float) -> bool:
         """Whether a task for which no worker has the time waits for a fresh one, which would have `fresh` seconds."""
         return seconds + self.spare <= fresh
+
+    def helps(
+        self,
+        task: Task,
+        worker: Worker,
+        queued: Mapping[str, float],
+        threads: Mapping[str, int],
+        first: Iterable[Worker],
+    ) -> bool:
+        """Return whether a worker with a free slot is given one of many tasks that nobody was given yet.
+
+        It is, unless the workers of faster classes would be done with all of them before it is with this one; and
+        unless its device has no room.
+
+        Parameters
+        ----------
+        task : Task
+            The one.
+        queued : mapping of device class to float
+            Projected seconds of all of them on one thread of each class.
+        threads : mapping of device class to int
+        first : iterable of Worker
+            Of each class the one that runs dry first, of those that accept tasks.
+        """
+        could = {w.device: w.runs_dry_in for w in _could_take(task, list(first))}
+        if worker.device not in could or not self.may_begin(task, worker):
+            return False
+        seconds = task.on(worker)
+        if seconds is None:
+            return True  # nothing tells what it takes there, but to try
+        classes = {task.device: task.seconds, **task.others}
+        faster = [d for d in could if d != worker.device and classes.get(d, inf) < seconds and queued.get(d)]
+        if not faster:
+            return True
+        rate = sum(threads[device] / queued[device] for device in faster)
+        return worker.starts_in + seconds <= min(could[device] for device in faster) + 1.0 / rate
 
     def _lasts(self, worker: Worker, task: Task, links: Links, hosts: Mapping[Address, str]) -> bool:
         if worker.ends_in == inf:
@@ -131,9 +195,25 @@ class Placement:
             return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
         holders = [w for w in workers if any(w.address in held.holders for held in heavy or task.inputs)]
-        if heavy or not holders:
-            return holders or workers
-        return [w for w in workers if not self.stays(task.seconds, w.runs_dry_in) or w in holders]
+        if not holders:
+            return workers
+        theirs = {w.device for w in holders}
+        others = [w for w in workers if w not in holders and (w.device not in theirs or not heavy)]
+        return holders + [
+            w for w in others if w.device not in theirs or not self.stays(task.seconds, w.runs_dry_in)
+        ]
+
+
+def _could_take(task: Task, workers: list[Worker]) -> list[Worker]:
+    """Return those whose devices could have room for a task; all of them where none ever will, as nobody is better."""
+    could = [w for w in workers if w.most is None or task.bytes_on(w) <= w.most]
+    return could or workers
+
+
+def _roomy(task: Task, workers: list[Worker]) -> list[Worker]:
+    """Leave out devices without room where another of their class has some: when they will have some, nobody knows."""
+    having = {w.device for w in workers if task.fits(w)}
+    return [w for w in workers if w.device not in having or task.fits(w)]
 
 
 def _longest_left(workers: Iterable[Worker]) -> Address:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from dask_ferro.policy.cost import Mean
+from dask_ferro.policy.cost import Estimate, Mean
 from dask_ferro.policy.snapshot import Address, Key
 
 # Ratios of measured to projected seconds say little until there are some, and a worker is rarely further off.
@@ -24,15 +24,25 @@ _PRIOR_SECONDS = 0.001
 
 
 class Entry:
-    """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own."""
+    """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own.
+
+    `nbytes` are device bytes: of its result, and what it works in; `moving` of the inputs that its thief lacks.
+    """
 
     __slots__ = (
-        "annotated", "device", "key", "known", "needs", "origins", "payload", "prefix", "priority", "requested",
-        "seconds", "sequence", "started", "thief", "worker",
+        "annotated", "device", "key", "known", "moving", "nbytes", "needs", "origins", "payload", "prefix",
+        "priority", "provisional", "requested", "seconds", "sequence", "started", "thief", "worker",
     )  # fmt: skip
 
     def __init__(
-        self, key: Key, prefix: str, priority: Any, payload: Any, annotated: float | None, sequence: int
+        self,
+        key: Key,
+        prefix: str,
+        priority: Any,
+        payload: Any,
+        annotated: float | Estimate | None,
+        sequence: int,
+        nbytes: int = 0,
     ) -> None:
         self.key = key
         self.prefix = prefix
@@ -43,6 +53,9 @@ class Entry:
         self.device = ""  # the class that `seconds` is projected for
         self.seconds = 0.0
         self.known = False
+        self.provisional = False  # `seconds` goes by no measurement of the device class
+        self.nbytes = nbytes
+        self.moving = 0
         self.needs: Mapping[str, float] = {}
         self.origins: tuple[Address, ...] = ()
         self.started: float | None = None
@@ -55,8 +68,9 @@ class Row:
     """A worker's page in the book."""
 
     __slots__ = (
-        "accepts", "address", "device", "ends_at", "host", "incoming", "incoming_seconds", "load", "measured",
-        "nthreads", "projected", "queue", "resources", "running", "slowness", "unknown", "version", "waiting_seconds",
+        "accepts", "address", "device", "ends_at", "host", "incoming", "incoming_seconds", "load", "measured", "most",
+        "nthreads", "projected", "promised", "queue", "resources", "running", "slowness", "unknown", "version",
+        "waiting_seconds",
     )  # fmt: skip
 
     def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
@@ -66,6 +80,8 @@ class Row:
         self.device = device
         self.accepts = accepts
         self.ends_at = inf  # on the caller's clock
+        self.most: int | None = None  # bytes of its device, where somebody counts them
+        self.promised = 0  # device bytes that its tasks and those on their way are projected to take
         self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
         self.running: dict[Key, Entry] = {}
         self.resources: Mapping[str, float] = {}

@@ -16,11 +16,12 @@ Address = str
 
 
 class Replica(NamedTuple):
-    """An input of a task: its size, who holds it, and in which kind of memory."""
+    """An input of a task: its size, who holds it, and in which kind of memory; which one it is, where that is told."""
 
     nbytes: int
     holders: frozenset[Address]
     device: str = "cpu"
+    key: Key = None
 
 
 class Task(NamedTuple):
@@ -42,7 +43,16 @@ class Task(NamedTuple):
     device : str
         The device class of `seconds`.
     others : mapping of device class to seconds
-        Projected durations on other device classes, where they were measured.
+        Projected durations on other device classes, where they were measured or can be told from these.
+    nbytes : int
+        Device bytes that it takes beside its inputs: its result, and what it works in.
+    headroom : int
+        Device bytes that have to stay free beside those, so that what reads its result can run: a device that is full
+        of inputs frees none of them.
+    must, likes : str
+        The device class that it has to run on, and the one that it would rather run on; "": any.
+    waited : float
+        Seconds since it was ready and given to nobody; without end where that is no matter.
     """
 
     key: Key
@@ -54,11 +64,36 @@ class Task(NamedTuple):
     origins: tuple[Address, ...] = ()
     device: str = "cpu"
     others: Mapping[str, float] = {}
+    nbytes: int = 0
+    headroom: int = 0
+    must: str = ""
+    likes: str = ""
+    waited: float = inf
 
     def on(self, worker: Worker) -> float | None:
         """Return the projected seconds on a worker; None: nothing is known of its device class."""
         seconds = self.seconds if worker.device == self.device else self.others.get(worker.device)
         return None if seconds is None else seconds * worker.slowness
+
+    def admits(self, worker: Worker) -> bool:
+        """Return whether restrictions, resources and its device class let it run on a worker."""
+        if self.must and worker.device != self.must:
+            return False
+        return self.allowed is None or worker.address in self.allowed
+
+    def wants(self, worker: Worker) -> bool:
+        """Return whether a worker is one of those that it would rather run on."""
+        if self.likes and worker.device != self.likes:
+            return False
+        return self.preferred is None or worker.address in self.preferred
+
+    def bytes_on(self, worker: Worker) -> int:
+        """Return the device bytes that it takes on a worker: its own, and of the inputs that are not there."""
+        return self.nbytes + sum(i.nbytes for i in self.inputs if worker.address not in i.holders)
+
+    def fits(self, worker: Worker) -> bool:
+        """Return whether the worker's device has room for it now; where nobody counts, anything fits."""
+        return worker.room is None or self.bytes_on(worker) + self.headroom <= worker.room
 
 
 class Worker(NamedTuple):
@@ -87,6 +122,11 @@ class Worker(NamedTuple):
         Seconds since it started the youngest of its running tasks; 0 with a free thread.
     ends_in : float
         Seconds until it is gone, whatever it does then: its job's walltime, its lifetime.
+    room : int or None
+        Free bytes of its device, less what is on its way there and what its tasks are projected to take; below zero
+        where those were wrong.  None: nobody counts, as of host memory.
+    most : int or None
+        All bytes of its device: what one task may take when it has nothing else and spills what it holds.
     """
 
     address: Address
@@ -103,6 +143,8 @@ class Worker(NamedTuple):
     running_for: float = 0.0
     runs_dry_in: float = 0.0
     ends_in: float = inf
+    room: int | None = None
+    most: int | None = None
 
     def has_time(self, begins: float, seconds: float) -> bool:
         """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""
@@ -138,6 +180,8 @@ class Move(NamedTuple):
         Projected seconds by which the task finishes earlier.
     cost : float
         Projected seconds of moving its inputs.
+    nbytes : int
+        Device bytes that it will take at the thief.
     """
 
     key: Key
@@ -145,6 +189,7 @@ class Move(NamedTuple):
     thief: Address
     gain: float
     cost: float
+    nbytes: int = 0
 
 
 class Snapshot(NamedTuple):
@@ -165,6 +210,8 @@ class Snapshot(NamedTuple):
         Since the last snapshot.
     outlasted : tuple of addresses
         Workers that end before the last of their queue would start, the nearest end first.
+    near : tuple of addresses
+        Workers with queues on the hosts of hungry devices: what they give up need not leave the host.
     """
 
     now: float
@@ -175,3 +222,4 @@ class Snapshot(NamedTuple):
     queues: Mapping[Address, tuple[Task, ...]]
     outcomes: tuple[Outcome, ...] = ()
     outlasted: tuple[Address, ...] = ()
+    near: tuple[Address, ...] = ()

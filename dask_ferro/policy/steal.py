@@ -2,12 +2,14 @@
 
 Rules, of every policy here:
 - a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from;
+- no task moves to a device that has no room for what it takes there, inputs included;
 - what is in a queue may move, what runs does not; the last to start moves first, the cheapest among those.
 And of `Informed`, which knows enough for it:
 - a victim is not left under its own threshold, unless it is paused and starts nothing;
 - a task moves when it is projected to finish earlier by a margin; a short one does not move at all.
 - no task of known seconds moves to a worker that ends before it would; one that waits where it will not be done in
-  time leaves first, and whatever it costs.
+  time leaves first, and whatever it costs;
+- a thief that is a device asks the victims of its own host first.
 
 A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
 measured seconds from a request to the stolen task's start, so that the task comes just when the thief runs dry.
@@ -21,6 +23,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from dask_ferro.policy.cost import SPARE, Links
+from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, shared
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
 
 # Seconds that a paused worker is projected to stay so.  Dask looks at a worker's memory ten times a second, and what
@@ -156,53 +159,6 @@ def is_starving(worker: Worker, threshold: float) -> bool:
     return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
 
 
-class _Desk:
-    """The workers of one step, as the moves that are already decided leave them."""
-
-    def __init__(self, snapshot: Snapshot, links: Links, hosts: Mapping[Address, str]) -> None:
-        self._snapshot = snapshot
-        self._changed: dict[Address, Worker] = {}
-        self._left: dict[Address, list[Task]] = {}
-        self.links = links
-        self.hosts = hosts
-
-    def worker(self, address: Address) -> Worker:
-        return self._changed.get(address) or self._snapshot.workers[address]
-
-    def queue(self, address: Address) -> list[Task]:
-        if address not in self._left:
-            self._left[address] = list(self._snapshot.queues[address])
-        return self._left[address]
-
-    def move(self, task: Task, victim: Worker, thief: Worker, transfer: float) -> None:
-        self.queue(victim.address).remove(task)
-        there = task.on(thief) or 0.0
-        free = thief.nthreads - thief.busy
-        self._changed[thief.address] = thief._replace(
-            busy=min(thief.busy + 1, thief.nthreads),
-            starts_in=0.0 if free > 1 else max(thief.starts_in, transfer) + there / thief.nthreads,
-        )
-        self._changed[victim.address] = victim._replace(
-            starts_in=victim.starts_in - task.seconds * victim.slowness / victim.nthreads,
-            waiting=victim.waiting - 1,
-            unknown=victim.unknown - (not task.known),
-        )
-
-
-def _may(task: Task, thief: Worker) -> bool:
-    return (task.allowed is None or thief.address in task.allowed) and thief.address not in task.origins
-
-
-def _outlasts(task: Task, thief: Worker, spare: float) -> bool:
-    """Whether the task would not be done before the thief ends; of a guess nobody knows."""
-    return task.known and not thief.has_time(thief.starts_in, (task.on(thief) or task.seconds) + spare)
-
-
-def _keeps(task: Task, thief: Worker) -> bool:
-    """Whether the task's affinity is for other workers than the thief."""
-    return task.preferred is not None and thief.address not in task.preferred
-
-
 @dataclass(frozen=True)
 class Informed:
     """Looks at the longest queues of the cluster, and moves what gains.
@@ -228,7 +184,7 @@ class Informed:
         """Return moves from the longest queues to the workers that run dry first."""
         p = self.parameters
         state = adapted(state, snapshot.outcomes, p)
-        desk = _Desk(snapshot, self.links, self.hosts)
+        desk = Desk(snapshot, self.links, self.hosts)
         starving = [desk.worker(a) for a in snapshot.hungry]
         starving = [w for w in starving if is_starving(w, threshold_of(state, w.address, p))]
         starving.sort(key=lambda w: (w.starts_in, w.address))
@@ -237,13 +193,16 @@ class Informed:
             moves += self._feed(thief.address, snapshot, state, desk)
         return tuple(moves), state._replace(turns=state.turns + 1)
 
-    def _feed(self, address: Address, snapshot: Snapshot, state: State, desk: _Desk) -> list[Move]:
+    def _feed(self, address: Address, snapshot: Snapshot, state: State, desk: Desk) -> list[Move]:
         """Return the moves to one thief: from the fullest victim, then the next one."""
         p = self.parameters
         moves: list[Move] = []
+        for_whom = desk.worker(address)
+        near = (a for a in snapshot.near if desk.worker(a).host == for_whom.host)
+        asked = dict.fromkeys((*snapshot.outlasted, *snapshot.busiest, *near))
         victims = sorted(
-            (desk.worker(v) for v in dict.fromkeys(snapshot.outlasted + snapshot.busiest) if v != address),
-            key=lambda w: (w.starts_in <= w.ends_in, -w.starts_in, w.address),
+            (desk.worker(v) for v in asked if v != address),
+            key=lambda w: (w.starts_in <= w.ends_in, is_far(w, for_whom), -w.starts_in, w.address),
         )
         for first in victims:
             surplus = first.starts_in - threshold_of(state, first.address, p)
@@ -259,12 +218,13 @@ class Informed:
                 share -= task.seconds * victim.slowness
                 if moves and moves[-1].victim == victim.address and share < 0:
                     break
+                nbytes = desk.at(address, task).bytes_on(thief)
                 desk.move(task, victim, thief, transfer)
-                moves.append(Move(task.key, victim.address, address, gain, transfer))
+                moves.append(Move(task.key, victim.address, address, gain, transfer, nbytes))
         return moves
 
     def _best(
-        self, thief: Worker, victim: Worker, desk: _Desk, reserve: float
+        self, thief: Worker, victim: Worker, desk: Desk, reserve: float
     ) -> tuple[Task, float, float] | None:
         """Return the task to move next with its gain and its transfer, of the last ones of the victim's queue."""
         p = self.parameters
@@ -278,7 +238,8 @@ class Informed:
             # Where it is now it would be lost, and run again from its beginning.
             lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - here, seconds + p.spare)
             is_held = victim.accepts and not lost
-            if not _may(task, thief) or (is_held and task.seconds < p.shortest):
+            seen = desk.at(thief.address, task)
+            if not may(seen, thief) or (is_held and task.seconds < p.shortest):
                 continue
             few = victim.unknown < p.guesses * victim.nthreads and victim.running_for < p.patience
             few = few and is_held
@@ -290,6 +251,8 @@ class Informed:
             runs = task.on(thief)
             if runs is None:  # nobody knows what it takes on such a device
                 continue
+            # In full for each, though the second reader of an input waits for it no longer than the first one does:
+            # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
             transfer = desk.links.seconds(task.inputs, thief, desk.hosts)
             begins = max(thief.starts_in, transfer)
             if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
@@ -299,8 +262,10 @@ class Informed:
             stays = victim.starts_in - here + seconds
             if not victim.accepts:
                 stays += _PAUSE
-            gain = stays - there - p.margin - p.transfer_margin * transfer
-            if _keeps(task, thief):
+            gain = stays - there - p.margin
+            if transfer:
+                gain -= p.transfer_margin * transfer / shared(task, thief, desk.readers(victim.address))
+            if keeps(task, thief):
                 gain -= task.seconds
             if lost:
                 gain = max(gain, seconds)
@@ -333,7 +298,7 @@ class LastVictim:
         """Return one chunk for each starving worker whose request found a victim."""
         p = self.parameters
         state = adapted(state, snapshot.outcomes, p)
-        desk = _Desk(snapshot, Links(), {})
+        desk = Desk(snapshot, Links(), {})
         everyone = snapshot.everyone
         moves: list[Move] = []
         for number, address in enumerate(snapshot.hungry):
@@ -351,16 +316,17 @@ class LastVictim:
                 asked = state.victims.get(asked)
         return tuple(moves), state._replace(turns=state.turns + 1)
 
-    def _chunk(self, thief: Worker, asked: Address, desk: _Desk) -> list[Move]:
+    def _chunk(self, thief: Worker, asked: Address, desk: Desk) -> list[Move]:
         victim = desk.worker(asked)
-        tasks = [task for task in desk.queue(asked) if _may(task, thief)]
+        tasks = [task for task in desk.queue(asked) if may(task, thief)]
         spare = min(victim.waiting // 2, len(tasks))
         moves = []
         for task in tasks[:spare]:
             taker = desk.worker(thief.address)
-            if not _outlasts(task, taker, self.parameters.spare):
+            seen = desk.at(thief.address, task)
+            if seen.fits(taker) and not outlasts(task, taker, self.parameters.spare):
                 desk.move(task, desk.worker(asked), taker, 0.0)
-                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0))
+                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0, seen.bytes_on(taker)))
         return moves
 
 

@@ -4,6 +4,10 @@ Those are the holders of its inputs and the workers on which a task would start 
 where there is one.  Tasks that Dask queues at the scheduler (many, alike, without large inputs) go to a worker with
 a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
 
+Where devices differ, the first workers of each class are weighed, and what is queued goes to a slow one only while the
+fast ones would not be done with all of it before.  A task for which no device has room now waits as well, as does one
+that requires a class of which there is no worker; both are tried again as soon as bytes are freed.
+
 Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it will be done by then.  If no
 worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of its queue.
 """
@@ -12,18 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 from typing import Any
 
 from distributed import Scheduler, Status
-from distributed.metrics import time
+from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.snapshot import Task, Worker
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.affinity import estimate_of, wish_of
 from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.stealing import Stealing, annotated_seconds
+from dask_ferro.runtime.stealing import Stealing
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +40,10 @@ _HOLDERS = 8
 _ADMITTED = 64
 # Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
 _RETRIED = 256
+# Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
+_RETRIED_AT_ONCE = 16
+# Tasks of the queue that are looked at, whichever, to tell what all of them take.
+_QUEUED = 16
 # Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
@@ -44,38 +55,70 @@ class Placing:
         self.scheduler = scheduler
         self.stealing = stealing
         self.settings = settings
-        self._waiting: dict[TaskState, None] = {}  # for a fresh worker
+        self._waiting: dict[
+            TaskState, int
+        ] = {}  # for a fresh worker, or for bytes of a device: the number of the wait
+        self._for_room: list[
+            tuple[bool, tuple[float, ...], int, TaskState]
+        ] = []  # a heap; ended waits are skipped
+        self._waits_begun = 0
+        self._is_due = False
+        self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
         stealing.after_tick = self.retry
+        stealing.after_freeing = self._freed
 
     def ready(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a ready task, or None where no worker may have it."""
         chosen = None
         if not ts.actor and self.scheduler.running:
             try:
-                chosen = self._choose(ts)
-                if chosen is None and self._waits(ts):
-                    self._waiting[ts] = None
+                chosen, waits = self._choose(ts)
+                if chosen is None and (waits or self._waits(ts)):
+                    self._wait(ts)
                     return None
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else seams.stock_placement(self.scheduler, ts)
 
-    def _choose(self, ts: TaskState) -> WorkerState | None:
-        now = time()
-        if (holder := self._only_holder(ts)) is not None and self._stays(ts, holder, now):
-            return holder
-        allowed, preferred = self.stealing.restrictions(ts)
+    def is_tied(self, ts: TaskState) -> bool:
+        """Whether a task has to run on a device class, or would rather."""
+        wish = wish_of(ts.annotations)
+        return bool(wish.must or wish.likes)
+
+    def _choose(self, ts: TaskState) -> tuple[WorkerState | None, bool]:
+        """Return the worker, and where there is none whether a device will have room, or be there, in time."""
+        now, ledger, placing = time(), self.stealing.ledger, self.settings.placing
+        holder = self._only_holder(ts) if self._all_alike and not self.is_tied(ts) else None
+        if holder is not None and self._stays(ts, holder, now):
+            return holder, False
+        task = self._task(ts)
+        lasting = self._lasting(task.seconds, task.known)
+        workers = self._candidates(ts, task, now, lasting)
+        task = task._replace(inputs=tuple(self.stealing.inputs(ts, [w.address for w in workers])))
+        fresh = self._fresh(ts) if lasting else 0.0
+        address = placing.choose(task, workers, self.stealing.links, ledger.hosts, fresh)
+        if address is not None:
+            return self.scheduler.workers.get(address), False
+        return None, bool(task.must) or placing.waits_for_room(task, workers)
+
+    @property
+    def _all_alike(self) -> bool:
+        """Whether the workers are of one class, and no device counts its bytes: then a look at some settles it."""
+        return len(self.stealing.ledger.devices) < 2 and not self.stealing.ledger.counts_bytes
+
+    def _task(self, ts: TaskState) -> Task:
+        """Return a task that nobody was given, without its inputs."""
+        stealing, wish = self.stealing, wish_of(ts.annotations)
+        allowed, preferred = stealing.restrictions(ts)
         seconds, known = self._seconds(ts)
-        lasting = self._lasting(seconds, known)
-        workers = self._candidates(ts, allowed if allowed is not None else preferred, now, lasting)
         device, others = self._devices(ts)
-        inputs = tuple(self.stealing.inputs(ts, [w.address for w in workers]))
-        task = Task(ts.key, seconds, known, inputs, allowed, preferred, (), device, others)
-        ledger = self.stealing.ledger
-        address = self.settings.placing.choose(
-            task, workers, self.stealing.links, ledger.hosts, self._fresh(ts) if lasting else 0.0
-        )
-        return self.scheduler.workers.get(address) if address is not None else None
+        takes = stealing.devices.takes(ts, stealing.ledger)
+        headroom = stealing.devices.headroom(ts, stealing.ledger)
+        since = self.scheduler.unrunnable.get(ts)
+        return Task(
+            ts.key, seconds, known, (), allowed, preferred, (), device, others, takes, headroom, wish.must, wish.likes,
+            0.0 if since is None else monotonic() - since,
+        )  # fmt: skip
 
     def _lasting(self, seconds: float, known: bool) -> float:
         """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
@@ -83,8 +126,8 @@ class Placing:
 
     def _fresh(self, ts: TaskState) -> float:
         """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
-        tied = (ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
-        tied = tied or ts.resource_restrictions  # the pool with the longest walltime may have other resources
+        tied = bool(ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
+        tied = tied or bool(ts.resource_restrictions)  # the pool with the longest walltime may have other resources
         return 0.0 if tied else self.stealing.ledger.fresh
 
     def _waits(self, ts: TaskState) -> bool:
@@ -94,11 +137,54 @@ class Placing:
 
     def retry(self) -> None:
         """Look again for workers for what waits: what they run may be done early, and nobody may come after all."""
+        self._declined = None
         tried = list(islice(self._waiting, _RETRIED))
         for ts in tried:
             del self._waiting[ts]
-        if tried or (self.scheduler.queued and self.stealing.ledger.ends):
-            seams.place_again(self.scheduler, tried)
+        ledger = self.stealing.ledger
+        if tried or (self.scheduler.queued and (ledger.ends or not self._all_alike)):
+            self._try(tried)
+
+    def _try(self, tasks: list[TaskState]) -> None:
+        """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
+        ledger, devices = self.stealing.ledger, self.stealing.devices
+        growing = [ts for ts in tasks if ledger.counts_bytes and devices.grows(ts, ledger)]
+        if growing:
+            taken = set(growing)
+            seams.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
+            tasks = growing
+        seams.place_again(self.scheduler, tasks)
+
+    def _wait(self, ts: TaskState) -> None:
+        """Note that a task waits; who frees bytes is tried before who takes more, whatever their priorities."""
+        self._waits_begun += 1
+        self._waiting[ts] = self._waits_begun
+        ledger = self.stealing.ledger
+        if ledger.counts_bytes and wish_of(ts.annotations).must in ("", *ledger.devices):
+            grows = self.stealing.devices.grows(ts, ledger)
+            heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
+            if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
+                self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]
+                heapify(self._for_room)
+
+    def _freed(self) -> None:
+        """Look again, soon, for what waits for bytes: not now, in the middle of the transition that frees them."""
+        if not self._is_due and (self._waiting or self.scheduler.queued):
+            self._is_due = True
+            self.scheduler.loop.call_later(self.settings.coalesce, self._retry_some)
+
+    def _retry_some(self) -> None:
+        self._is_due = False
+        if self.scheduler.extensions.get("stealing") is not self.stealing:
+            return  # it was taken off meanwhile
+        self._declined = None
+        tried: list[TaskState] = []
+        while self._for_room and len(tried) < _RETRIED_AT_ONCE:
+            *_, number, ts = heappop(self._for_room)
+            if self._waiting.get(ts) == number:
+                del self._waiting[ts]
+                tried.append(ts)
+        self._try(tried)
 
     def _only_holder(self, ts: TaskState) -> WorkerState | None:
         """Return the worker that alone holds all inputs, of a task that may go anywhere."""
@@ -131,7 +217,35 @@ class Placing:
     def queued(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
         free: Collection[WorkerState] = self.scheduler.idle_task_count
+        if not self._all_alike:
+            event = ts, self.stealing.ledger.version
+            if event == self._declined:  # Dask asks once for each free slot, in one go
+                return None
+            free = self._helping(ts, free)
+            self._declined = None if free else event
         return self._least_busy(self._in_time(ts, free) if self.stealing.ledger.ends else free)
+
+    def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
+        """Return the worker that would be done first with a task, of those with room that help with the queue."""
+        placing, ledger, now = self.settings.placing, self.stealing.ledger, time()
+        task = self._task(ts)._replace(inputs=tuple(self.stealing.inputs(ts, ())), waited=inf)
+        rows = [ledger.worker(ws.address, now) for ws in free if ws.address in ledger.rows]
+        queued, first = self._queued_seconds(ts), ledger.soonest(now, 1)
+        for row in sorted(rows, key=lambda row: (row.starts_in + (task.on(row) or 0.0), row.address)):
+            if placing.helps(task, row, queued, ledger.threads, first):
+                return (self.scheduler.workers[row.address],)
+        return ()
+
+    def _queued_seconds(self, ts: TaskState) -> dict[str, float]:
+        """Return the projected seconds of a task and all that is queued, on one thread of each class."""
+        some = list(islice(self.scheduler.queued, _QUEUED)) or [ts]  # in order, they would have to be sorted
+        count = max(len(self.scheduler.queued), 1)
+        total: dict[str, float] = {}
+        for other in some:
+            device, others = self._devices(other)
+            for name, seconds in {device: self._seconds(other)[0], **others}.items():
+                total[name] = total.get(name, 0.0) + seconds * count / len(some)
+        return total
 
     def _in_time(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return those of the workers that have the time for a task, or whom to take where none has."""
@@ -162,17 +276,16 @@ class Placing:
 
         return min(free, key=busy, default=None)
 
-    def _candidates(
-        self, ts: TaskState, admitted: frozenset[str] | None, now: float, lasting: float
-    ) -> list[Worker]:
+    def _candidates(self, ts: TaskState, task: Task, now: float, lasting: float) -> list[Worker]:
         ledger = self.stealing.ledger
+        admitted = task.allowed if task.allowed is not None else task.preferred
         if admitted:
             some = sorted(admitted)[:_ADMITTED]
             found = [ledger.worker(a, now, ts.priority) for a in some if a in ledger.rows]
             if found and (len(some) == len(admitted)):
                 return [self._current(w) for w in found]
         count = self.settings.placing.candidates
-        found = ledger.soonest(now, count, ts.priority, lasting)
+        found = self._soonest(ts, task, now, count, lasting)
         if lasting and not found:
             found = ledger.latest(now, count, ts.priority)
         seen = {w.address for w in found}
@@ -180,6 +293,16 @@ class Placing:
             if address not in seen and address in ledger.rows:
                 found.append(ledger.worker(address, now, ts.priority))
         return [self._current(w) for w in found]
+
+    def _soonest(self, ts: TaskState, task: Task, now: float, count: int, lasting: float) -> list[Worker]:
+        """Return the workers that run dry first; where bytes count, those that have room before those that have not."""
+        ledger = self.stealing.ledger
+        if not ledger.counts_bytes:
+            return ledger.soonest(now, count, ts.priority, lasting)
+        need = task.nbytes + task.headroom + sum(dts.get_nbytes() for dts in ts.dependencies)
+        found = ledger.soonest(now, count, ts.priority, lasting, room=need)
+        seen = {worker.address for worker in found}
+        return found + [w for w in ledger.soonest(now, count, ts.priority, lasting) if w.address not in seen]
 
     def _current(self, worker: Worker) -> Worker:
         """Return the row with the worker's status of this moment."""
@@ -198,7 +321,8 @@ class Placing:
 
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
-        return self.stealing.ledger.durations.of(ts.prefix.name, self._first_device, annotated_seconds(ts))
+        told = estimate_of(ts.annotations)
+        return self.stealing.ledger.durations.of(ts.prefix.name, self._first_device, told)
 
     @property
     def _first_device(self) -> str:
@@ -209,7 +333,7 @@ class Placing:
         first, devices = self._first_device, self.stealing.ledger.devices
         if len(devices) < 2:
             return first, {}
-        told = annotated_seconds(ts)
+        told = estimate_of(ts.annotations)
         found = {d: self.stealing.ledger.durations.of(ts.prefix.name, d, told) for d in devices if d != first}
         return first, {device: seconds for device, (seconds, known) in found.items() if known}
 

@@ -98,7 +98,7 @@ class FerroScheduler(SchedulerPlugin):
         self.events = Events(scheduler, self.stealing, self.settings.events)
         if self.settings.placement:
             ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
-            seams.put_placement(scheduler, ready, queued)
+            seams.put_placement(scheduler, ready, queued, self.placing.is_tied)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove

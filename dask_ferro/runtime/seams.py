@@ -30,12 +30,12 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     ),
     "distributed.scheduler.WorkerState": (
         "actors", "add_to_processing", "executing", "has_what", "long_running", "memory", "memory_limit",
-        "needs_what", "processing", "remove_from_processing", "used_resources",
+        "nbytes", "needs_what", "processing", "remove_from_processing", "used_resources",
     ),
     "distributed.scheduler.TaskState": (
         "actor", "annotations", "dependencies", "dependents", "get_nbytes", "host_restrictions",
         "loose_restrictions", "prefix", "priority", "processing_on", "resource_restrictions", "run_id",
-        "run_spec", "state", "waiting_on", "who_has", "worker_restrictions",
+        "run_spec", "state", "type", "waiters", "waiting_on", "who_has", "who_wants", "worker_restrictions",
     ),
     "distributed.stealing.WorkStealing": (
         "_add_to_in_flight", "_in_flight_event", "_remove_from_in_flight", "balance", "in_flight", "metrics",
@@ -50,9 +50,11 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_adaptive", "_close", "_update_worker_status", "scheduler_comm", "scheduler_info",
     ),
     "distributed.deploy.spec.SpecCluster": (
-        "_correct_state", "_i", "new_worker_spec", "worker_spec", "workers",
+        "_correct_state", "_i", "_start", "new_worker_spec", "worker_spec", "workers",
     ),
-    "distributed.worker.Worker": ("batched_stream", "contact_address", "metrics", "transfer_incoming_log"),
+    "distributed.worker.Worker": (
+        "_instances", "batched_stream", "contact_address", "metrics", "state", "transfer_incoming_log",
+    ),
 }  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -179,14 +181,18 @@ def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
     queued: Callable[[TaskState], WorkerState | None],
+    is_tied: Callable[[TaskState], bool] = lambda task: False,
 ) -> None:
-    """Let `ready` choose the worker of a ready task, and `queued` that of one that looks like a root."""
+    """Let `ready` choose the worker of a ready task, and `queued` that of one that looks like a root.
+
+    One that `is_tied` to certain workers looks like none, as with Dask's own restrictions: it would hold up the queue.
+    """
     asked: TaskState | None = None
 
     def is_rootish(task: TaskState) -> bool:
         """Note the task: Dask asks this first, and then for a worker, without saying of which task."""
         nonlocal asked
-        found: bool = type(scheduler).is_rootish(scheduler, task)
+        found: bool = type(scheduler).is_rootish(scheduler, task) and not is_tied(task)
         asked = task if found else None
         return found
 

@@ -1,4 +1,6 @@
-"""How fast this host's device is: measured once for a host and a day, and kept in the user's temporary folder.
+"""What a device is and does: its class, model, memory, links, and speed.
+
+Speed is measured once for a host and a day, and kept in the user's temporary folder.
 
 FLOP/s and bytes/s are those of one process with its threads for linear algebra as they are set.  Workers of one
 host start together: the first one measures, the others wait for its figures.  A folder that cannot be written or
@@ -15,6 +17,7 @@ import math
 import os
 import platform
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +25,13 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask.config
 import numpy as np
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.cost import Speed
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +42,9 @@ _BUDGET = 0.05
 _FRESH = 86_400.0
 # Seconds of waiting for another process that measures: 20 times what it should take.
 _QUEUE = 5.0
+# One copy over PCIe 4 takes 3 ms then.
+_LINK_BYTES = 64 * 2**20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Speed(NamedTuple):
-    """What a device does in a second.
-
-    Attributes
-    ----------
-    flops : float
-        Of a product of float32 matrices.
-    bandwidth : float
-        Bytes that a copy reads and writes.
-    """
-
-    flops: float
-    bandwidth: float
 
 
 def declared(device: str | None) -> str | None:
@@ -90,16 +81,48 @@ def memory() -> dict[str, Any] | None:
     -------
     dict or None
         "device", as the environment names it: processes of a host that share one say the same; "used" and "total",
-        of the whole device; "own", what CuPy's pool has given out here.
+        of the whole device; "own", what CuPy's pool has given out here; "live", what is used less the blocks that
+        pools of this process keep for reuse: so much no allocation can have.
     """
     cupy = _cupy()
     try:
         free, total = cupy.cuda.runtime.memGetInfo()
-        own = cupy.get_default_memory_pool().used_bytes()
+        pool = cupy.get_default_memory_pool()
+        own, kept = pool.used_bytes(), pool.free_bytes() + _kept_by_rmm()
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
-    return {"device": device, "used": total - free, "total": total, "own": own}
+    live = max(total - free - kept, own)
+    return {"device": device, "used": total - free, "total": total, "own": own, "live": live}
+
+
+def _kept_by_rmm() -> int:
+    """Bytes that RMM's pool keeps for reuse: dask-cuda's workers allocate there.
+
+    It counts them with a tracking adaptor alone (``--rmm-track-allocations``); without one, its whole pool is in use.
+    """
+    if "rmm" not in sys.modules:
+        return 0
+    from distributed.diagnostics import rmm
+
+    told = rmm.real_time()
+    used = int(told["rmm-used"] or 0)
+    return int(told["rmm-total"] or 0) - used if used else 0
+
+
+def model() -> str:
+    """Return the name of this process' GPU."""
+    return str(_cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
+
+
+def links() -> list[tuple[str, int, float]]:
+    """Return what copies of 64 MiB between this process' GPU and the host take, as (class of link, bytes, seconds)."""
+    cupy = _cupy()
+    there = cupy.ones(_LINK_BYTES, dtype=cupy.uint8)
+    here, wait = there.get(), cupy.cuda.Device().synchronize
+    down = _best(lambda: there.get(out=here), wait)
+    up = _best(lambda: there.set(here), wait)
+    return [("device", _LINK_BYTES, down), ("device", _LINK_BYTES, up)]
 
 
 def _cupy() -> Any:
@@ -159,9 +182,7 @@ def _best(step: Callable[[], object], wait: Callable[[], object]) -> float:
 
 def _machine(device: str) -> str:
     """Name of all that a speed depends on."""
-    name = ""
-    if device == "gpu":
-        name = _cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
+    name = model() if device == "gpu" else ""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(variable) for variable in _THREADS]
     facts = [platform.node(), platform.machine(), cores, threads, device, name, np.__version__]

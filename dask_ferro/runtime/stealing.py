@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from math import log2
 from typing import Any, cast
@@ -31,10 +32,12 @@ from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Move, Outcome, Replica, Task
 from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.affinity import estimate_of, wish_of
+from dask_ferro.runtime.devices import Devices
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.watch import Watch
-from dask_ferro.runtime.worker import METRIC, samples
+from dask_ferro.runtime.worker import METRIC, sent
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ _PLENTY = 0.01
 _HISTORY = 1000
 # Of a task that many wait for, so many are looked at.
 _FEW_DEPENDENTS = 16
+# States whose end gives a worker bytes back.
+_HELD = ("memory", "processing")
 
 
 class Stealing(WorkStealing):
@@ -71,22 +76,28 @@ class Stealing(WorkStealing):
     thresholds : deque of (time, address, seconds)
         How the workers' thresholds changed, the newest last.
     counts : mapping of str to float
-        "requests", "confirmed", "refused", "stale", "seconds gained" (projected), "seconds moving" (projected).
+        "requests", "confirmed", "refused", "stale"; "seconds gained" and "seconds moving", projected, of the
+        confirmed ones.
     watch : Watch
         What is kept for the dashboard's pages.
+    devices : Devices
+        What is known of the workers' devices.
     after_tick : callable ()
         Called after each slow tick.
+    after_freeing : callable ()
+        Called when a device may have room again.
     """
 
     name = "ferro-stealing"
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
-        self.ledger = Ledger(self._shown, unlocks=_unlocks)
+        self.links = Links()
+        self.devices = Devices(scheduler, self.links)
+        self.ledger = Ledger(self._shown, unlocks=_unlocks, live=self.devices.live)
         for prefix in scheduler.task_prefixes.values():
             if prefix.duration_average > 0:  # what Dask has seen before us
                 self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
-        self.links = Links()
         self.policy = named(settings.stealing, self.links, self.ledger.hosts, settings.parameters)
         self.state: State = self.policy.init()
         self.counts: dict[str, float] = defaultdict(float)
@@ -94,6 +105,7 @@ class Stealing(WorkStealing):
         self.watch = Watch()
         self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=_HISTORY)
         self.after_tick: Callable[[], None] = lambda: None
+        self.after_freeing: Callable[[], None] = lambda: None
         self._outcomes: list[Outcome] = []
         self._arriving: dict[
             Any, tuple[str, float, bool]
@@ -155,6 +167,7 @@ class Stealing(WorkStealing):
         """Close the worker's page.  Its tasks have been taken back by now."""
         super().remove_worker(scheduler, worker, **kwargs)
         self.ledger.remove_worker(worker)
+        self.devices.left(worker)
         self.telemetry.left(worker)
         self._hungry.pop(worker, None)
         self._beats.pop(worker, None)
@@ -181,6 +194,8 @@ class Stealing(WorkStealing):
                 self._left(key, finish, kwargs)
             if finish == "processing":
                 self._assigned(self.scheduler.tasks[key])
+            if self.ledger.counts_bytes and start in _HELD:
+                self.after_freeing()
         except Exception:  # Dask would swallow it
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
@@ -206,9 +221,17 @@ class Stealing(WorkStealing):
         ws = ts.processing_on
         if ws is None or ws.address not in self.ledger.rows:
             return
-        seconds = annotated_seconds(ts)
+        told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
         entry = self.ledger.assign(
-            time(), ts.key, ws.address, ts.prefix.name, ts.priority, ts, seconds, ts.resource_restrictions
+            time(),
+            ts.key,
+            ws.address,
+            ts.prefix.name,
+            ts.priority,
+            ts,
+            told,
+            ts.resource_restrictions,
+            nbytes,
         )
         self._set_sends(entry.worker)
         if entry.started is None and self._hungry:
@@ -240,6 +263,7 @@ class Stealing(WorkStealing):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
+            self.devices.done(ts, message.get("nbytes") or 0, self.ledger)
             if self._arriving:
                 self._arrived(ts, seconds or 0.0)
             if self.telemetry.is_on:
@@ -303,19 +327,22 @@ class Stealing(WorkStealing):
             if ws is not None:
                 self._heard(ws)
         self.balance()
-        self.watch.sampled(time(), self.scheduler, self.ledger, self.state.thresholds)
+        threshold = partial(threshold_of, self.state, parameters=self.settings.parameters)
+        self.watch.sampled(time(), self.scheduler, self.ledger, threshold)
         self.after_tick()
 
     def _heard(self, ws: WorkerState) -> None:
-        """Learn from a worker's heartbeat: its device class, and what its transfers took."""
+        """Learn from a worker's heartbeat: its device, and what its transfers took."""
         told = ws.metrics.get(METRIC) if ws.metrics else None
+        if not told and ws.address not in self._beats:
+            self._beats[ws.address] = 0
+            self.devices.guess(ws, self.ledger)
         if not told or self._beats.get(ws.address) == told["beat"]:
             return
         self._beats[ws.address] = told["beat"]
-        if self.ledger.rows[ws.address].device != told["device"]:
-            self.ledger.set_device(ws.address, told["device"])
-        for kind, nbytes, seconds in samples(told, self.ledger.hosts):
-            self.links.add(kind, nbytes, seconds)
+        self.devices.heard(ws, told, self.ledger)
+        for sender, sample in sent(told, self.ledger.hosts):
+            self.devices.received(sender, ws.address, sample)
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -386,7 +413,7 @@ class Stealing(WorkStealing):
         before, after = row.starts_in(now), self.ledger.rows[move.thief].starts_in(now)
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
-        self.ledger.request(now, move.key, move.thief)
+        self.ledger.request(now, move.key, move.thief, max(move.nbytes - entry.nbytes, 0))
         self._add_to_in_flight(
             ts,
             cast(
@@ -415,8 +442,6 @@ class Stealing(WorkStealing):
         self.metrics["request_count_total"][level] += 1
         self.metrics["request_cost_total"][level] += entry.seconds + move.cost
         self.counts["requests"] += 1
-        self.counts["seconds gained"] += move.gain
-        self.counts["seconds moving"] += move.cost
         return (now, level, move.key, entry.seconds + move.cost, move.victim, before, move.thief, after)
 
     def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
@@ -454,7 +479,7 @@ class Stealing(WorkStealing):
             self.watch.moved(time(), key, info, "refused")
             self.log(("already-computing", *addresses))
         elif state in _WORKER_STATE_CONFIRM and is_there and ts.processing_on is victim:
-            self._given(ts, victim, thief)
+            self._given(ts, info)
             self.watch.moved(time(), key, info, "confirmed")
             self.log(("confirm", *addresses))
         else:
@@ -478,8 +503,11 @@ class Stealing(WorkStealing):
         if thief.address in self.ledger.rows:
             self._look_at(self.ledger.rows[thief.address])
 
-    def _given(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
+    def _given(self, ts: TaskState, info: Mapping[str, Any]) -> None:
+        victim, thief = info["victim"], info["thief"]
         self.counts["confirmed"] += 1
+        self.counts["seconds gained"] += info["gain"]
+        self.counts["seconds moving"] += info["cost"]
         entry = self.ledger.entries[ts.key]
         row = self.ledger.rows[thief.address]
         self._arriving[ts.key] = (victim.address, entry.requested, len(row.running) < row.nthreads)
@@ -498,7 +526,7 @@ class Stealing(WorkStealing):
             has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._thieves))
-        others = self.ledger.others(entry)
+        wish = wish_of(ts.annotations)
         return Task(
             ts.key,
             entry.seconds,
@@ -508,7 +536,11 @@ class Stealing(WorkStealing):
             preferred,
             entry.origins,
             entry.device,
-            others,
+            self.ledger.others(entry),
+            entry.nbytes,
+            self.devices.headroom(ts, self.ledger),
+            wish.must,
+            wish.likes,
         )
 
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
@@ -522,16 +554,17 @@ class Stealing(WorkStealing):
     def inputs(self, ts: TaskState, fetching: Any) -> Iterator[Replica]:
         """Yield a task's inputs; workers of `fetching` that are being sent one count as its holders."""
         if len(ts.dependencies) > _FEW_INPUTS:
-            held: Counter[frozenset[str]] = Counter()
+            held: Counter[tuple[frozenset[str], str]] = Counter()
             for dts in ts.dependencies:
-                held[frozenset(ws.address for ws in dts.who_has or ())] += dts.get_nbytes()
-            yield from (Replica(nbytes, holders) for holders, nbytes in held.items())
+                where = frozenset(ws.address for ws in dts.who_has or ())
+                held[where, self.devices.kind(dts)] += dts.get_nbytes()
+            yield from (Replica(nbytes, *where) for where, nbytes in held.items())
             return
         workers = self.scheduler.workers
         for dts in ts.dependencies:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(dts.get_nbytes(), frozenset(holders))
+            yield Replica(dts.get_nbytes(), frozenset(holders), self.devices.kind(dts), dts.key)
 
 
 def _unlocks(ts: TaskState) -> bool:

@@ -19,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, get_worker, wait
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import standin
 from dask_ferro.simulate.taskgraph import Key, TaskGraph, TaskSpec
 
 # How much longer a task takes on the slow worker: coiled/benchmarks' straggler.
@@ -33,8 +34,9 @@ def dask_graph(
 
     Parameters
     ----------
-    kernel : {"sleep", "real"}
-        "real": the kernels that the graph names; tasks that name none still sleep.
+    kernel : {"sleep", "real", "declared"}
+        "real": the kernels that the graph names; tasks that name none still sleep.  "declared": those of declared
+        devices (`standin.compute`), which sleep for as long as the worker's would take.
     time_scale : float
         Sleeps take so many times their seconds.
     slow_worker : str, optional
@@ -45,8 +47,8 @@ def dask_graph(
     ConfigError
         For another kernel, a graph of which none is known, or where scipy is missing.
     """
-    if kernel not in ("sleep", "real"):
-        raise ConfigError(f'kernel: got {kernel!r}, wanted "sleep" or "real"')
+    if kernel not in ("sleep", "real", "declared"):
+        raise ConfigError(f'kernel: got {kernel!r}, wanted "sleep", "real" or "declared"')
     if kernel == "real":
         _check_real(graph)
     tasks = {}
@@ -54,6 +56,9 @@ def dask_graph(
         inputs = List(*map(_reference, spec.dependencies))
         if kernel == "real" and spec.kernel in KERNELS:
             tasks[spec.key] = Task(spec.key, compute, spec.kernel, _index(spec), _rows(spec), inputs)
+        elif kernel == "declared":
+            seconds, references = spec.seconds * time_scale, map(_reference, spec.dependencies)
+            tasks[spec.key] = Task(spec.key, standin.compute, seconds, spec.nbytes, *references)
         else:
             seconds = spec.seconds * time_scale
             tasks[spec.key] = Task(spec.key, sleep, seconds, spec.nbytes, slow_worker, inputs)

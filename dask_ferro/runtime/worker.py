@@ -1,7 +1,7 @@
 """The worker plugin: what only a worker can measure, told to the scheduler with each heartbeat.
 
     worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
-    and, of a worker with a GPU, "gpu": its memory
+    and, of a worker with a GPU, "gpu": its memory, its model, which results lie there, and what its links take
 
 It measures and judges nothing: what a figure is good for is the cost model's.  A measurement that fails is a
 warning and a None, never a worker that does not start.  All state is in the metric, so that one plugin may serve
@@ -16,11 +16,14 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
+from dask.utils import typename
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
-from dask_ferro.runtime.speed import Speed, declared, detected, memory, speed
+from dask_ferro.policy.cost import Speed
+from dask_ferro.runtime import standin
+from dask_ferro.runtime.speed import declared, detected, links, memory, model, speed
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class FerroWorker(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Measure, publish, and shorten the interval.  Idempotent."""
         self.teardown(worker)
-        report = worker.metrics[METRIC] = Report(self.device)
+        report = worker.metrics[METRIC] = Report(self.device, standin.of(worker))
         if self.sends is not None:
             report.stock_sends = _put_sends(worker, self.sends)
         await report.measure()
@@ -82,10 +85,13 @@ class FerroWorker(WorkerPlugin):
 class Report:
     """What one worker publishes: called by Dask at each heartbeat, with the worker."""
 
-    def __init__(self, device: str | None) -> None:
+    def __init__(self, device: str | None, stand_in: standin.StandIn | None = None) -> None:
         self._declared = device
         self._device = device or "cpu"
+        self._stand_in = stand_in
         self._speed: Speed | None = None
+        self._model = ""
+        self._links: list[tuple[str, int, float]] = []
         self._measuring: asyncio.Task[None] | None = None
         self._beat = 0
         self._last: object = None
@@ -103,8 +109,15 @@ class Report:
             "beat": self._beat,
             "transfers": self._transfers(worker),
             "received": dict(self._received),  # transfers, bytes, seconds so far, by class of link
-            **({"gpu": memory()} if self._device == "gpu" and self._speed is not None else {}),
+            **({"gpu": self._gpu(worker)} if self._device == "gpu" and self._speed is not None else {}),
         }
+
+    def _gpu(self, worker: Worker) -> dict[str, Any] | None:
+        """What is there of the worker's GPU, as of now, and what its links took at the start."""
+        found = memory() if self._stand_in is None else self._stand_in.memory(worker)
+        if found is None:
+            return None
+        return {**found, "model": self._model, "types": types_on_device(worker), "links": self._links}
 
     async def measure(self) -> None:
         """Measure in a thread; return when that is done, or goes on in the background."""
@@ -117,10 +130,16 @@ class Report:
             self._measuring.cancel()
 
     async def _measure(self) -> None:
+        if self._stand_in is not None:
+            self._device, self._speed = self._stand_in.device, self._stand_in.speed
+            self._model, self._links = self._stand_in.model, self._stand_in.links()
+            return
         try:
             if self._declared is None:
                 self._device = await asyncio.to_thread(detected)
             self._speed = await asyncio.to_thread(speed, self._device)
+            if self._device == "gpu":
+                self._model, self._links = await asyncio.to_thread(model), await asyncio.to_thread(links)
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
             logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
 
@@ -137,6 +156,19 @@ class Report:
             self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
         # Dask's own "duration" is never under a millisecond; most of small transfers are.
         return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
+
+
+def types_on_device(worker: Worker) -> list[str]:
+    """Return the types, as Dask writes them, of the worker's results that lie in the memory of its device.
+
+    By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself.
+    """
+    types = {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
+    return sorted(typename(found) for found in types if _is_on_device(found))
+
+
+def _is_on_device(found: type) -> bool:
+    return hasattr(found, "__cuda_array_interface__") or found.__module__.partition(".")[0] == "cudf"
 
 
 def _host(address: str | None) -> str:
@@ -157,11 +189,18 @@ def samples(metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]) -> list
     hosts : mapping
         Host by address; transfers from or to other workers are left out.
     """
+    return [sample for _, sample in sent(metrics, hosts)]
+
+
+def sent(
+    metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]
+) -> list[tuple[str, tuple[str, int, float]]]:
+    """Return what `samples` does, each with the address of its sender."""
     if not metrics:
         return []
     here = hosts.get(metrics["address"])
     return [
-        ("host" if hosts[source] == here else "hosts", nbytes, seconds)
+        (source, ("host" if hosts[source] == here else "hosts", nbytes, seconds))
         for source, nbytes, seconds in metrics["transfers"]
         if here is not None and source in hosts and seconds > 0
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.cost import Link
 from dask_ferro.policy.snapshot import Address
@@ -31,18 +31,26 @@ WORKER_BEFORE, WORKER_AFTER = 0.0005, 0.0003
 SAME_HOST = Link(0.0026, 1.2e9)
 OTHER_HOST = Link(0.003, 0.6e9)
 OUT_OF_DEVICE = Link(0.0002, 6e9)
+# Between devices of a host that reach each other's memory, by what vendors say of NVLink 2: a third of 150 GB/s.
+PEER = Link(0.0001, 50e9)
+# Float32 products of a core as numpy does them; devices are told by how many times faster they are.
+CORE_FLOPS = 1e11
 # Dask's `worker-saturation`: tasks that look like roots go out while a worker has less than this times its threads.
 SATURATION = 1.1
 
 
 class VirtualWorker(NamedTuple):
-    """A worker process: its name, threads and where it stands; `speed` 2 computes in half of a task's seconds."""
+    """A worker process: its name, threads and where it stands; `speed` 2 computes in half of a task's seconds.
+
+    `memory` are the bytes of its device; None: nobody counts them.
+    """
 
     address: Address
     nthreads: int = 1
     host: str = "local"
     device: str = "cpu"
     speed: float = 1.0
+    memory: int | None = None
 
 
 class Change(NamedTuple):
@@ -80,7 +88,9 @@ class VirtualCluster:
     before, after : float
         Seconds of a worker around each task, in which its thread computes nothing.
     same_host, other_host, out_of_device : Link
-        What moving bytes costs in truth; policies learn it.
+        What moving bytes costs in truth; policies learn it.  The last one is the way out of a device, or into it.
+    peer : Link or None
+        Between devices of one host, past its memory; None: they go down, over, and up again.
     saturation : float
     detection : float
         Seconds until the scheduler knows that a worker was killed.
@@ -101,6 +111,7 @@ class VirtualCluster:
     same_host: Link = field(default_factory=lambda: SAME_HOST)
     other_host: Link = field(default_factory=lambda: OTHER_HOST)
     out_of_device: Link = field(default_factory=lambda: OUT_OF_DEVICE)
+    peer: Link | None = None
     saturation: float = SATURATION
     detection: float = 0.005
 
@@ -129,6 +140,38 @@ class VirtualCluster:
         return cls(
             tuple(VirtualWorker(f"{name}-w{i:02d}", threads, name) for name in names for i in range(per_host))
         )
+
+    @classmethod
+    def devices(
+        cls,
+        hosts: int = 16,
+        per_host: int = 4,
+        *,
+        faster: float = 20.0,
+        memory: int | None = None,
+        cores: int = 0,
+        peer: Link | None = PEER,
+        **options: Any,
+    ) -> VirtualCluster:
+        """Return hosts of some GPUs each, one process a GPU, and of some CPU workers beside them.
+
+        Parameters
+        ----------
+        faster : float
+            How many times as fast as a CPU worker a GPU is.
+        memory : int, optional
+            Bytes of each GPU.
+        cores : int
+            CPU workers of a host, of one thread each.
+        **options
+            Other attributes of the cluster.
+        """
+        workers: list[VirtualWorker] = []
+        for host in (f"h{number:04d}" for number in range(hosts)):
+            gpus = (f"{host}-g{i:02d}" for i in range(per_host))
+            workers += [VirtualWorker(name, 1, host, "gpu", faster, memory) for name in gpus]
+            workers += [VirtualWorker(f"{host}-w{i:02d}", 1, host) for i in range(cores)]
+        return cls(tuple(workers), peer=peer, **options)
 
     def slowed(self, factor: float) -> VirtualCluster:
         """Return the cluster with every cost but tasks, bytes and timers taking `factor` times as long.
@@ -164,6 +207,8 @@ class VirtualCluster:
     def link(self, source: VirtualWorker, to: VirtualWorker) -> tuple[str, Link]:
         """Return the class of the link between two workers, as `policy.cost.Links` has it, and its cost."""
         near = source.host == to.host
+        if near and self.peer is not None and source.device != "cpu" and to.device != "cpu":
+            return "peer", self.peer
         return ("host", self.same_host) if near else ("hosts", self.other_host)
 
     def slots(self, nthreads: int) -> int:

@@ -21,6 +21,7 @@ from dask_ferro.policy.staff import (
     Drain,
     Job,
     Name,
+    Recall,
     Staff,
     Submit,
 )
@@ -54,8 +55,9 @@ class Run(NamedTuple):
         Seconds of each phase: from its submission to the next one's.
     node_seconds : float
         Of all jobs, from start to end, or to the graph's.
-    submitted, cancelled, drained, expired : int
-        Jobs; those cancelled were pending, those expired ran into their walltime.
+    submitted, cancelled, drained, recalled, expired : int
+        Jobs; those cancelled were pending, those recalled were to leave and stayed, those expired ran into their
+        walltime.
     peak : int
         Jobs that had their node at a time, at most.
     recomputed : int
@@ -68,6 +70,7 @@ class Run(NamedTuple):
     submitted: int
     cancelled: int
     drained: int
+    recalled: int
     expired: int
     peak: int
     recomputed: int
@@ -112,7 +115,7 @@ class Elastic:
         self._idle_since: dict[Name, float] = {}
         self._memory: dict[Address, int] = {}
         self._looks = False
-        self.counts = {"cancelled": 0, "drained": 0, "expired": 0, "peak": 0}
+        self.counts = {"cancelled": 0, "drained": 0, "recalled": 0, "expired": 0, "peak": 0}
 
     def attach(self, site: Site) -> None:
         """Begin."""
@@ -123,7 +126,9 @@ class Elastic:
         self.batch = BatchSystem(self._pools, self._clock, self._seed, self._connected, self._expired)
         for pool, count in self._at_start.items():
             self.batch.start(pool, count)
-        self.scheduler.decider.set_fresh(max((pool.walltime for pool in self._pools), default=0.0))
+        self.scheduler.decider.set_fresh(
+            max((pool.walltime - pool.start_up for pool in self._pools), default=0.0)
+        )
         self._clock.background(TICK, self._tick)
 
     # ---- what the batch system does ------------------------------------------------------------------------
@@ -154,6 +159,8 @@ class Elastic:
                 self.batch.submit(action.pool, action.count)
             elif isinstance(action, Cancel):
                 self._cancel(action.jobs)
+            elif isinstance(action, Recall):
+                self._recall(action.jobs)
             elif isinstance(action, Drain):
                 self._drain(action.jobs)
         self._clock.background(self._clock.now + TICK, self._tick)
@@ -203,6 +210,15 @@ class Elastic:
                     self.scheduler.receive(self.scheduler.leaving, seat.address)
         if not self._looks:
             self._look()
+
+    def _recall(self, names: Iterable[Name]) -> None:
+        for name in names:
+            job = self.batch.jobs.get(name)
+            if job is not None and job.state == LEAVING:
+                job.state, job.since = RUNNING, self._clock.now
+                self.counts["recalled"] += 1
+                for seat in self._seats(job):
+                    self.scheduler.receive(self.scheduler.paused, seat.address, False)
 
     def _look(self) -> None:
         """Move what only those that leave hold, and close who holds and runs nothing that is needed."""

@@ -74,7 +74,7 @@ def simulate(
     -------
     Trace
         Its counts have, beside those of steals, "elapsed": seconds from the graph's submission until the scheduler
-        has heard of the last result.
+        has heard of the last result, and "bytes_short": what devices lacked at their worst moments, all together.
 
     Raises
     ------
@@ -105,6 +105,7 @@ def simulate(
         left = next(job for job in jobs if not job.done)
         raise Stuck(f"{scheduler.remaining} tasks are left, {left.spec.key!r} among them ({left.state})")
     world.counts["elapsed"] = world.clock.now
+    world.counts["bytes_short"] = float(sum(live.short_of for live in world.workers.values()))
     return _trace(world, jobs, scheduler.first_done)
 
 

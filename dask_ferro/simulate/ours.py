@@ -5,17 +5,18 @@ What they are shown stands in a ledger, as in the plugin: projected seconds, lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.cost import Links, Speed
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Outcome, Replica, Task, Worker
+from dask_ferro.policy.snapshot import Address, Outcome, Task, Worker
 from dask_ferro.policy.steal import LastVictim, NoStealing, Parameters, Policy, named, threshold_of
+from dask_ferro.simulate.cluster import CORE_FLOPS
 from dask_ferro.simulate.jobs import Job
+from dask_ferro.simulate.outlook import Outlook
 from dask_ferro.simulate.scheduler import Scheduler
 from dask_ferro.simulate.seat import Seat
 from dask_ferro.simulate.worker import Held
@@ -28,8 +29,8 @@ TICK = 0.5
 HUNGRY = 32
 # Holders of inputs that placement weighs, beside the workers that are free first.
 HOLDERS = 8
-# Inputs of a task that are shown one by one; more are summed up by who holds them.
-FEW_INPUTS = 8
+# Tasks of the queue that are looked at, to tell what all of them take.
+QUEUED = 16
 # A thread that waited for less had no work to wait for: messages take that long.
 _DRY = 0.001
 
@@ -49,7 +50,9 @@ class Ours:
         self, scheduler: Scheduler, policy: str, placement: Placement, parameters: Parameters, seed: int
     ) -> None:
         self.links = Links()
-        self.ledger = Ledger(self._describe, unlocks=_unlocks)
+        self.outlook = Outlook(scheduler)
+        self.ledger = Ledger(self._describe, unlocks=_unlocks, live=self.outlook.live)
+        self.outlook.ledger = self.ledger
         self.placement = placement
         self.parameters = parameters
         self._scheduler = scheduler
@@ -68,6 +71,8 @@ class Ours:
         self._moved: dict[int, _Request] = {}
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._asked = 0
+        self._freed = False
+        self._since: dict[int, float] = {}  # tasks that wait for a worker
         self._touched: dict[Address, None] = {}
         self._starving: dict[Address, None] = {}
         self._thieves: list[Address] = []  # of the step that is being taken
@@ -78,17 +83,20 @@ class Ours:
 
     def begin(self) -> None:
         """Start the safety tick."""
-        if self._steals:
-            self._clock.background(self._clock.now + TICK, self._tick)
+        self._clock.background(self._clock.now + TICK, self._tick)
 
     def joined(self, seat: Seat) -> None:
         """Open the worker's page."""
-        self.ledger.add_worker(seat.address, seat.nthreads, seat.spec.host, seat.spec.device)
+        spec, flops = seat.spec, CORE_FLOPS * seat.spec.speed
+        self.ledger.durations.speeds.setdefault(spec.device, Speed(flops, flops))
+        self.ledger.add_worker(seat.address, seat.nthreads, spec.host, spec.device)
+        self.ledger.set_memory(seat.address, spec.memory)
         self._touched[seat.address] = None
 
     def left(self, seat: Seat) -> None:
         """Close the worker's page; what it was asked for gets no answer."""
         self.ledger.remove_worker(seat.address)
+        self.outlook.gone(seat.address)
         self._starving.pop(seat.address, None)
         for number, (_, request) in list(self._requests.items()):
             if request.victim == seat.address:
@@ -103,8 +111,9 @@ class Ours:
         """Write the task into the worker's queue."""
         spec = job.spec
         self.ledger.assign(
-            self._clock.now, job.number, seat.address, spec.prefix, job.priority, job, spec.annotated
-        )
+            self._clock.now, job.number, seat.address, spec.prefix, job.priority, job, spec.annotated,
+            nbytes=self.outlook.takes(job),
+        )  # fmt: skip
         self._touched[seat.address] = None
         if self.ledger.rows[seat.address].queue:
             self._news = True
@@ -113,6 +122,8 @@ class Ours:
         """Learn what the task took, and how long its move."""
         self._touched[seat.address] = None
         self.ledger.finish(self._clock.now, job.number, held.stop - held.start)
+        self.outlook.done(job, seat.address)
+        self._freed = True
         self._in_flight.pop(job.number, None)
         request = self._moved.pop(job.number, None)
         if request is None:
@@ -134,13 +145,20 @@ class Ours:
 
     def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
         """Learn what the link does."""
-        self.links.add(kind, job.spec.nbytes, seconds)
+        copies = 0 if kind == "peer" else self.outlook.copies(job, address)
+        self.links.add(kind, job.spec.nbytes, seconds, copies)
+        self.outlook.came(job, address)
 
     def released(self, job: Job) -> None:
-        """Nothing follows."""
+        """Take the bytes off their holders."""
+        self.outlook.dropped(job)
+        self._freed = True
 
     def settled(self) -> None:
         """See who fell under its threshold, and when the others will."""
+        if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
+            self._freed = False
+            self._scheduler.retry()
         if self._steals:
             for address in self._touched:
                 self._watch(address)
@@ -183,26 +201,36 @@ class Ours:
             for address in islice(dependency.holders, HOLDERS):
                 if address in ledger.rows and len(found) < HOLDERS:
                     found.setdefault(address, ledger.worker(address, now, job.priority))
-        seconds, known = ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
-        count, lasting = self.placement.candidates, self._lasting(seconds, known)
-        soonest = ledger.soonest(now, count, job.priority, lasting)
+        task = self.outlook.task(job, found, now - self._since.setdefault(job.number, now))
+        count, lasting = self.placement.candidates, self._lasting(task.seconds, task.known)
+        need = 0
+        if ledger.counts_bytes:
+            need = task.nbytes + task.headroom + sum(d.spec.nbytes for d in job.inputs)
+        soonest = ledger.soonest(now, count, job.priority, lasting, need)
+        if need:  # one that is worth waiting for
+            soonest += ledger.soonest(now, count, job.priority, lasting)
         if lasting and not soonest:
             soonest = ledger.latest(now, count, job.priority)
         for worker in soonest:
             found.setdefault(worker.address, worker)
-        task = Task(job.number, seconds, known, self._inputs(job, found))
+        task = task._replace(inputs=self.outlook.inputs(job, found))
         fresh = ledger.fresh if lasting else 0.0
-        return self.placement.choose(task, found.values(), self.links, ledger.hosts, fresh)
+        chosen = self.placement.choose(task, found.values(), self.links, ledger.hosts, fresh)
+        if chosen is not None:
+            del self._since[job.number]
+        return chosen
 
     def _lasting(self, seconds: float, known: bool) -> float:
         """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
         return seconds + self.placement.spare if known and self.ledger.ends else 0.0
 
     def suits(self, job: Job, seat: Seat) -> bool:
-        """Whether the worker has the time, or nobody will."""
+        """Whether the worker has the time, or nobody will; and the room, and others are not done without it."""
+        if not self._is_wanted(job, seat):
+            return False
         if not self.ledger.ends:
             return True
-        seconds, known = self.ledger.durations.of(job.spec.prefix, "cpu", job.spec.annotated)
+        seconds, known = self.ledger.durations.of(job.spec.prefix, self.outlook.first, job.spec.annotated)
         lasting, now = self._lasting(seconds, known), self._clock.now
         worker = self.ledger.worker(seat.address, now)
         if not lasting or worker.has_time(worker.starts_in, lasting):
@@ -211,6 +239,19 @@ class Ours:
             now, 1, lasting=lasting
         )
 
+    def _is_wanted(self, job: Job, seat: Seat) -> bool:
+        """Whether a worker's device has room for a task, and faster ones would not be done with all before it."""
+        ledger, now = self.ledger, self._clock.now
+        if len(ledger.devices) < 2 and not ledger.counts_bytes:
+            return True
+        worker, task = ledger.worker(seat.address, now), self.outlook.task(job)
+        count, some = self._scheduler.queued(QUEUED)
+        queued: dict[str, float] = {}
+        for other in map(self.outlook.task, some):
+            for device, seconds in {other.device: other.seconds, **other.others}.items():
+                queued[device] = queued.get(device, 0.0) + seconds * count / len(some)
+        return self.placement.helps(task, worker, queued, ledger.threads, ledger.soonest(now, 1))
+
     def projected(self, job: Job) -> float:
         """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
 
@@ -218,7 +259,7 @@ class Ours:
         guess: as in Dask.
         """
         prefix = job.spec.prefix
-        seconds, known = self.ledger.durations.of(prefix, "cpu", job.spec.annotated)
+        seconds, known = self.ledger.durations.of(prefix, self.outlook.first, job.spec.annotated)
         entry = self.ledger.entries.get(job.number)
         ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
         if not known:
@@ -241,7 +282,7 @@ class Ours:
     def _describe(self, job: Job, entry: Entry, row: Row) -> Task | None:
         if job.pinned:
             return None
-        inputs = self._inputs(job, self._thieves)
+        inputs = self.outlook.inputs(job, self._thieves)
         return Task(
             job.number,
             entry.seconds,
@@ -250,33 +291,15 @@ class Ours:
             origins=entry.origins,
             device=entry.device,
             others=self.ledger.others(entry),
+            nbytes=entry.nbytes,
+            headroom=self.outlook.headroom(job),
         )
 
-    def _inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
-        """The inputs; workers of `fetching` that are being sent one count as its holders."""
-        if len(job.inputs) > FEW_INPUTS:
-            held: dict[frozenset[Address], int] = {}
-            for dependency in job.inputs:
-                holders = frozenset(dependency.holders)
-                held[holders] = held.get(holders, 0) + dependency.spec.nbytes
-            return tuple(Replica(nbytes, holders, self._device(holders)) for holders, nbytes in held.items())
-        seats = self._scheduler.seats
-        inputs = []
-        for dependency in job.inputs:
-            number = dependency.number
-            coming = (a for a in fetching if a in seats and number in seats[a].needs)
-            holders = frozenset([*dependency.holders, *coming])
-            inputs.append(Replica(dependency.spec.nbytes, holders, self._device(dependency.holders)))
-        return tuple(inputs)
-
-    def _device(self, holders: Iterable[Address]) -> str:
-        """The device class whose memory a result lies in: "cpu" where any holder has it on the host."""
-        seats = self._scheduler.seats
-        devices = {seats[address].spec.device for address in holders if address in seats} or {"cpu"}
-        return "cpu" if "cpu" in devices else min(devices)
-
     def _tick(self) -> None:
-        self._kick()
+        if self._steals:
+            self._kick()
+        if self.ledger.counts_bytes and self._scheduler.has_unplaced:
+            self._scheduler.when_idle(self._scheduler.retry)
         self._clock.background(self._clock.now + TICK, self._tick)
 
     def _kick(self) -> None:
@@ -301,7 +324,8 @@ class Ours:
         asked = set()
         for move in moves:
             number = int(str(move.key))
-            self._ask(self._scheduler.jobs[number], move.victim, move.thief, move.gain)
+            job = self._scheduler.jobs[number]
+            self._ask(job, move.victim, move.thief, move.gain, move.nbytes)
             asked.add(move.victim)
         self._scheduler.think(self._scheduler.world.cluster.per_send * len(asked))
         if moves and len(self._starving) > HUNGRY:
@@ -309,13 +333,14 @@ class Ours:
 
     # ---- enact ---------------------------------------------------------------------------------------------
 
-    def _ask(self, job: Job, victim: Address, thief: Address, gain: float) -> None:
+    def _ask(self, job: Job, victim: Address, thief: Address, gain: float, nbytes: int) -> None:
         self._asked += 1
         request = _Request(self._asked, victim, thief, self._clock.now, gain)
         self._requests[self._asked] = job, request
         self._in_flight[job.number] = request
         self._moved.pop(job.number, None)
-        self.ledger.request(self._clock.now, job.number, thief)
+        moving = max(nbytes - self.ledger.entries[job.number].nbytes, 0)
+        self.ledger.request(self._clock.now, job.number, thief, moving)
         self._touched[victim] = self._touched[thief] = None
         self._add("requests")
         seat = self._scheduler.seats[victim]

@@ -208,6 +208,16 @@ class Scheduler:
         self._take_back(job, seat, tell=False)
         self._place([job])
 
+    @property
+    def has_unplaced(self) -> bool:
+        """Whether a task waits for a worker that may have it."""
+        return bool(self._unplaced)
+
+    def queued(self, count: int) -> tuple[int, list[Job]]:
+        """Return how many tasks look like roots and wait, and some of the next ones."""
+        some = [self.jobs[number] for _, number in self._queue[:count]]
+        return len(self._queue), some
+
     def give(self, job: Job, seat: Seat) -> None:
         """Send a task to a worker."""
         job.state, job.on = "processing", seat.address

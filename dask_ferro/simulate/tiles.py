@@ -111,6 +111,35 @@ def sparse_gemm(
     return draft.graph()
 
 
+def matmul_parallel(
+    chains: int = 32,
+    length: int = 4,
+    sizes: Sequence[int] = (512, 1024, 2048),
+    seconds: float = 1.0,
+) -> TaskGraph:
+    """Return chains of products of square float32 matrices, of several sizes, which share one factor a size.
+
+    ferroflow's matmul-parallel with sizes mixed.  The tasks say what they take, as bundles do; no group is root-ish.
+
+    Parameters
+    ----------
+    seconds : float
+        Of a product of the largest size on a worker of speed 1; the others take what their volume is less.
+    """
+    sizes = tuple(sizes)
+    draft = Draft("matmul-parallel", chains=chains, length=length, sizes=sizes, seconds=seconds)
+    weights = {n: draft.add("weight", n, seconds=0.001, nbytes=4 * n * n) for n in sizes}
+    for chain in range(chains):
+        n = sizes[chain % len(sizes)]
+        last: list[Key] = []
+        for step in range(length):
+            each = seconds * (n / max(sizes)) ** 3
+            after = [weights[n], *last]
+            last = [draft.add("matmul", chain, step, seconds=each, nbytes=4 * n * n, after=after)]
+    graph = draft.graph()
+    return replace(graph, tasks=tuple(task._replace(annotated=task.seconds) for task in graph.tasks))
+
+
 def iterated_gemm(
     nt: int = 8, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
 ) -> TaskGraph:

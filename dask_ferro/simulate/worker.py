@@ -72,12 +72,14 @@ class LiveWorker:
         self.outbox = Line(to_scheduler, world.cluster.wire)
         self.held: dict[int, Held] = {}
         self.has: set[int] = set()
+        self.short_of = 0  # bytes that its device lacked at the worst moment
         self._world = world
         self._ready: list[tuple[int, int, int, Held]] = []
         self._turn = 0  # one task may stand there twice: taken back, and given again
         self._lanes = list(range(spec.nthreads))
         self._free_since = [world.clock.now] * spec.nthreads
         self._fetching: dict[int, tuple[Address, list[Held]]] = {}
+        self._sizes: dict[int, int] = {}  # of what it has or had
         self._in_free = self._out_free = 0.0
         self._before, self._after = world.cluster.before, world.cluster.after
         heapify(self._lanes)
@@ -164,9 +166,10 @@ class LiveWorker:
         nbytes = dependency.spec.nbytes
         kind, link = world.cluster.link(source.spec, self.spec)
         seconds = nbytes / link.bandwidth
-        if source.spec.device != "cpu":
-            out = world.cluster.out_of_device
-            seconds += out.latency + nbytes / out.bandwidth
+        if kind != "peer":
+            copy = world.cluster.out_of_device
+            copies = (source.spec.device != "cpu") + (self.spec.device != "cpu")
+            seconds += copies * (copy.latency + nbytes / copy.bandwidth)
         begin = max(now, self._in_free, source._out_free)
         self._in_free = source._out_free = begin + seconds
         entry = self._fetching[dependency.number] = (source.address, waiting)
@@ -194,7 +197,7 @@ class LiveWorker:
         if not dependency.holders:
             return  # released, or lost, meanwhile
         now = world.clock.now
-        self.has.add(number)
+        self._keep(dependency)
         dependency.holders[self.address] = None
         world.spans.append(
             Span("transfer", spec.key, spec.prefix, self.address, 0, begin, now, spec.nbytes, entry[0])
@@ -205,6 +208,19 @@ class LiveWorker:
             held.missing -= 1
             if not held.missing and held.state == "fetching":
                 self._is_ready(held)
+
+    # ---- its device's memory -------------------------------------------------------------------------------
+
+    def _keep(self, job: Job) -> None:
+        self.has.add(job.number)
+        self._sizes[job.number] = job.spec.nbytes
+        self._measure(0)
+
+    def _measure(self, more: int) -> None:
+        """See whether the device has room for what is there and for some bytes more; spilling is not played."""
+        if self.spec.memory is not None:
+            taken = sum(self._sizes[number] for number in self.has) + more
+            self.short_of = max(self.short_of, taken - self.spec.memory)
 
     # ---- computing -----------------------------------------------------------------------------------------
 
@@ -221,6 +237,7 @@ class LiveWorker:
                 continue
             now = self._world.clock.now
             held.state, held.lane = "running", heappop(self._lanes)
+            self._measure(held.job.spec.nbytes)
             held.gap = self._free_since[held.lane]
             held.start = now + self._before
             held.stop = held.start + held.job.spec.seconds / self.spec.speed
@@ -235,7 +252,7 @@ class LiveWorker:
         if held.state == "running":
             spec = held.job.spec
             del self.held[held.job.number]
-            self.has.add(held.job.number)
+            self._keep(held.job)
             world.spans.append(
                 Span(
                     "compute",

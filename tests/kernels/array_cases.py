@@ -35,7 +35,6 @@ class Case(NamedTuple):
     outputs: int = 1
     weights: Sequence[int] = ()
     expected: Sequence[Any] | None = None
-    standard: bool = True  # False: needs more than the array API standard has
     late: bool = True  # False: supported only with its weights known ahead
     domain: str = ""
 
@@ -67,13 +66,18 @@ def supported(model: ir.Model) -> bool:
 
 
 def bound(model: ir.Model, xp: Any) -> array.BoundProgram:
+    """The whole model as one program on arrays of `xp`."""
+    return compiled(model).bind(xp)
+
+
+def compiled(model: ir.Model, *, on_device: bool = False) -> array.Program:
     """The whole model as one program."""
     graph = model.graph
     weights = {name: v.const_value for name, v in graph.initializers.items() if v.const_value is not None}
     inputs = [str(v.name) for v in graph.inputs if v.name not in weights]
     outputs = [str(v.name) for v in graph.outputs]
     opset = model.opset_imports[""]
-    return array.compile(list(graph), inputs, outputs, opset=opset, weights=weights).bind(xp)
+    return array.compile(list(graph), inputs, outputs, opset=opset, weights=weights, on_device=on_device)
 
 
 def run(case: Case, xp: Any, weights: Sequence[int]) -> tuple[Any, ...]:
@@ -435,18 +439,15 @@ def _indexing() -> Iterator[Case]:
     for reduction in ("none", "add", "max", "min"):
         how = {"reduction": reduction}
         at, rows = vector([0], [2], [0] if reduction != "none" else [1]), floats(3, 4)
-        yield Case(f"ScatterND {reduction}", "ScatterND", [x, at, rows], how, standard=False)
+        yield Case(f"ScatterND {reduction}", "ScatterND", [x, at, rows], how)
         where = vector([0, 1, 2, 0]) if reduction == "none" else vector([0, 1, 0, 0], [0, -1, 2, 0])
         updates = floats(*where.shape)
-        yield Case(
-            f"ScatterElements {reduction}", "ScatterElements", [x, where, updates], how, standard=False
-        )
+        yield Case(f"ScatterElements {reduction}", "ScatterElements", [x, where, updates], how)
     yield Case(
         "ScatterElements along 1",
         "ScatterElements",
         [x, vector([3], [0]), floats(2, 1)],
         {"axis": 1},
-        standard=False,
     )
     for axis in (-1, 0, 1):
         indices, depth, values = hot = [vector(0, -1, 7, 2), scalar(3), vector(5, 9, dtype=F)]

@@ -420,7 +420,7 @@ def test_a_book_that_nobody_reads_does_not_grow() -> None:
     for turn in range(2000):
         assign(book, "a", turn)
         book.finish(0.0, turn, 0.1)
-    assert len(book._soonest) <= 4 * 2 + 64
+    assert len(book._order) <= 4 * 2 + 64
 
 
 @pytest.mark.parametrize(

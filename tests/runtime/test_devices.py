@@ -166,7 +166,9 @@ class Site:
         device = standin.of(worker)
         assert device is not None
         row = self.ledger.rows[worker.address]
-        return METRIC in self.scheduler.workers[worker.address].metrics and row.device == device.device
+        told = METRIC in self.scheduler.workers[worker.address].metrics
+        told = told and device.device in self.ledger.durations.speeds
+        return told and (row.device, row.most is None) == (device.device, device.device == "cpu")
 
     @property
     def stealing(self) -> Stealing:
@@ -194,18 +196,22 @@ class Site:
 
 @asynccontextmanager
 async def site(*devices: StandIn) -> AsyncIterator[Site]:
-    limits = dict.fromkeys(("target", "spill", "pause", "terminate"), False)
-    with dask.config.set({"distributed.worker.memory": limits, "distributed.worker.profile.enabled": False}):
+    limits = {
+        f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")
+    }
+    with dask.config.set({**limits, "distributed.worker.profile.enabled": False}):
         async with (
             Scheduler(protocol="inproc://", dashboard=False, dashboard_address=":0") as scheduler,
             Client(scheduler.address, asynchronous=True) as client,
         ):
-            await ff.install(client)
+            await ff.install(client, tick=0.02)
             made = Site(scheduler, client)
-            await made.join(*devices)
-            yield made
-            await ff.uninstall(client)
-            await asyncio.gather(*(worker.close(nanny=False) for worker in made.workers))
+            try:
+                await made.join(*devices)
+                yield made
+            finally:
+                await ff.uninstall(client)
+                await asyncio.gather(*(worker.close(nanny=False) for worker in made.workers))
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -240,7 +246,8 @@ async def test_results_in_a_devices_memory_are_known_as_such() -> None:
             made = s.client.submit(compute, 0.0, MB, key="made")
         plain = s.client.submit(bytes, MB, key="plain", workers=[s.workers[0].address])
         await s.gather([plain])
-        await made
+        await s.gather([made])
+        await s.workers[1].heartbeat()
         tasks = s.scheduler.tasks
         await s.until(lambda: s.stealing.devices.kind(tasks["made"]) == "gpu")
         assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
@@ -284,8 +291,6 @@ async def test_a_preference_gives_way_where_the_class_is_not_there() -> None:
 @play
 async def test_a_preference_holds_where_both_are_free() -> None:
     async with site(CPU, StandIn("gpu", 0.5)) as s:
-        with Prefer("gpu", signal="encoder*"), dask.annotate(ferro={"region": "encoder/1"}):
-            pass
         rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
         with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
             await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
@@ -311,16 +316,13 @@ async def test_forty_blocks_pass_through_a_device_of_four() -> None:
 @play
 async def test_results_that_stay_do_not_stop_the_rest() -> None:
     """They are spilled by who can: a device with nothing else to do is given the next task, full or not."""
-    async with site(StandIn("gpu", 20.0, total=100 * MB)) as s:
-        row = next(iter(s.ledger.rows.values()))
-        s.ledger.set_memory(
-            row.address, 4 * MB
-        )  # what the scheduler believes, and the device does not enforce
-        s.stealing.devices.heard = lambda *told: None  # type: ignore[method-assign]
+    async with site(StandIn("gpu", 20.0, total=4 * MB, spills=True)) as s:
         start = s.client.submit(compute, 0.0, 8, key="start-0")
         kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
         await s.gather(kept)
-        assert len(s.scheduler.workers[row.address].has_what) == 13
+        (ws,) = s.scheduler.workers.values()
+        assert len(ws.has_what) == 13
+        assert s.ledger.worker(ws.address, 0.0).room < MB
 
 
 # ---- the stand-in itself -----------------------------------------------------------------------------------

@@ -438,7 +438,7 @@ def count_one(*parts):
 
 def test_those_that_are_recalled_stay_and_take_tasks_again():
     async def test(client, scheduler, workers):
-        leaver, other = workers
+        leaver, _ = workers
         running = client.submit(
             held_up, "running", "recall", workers=[leaver.address], allow_other_workers=True
         )

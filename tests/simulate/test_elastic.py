@@ -95,6 +95,18 @@ def test_every_long_task_gets_a_job_though_nobody_knew_how_long_it_is() -> None:
     assert (run.submitted, run.recomputed) == (12, 0)
 
 
+def test_who_is_called_back_goes_on_as_if_nothing_had_been() -> None:
+    class Wavering(Scaling):
+        def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
+            count = 1 if 2 <= staff.now < 5 else 4
+            self.parameters = Parameters(minimum=count, maximum=count)
+            return super().decide(staff, scheduler)
+
+    run = simulate_elastic(independent(8, 10.0), [QUICK], Wavering(), at_start={QUICK.name: 4})
+    assert (run.drained, run.recalled, run.submitted, run.recomputed) == (3, 3, 4, 0)
+    assert 20.0 < run.makespan < 21.0
+
+
 def test_a_full_pool_runs_no_more_jobs_than_it_has_slots() -> None:
     run = simulate_elastic(independent(40, 2.0), [VirtualPool(slots=4)])
     assert run.peak == 4

@@ -16,10 +16,12 @@ from typing import Any, Literal
 import dask
 from dask.utils import key_split
 from distributed import Client, Future, Scheduler, Worker
+from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.scheduler import WorkerState
 from distributed.worker_state_machine import ComputeTaskEvent, ExecuteSuccessEvent, StealRequestEvent
 
 import dask_ferro as ff
+from dask_ferro.runtime.worker import METRIC
 from tests.upstream_pains import jobs
 
 Way = Literal["stock", "ours"]
@@ -56,7 +58,12 @@ class Scene:
 
     # -- what there is -------------------------------------------------------------------------------------
 
-    async def join(self, threads: int = 1, resources: Mapping[str, float] | None = None) -> Worker:
+    async def join(
+        self,
+        threads: int = 1,
+        resources: Mapping[str, float] | None = None,
+        plugins: Sequence[WorkerPlugin] = (),
+    ) -> Worker:
         """Start one more worker."""
         worker = await Worker(
             self.scheduler.address,
@@ -64,6 +71,7 @@ class Scene:
             resources=dict(resources or {}),
             validate=True,
             name=str(len(self.workers)),
+            plugins=plugins,
         )
         if not self.reports:
             worker.periodic_callbacks["heartbeat"].stop()
@@ -84,14 +92,19 @@ class Scene:
         name: str = "job",
         on: Sequence[Worker] = (),
         strictly: bool = False,
+        each: Sequence[Any] | None = None,
         **options: Any,
     ) -> list[Future]:
-        """Submit so many tasks of a prefix at once, the most urgent first; pinned, softly by default."""
+        """Submit so many tasks of a prefix at once, the most urgent first; pinned, softly by default.
+
+        `args` are the same for all; of `each`, every task has its own as its last one.
+        """
         if on:
             options |= {"workers": [w.address for w in on], "allow_other_workers": not strictly}
         keys = [(name, self._count + i) for i in range(count)]
         self._count += count
-        futures: list[Future] = self.client.map(job, *([a] * count for a in args), key=keys, **options)
+        own = [] if each is None else [each]
+        futures: list[Future] = self.client.map(job, *([a] * count for a in args), *own, key=keys, **options)
         self._wanted += futures
         return futures
 
@@ -160,6 +173,20 @@ class Scene:
         async with asyncio.timeout(_PATIENCE_S):
             while not is_true():
                 await asyncio.sleep(0.002)
+
+    async def told(self) -> None:
+        """Wait until our scheduler plugin has heard from every worker what it is; stock Dask does not ask."""
+        if self.way == "ours":
+            ledger = self.scheduler.extensions["stealing"].ledger
+            states = self.scheduler.workers.values()
+            await self.until(
+                lambda: all(METRIC in (ws.metrics or {}) for ws in states) and ledger.counts_bytes
+            )
+
+    async def ended(self, futures: Iterable[Future]) -> None:
+        """Wait for results and errors."""
+        async with asyncio.timeout(_PATIENCE_S):
+            await self.client.gather(list(futures), errors="skip")
 
     async def done(self, futures: Iterable[Future]) -> None:
         """Wait for results."""

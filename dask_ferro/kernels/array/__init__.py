@@ -1,7 +1,8 @@
 """Array kernels: one table op -> function, written once on the array-API namespace of the arguments.
 
     supports(node, opset, dtypes)                             is it ours?   declared, never tried
-    compile(nodes, inputs, outputs, opset=, weights=)         a bundle as straight-line Python
+    compile(nodes, inputs, outputs, opset=, weights=)         a bundle as straight-line Python; on_device=True: with
+                                                              elementwise chains and equal products as one call each
         .bind(xp)                                             attributes parsed, weights as arrays of `xp`
         (*arrays)                                             a tuple of arrays
 

@@ -3,9 +3,8 @@
 Indices may be negative.  The array API indexes by a vector along one axis (`take`), so n-dimensional indices
 are flattened; GatherND turns tuples of indices into positions in the flattened array.
 
-The scatters assign through index arrays, which numpy and CuPy have and the standard has not.  With repeated
-indices their adds, minima and maxima go through `ufunc.at`, which CuPy lacks for products: those are left to
-other engines.
+The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`; CuPy
+lacks that for products, which are left to other engines.  The standard has neither: there they sort (`_by_rounds`).
 """
 
 from __future__ import annotations
@@ -70,12 +69,38 @@ def _gather_nd(xp: Any, op: Op) -> Fn:
 
 
 def _scatter(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    if not hasattr(xp, "ndarray"):
+        return _by_rounds(xp, x, at, updates, reduction)
     y = xp.asarray(x, copy=True)
     if reduction == "none":
         y[at] = updates
     else:
         getattr(xp, _AT[reduction]).at(y, at, updates)
     return y
+
+
+def _by_rounds(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """A scatter in terms of the standard: a round writes each place at most once, found by bisection."""
+    combine = {"none": lambda old, new: new, "add": xp.add, "max": xp.maximum, "min": xp.minimum}[reduction]
+    depth = len(at)
+    width = math.prod(x.shape[depth:])
+    rows = xp.reshape(x, (math.prod(x.shape[:depth]), width))
+    position = xp.zeros((), dtype=xp.int64)
+    for index, size in zip(at, x.shape, strict=False):
+        position = position * size + xp.astype(index, xp.int64)
+    position = xp.reshape(position, (-1,))
+    order = xp.argsort(position, stable=True)
+    position = xp.take(position, order)
+    updates = xp.take(xp.reshape(updates, (position.shape[0], width)), order, axis=0)
+    turn = xp.arange(position.shape[0], dtype=xp.int64) - xp.searchsorted(position, position)  # of equals
+    for number in range(int(xp.max(turn)) + 1 if position.shape[0] else 0):
+        (now,) = xp.nonzero(turn == number)
+        written, values = xp.take(position, now), xp.take(updates, now, axis=0)
+        place = xp.arange(rows.shape[0], dtype=xp.int64)
+        found = xp.minimum(xp.searchsorted(written, place), written.shape[0] - 1)
+        hit = xp.expand_dims(xp.take(written, found) == place, axis=1)
+        rows = xp.where(hit, combine(rows, xp.take(values, found, axis=0)), rows)
+    return xp.reshape(rows, x.shape)
 
 
 def _scatter_nd(xp: Any, op: Op) -> Fn:

@@ -135,9 +135,10 @@ def _slice(xp: Any, op: Op) -> Fn:
             index = [slice(None)] * x.ndim
             for axis, cut in cuts:  # bounds made exact: the array API allows none beyond the array
                 start, stop, step = cut.indices(x.shape[axis])
-                index[axis] = (
-                    slice(start, stop if stop >= 0 else None, step) if start != stop else slice(0, 0)
-                )
+                some = (
+                    len(range(start, stop, step)) > 0
+                )  # else a stop of -1 would be the last row, not the one before
+                index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
             return x[tuple(index)]
 
         return fn

@@ -1,0 +1,70 @@
+"""What `gpu.py` holds a GPU to, and what it tells of the one that it ran on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dask_ferro.lower.device_engines import card_name
+
+ALONE, RESIDENT, DASK, COPIES = "library alone", "resident", "dask tasks", "copies at every op"
+# Of 2048 x 2048 float32.
+_SIDE, _DTYPE = 2048, "float32"
+_LEAST_OF_LIBRARY, _LEAST_OF_COPIES = 0.85, 20.0
+_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "onnxruntime-gpu", "torch", "dask-cuda", "rmm-cu12", "rmm-cu13")
+
+
+def judged(results: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether the medians of the products keep their two bounds, by claim; nothing where they were not run."""
+    rows = [r for r in results.get("products", ()) if (r["side"], r["dtype"]) == (_SIDE, _DTYPE)]
+    if not rows:
+        return {}
+    contenders = rows[0]["contenders"]
+    rates = {name: c["ops_per_s"].median for name, c in contenders.items()}
+    resident = next(rate for name, rate in rates.items() if name.startswith(RESIDENT))
+    return {
+        f"dask tasks reach {_LEAST_OF_LIBRARY} of the library": contenders[DASK]["of_library"].median
+        >= _LEAST_OF_LIBRARY,
+        f"resident is {_LEAST_OF_COPIES:g} times as fast as copies": resident
+        >= _LEAST_OF_COPIES * rates[COPIES],
+    }
+
+
+def tests() -> dict[str, Any]:
+    """Run the tests marked `gpu`; return whether some ran and none failed, and pytest's own account of them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    account = done.stdout.splitlines()
+    ran = bool(account) and re.search(r"\d+ passed", account[-1]) is not None
+    return {"passed": done.returncode == 0 and ran, "told": account[-60:]}
+
+
+def described(device: Any) -> dict[str, Any]:
+    """Return what a reader needs to know of the device: its name and memory, the driver, the packages beside it."""
+    found: dict[str, Any] = {
+        "name": card_name(device),
+        "memory": device.memory()._asdict(),
+        "tf32": device.tf32,
+    }
+    if device.name.startswith("cuda:"):
+        from cupy.cuda import runtime
+
+        found |= {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()}
+    return found | {"packages": {name: v for name in _PACKAGES if (v := _version(name))}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,247 @@
+"""A device without a device: arrays of array_api_strict behind a wall, in bounded memory, with counted crossings.
+
+It is as strict as a GPU and more.  numpy cannot take an array unasked; arithmetic with a numpy array is an error;
+reading one value (`int(x)`, `bool(x)`) is counted as what it is on a GPU, a wait; and what is allocated beyond `total`
+raises, as an allocator does.  Views share the bytes of what they view.  So a test that counts here counts what CuPy
+would do.  It computes on the host, at numpy's speed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.kernels.device import Memory, Traffic
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+_COMPARING = "lt le gt ge eq ne"
+_UNARY = "neg pos abs invert"
+_numbers = itertools.count()
+
+
+class OutOfMemory(MemoryError):
+    """The device has not so many bytes left."""
+
+
+class StandInArray:
+    """An array on a stand-in; made by its namespace alone."""
+
+    __slots__ = ("__weakref__", "_device", "_inner")
+    __array_ufunc__ = None  # numpy's operators leave it to ours, which refuse numpy arrays
+    __hash__ = None  # type: ignore[assignment]  # as of every array
+
+    def __init__(self, inner: Any, device: StandIn) -> None:
+        self._inner = inner
+        self._device = device
+        device.account(self)
+
+    dtype = property(lambda self: self._inner.dtype)
+    shape = property(lambda self: self._inner.shape)
+    ndim = property(lambda self: self._inner.ndim)
+    size = property(lambda self: self._inner.size)
+    device = property(lambda self: self._device)
+    T = property(lambda self: self._device.wrapped(self._inner.T))
+    mT = property(lambda self: self._device.wrapped(self._inner.mT))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return int(np.asarray(self._inner).nbytes)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return self._device.namespace
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("an array on a device does not turn into a numpy array by itself; use to_host")
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._inner.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._inner.__dlpack_device__()
+
+    def __getitem__(self, key: Any) -> StandInArray:
+        return self._device.wrapped(self._inner[_unwrapped(key)])  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._inner[_unwrapped(key)] = _unwrapped(value)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __repr__(self) -> str:
+        return f"StandInArray({self.dtype}{list(self.shape)} on {self._device.name})"
+
+    def _read(self) -> Any:
+        self._device.traffic.read()
+        return self._inner
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __index__(self) -> int:
+        return int(self._read().__index__())
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: StandInArray, *others: Any) -> Any:
+        result = getattr(self._inner, name)(*map(_unwrapped, others))
+        return result if result is NotImplemented else self._device.wrapped(result)
+
+    method.__name__ = name
+    return method
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    def method(self: StandInArray, other: Any) -> Any:
+        self._inner = getattr(self._inner, name)(_unwrapped(other))
+        return self
+
+    method.__name__ = name
+    return method
+
+
+for _name in _BINARY.split():
+    setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(StandInArray, f"__r{_name}__", _operator(f"__r{_name}__"))
+    setattr(StandInArray, f"__i{_name}__", _in_place(f"__i{_name}__"))
+for _name in (*_COMPARING.split(), *_UNARY.split()):
+    setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, StandInArray):
+        return value._inner
+    return type(value)(map(_unwrapped, value)) if type(value) in (tuple, list) else value
+
+
+class _Namespace:
+    """array_api_strict, with arrays of the device instead of its own."""
+
+    def __init__(self, device: StandIn) -> None:
+        import array_api_strict
+
+        self.__name__ = "array_api_strict"
+        self._strict: ModuleType = array_api_strict
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._strict, name)
+        if not callable(found) or isinstance(found, type):
+            return found
+
+        def function(*arguments: Any, **options: Any) -> Any:
+            if name == "asarray" and isinstance(
+                arguments[0], np.ndarray
+            ):  # also one that a kernel makes itself
+                self._device.traffic.up(arguments[0].nbytes)
+            result = found(*map(_unwrapped, arguments), **{k: _unwrapped(v) for k, v in options.items()})
+            return self._device.wrapped(result)
+
+        setattr(self, name, function)
+        return function
+
+
+class StandIn:
+    """A device of `total` bytes on array_api_strict.
+
+    Parameters
+    ----------
+    total : int
+        Bytes that its arrays may occupy together.
+    name : str, optional
+        Default: "standin:" and a number.
+    """
+
+    def __init__(self, total: int = 1 << 30, name: str = "") -> None:
+        import array_api_strict
+
+        self.name = name or f"standin:{next(_numbers)}"
+        self.namespace: Any = _Namespace(self)
+        self.array_type: type = StandInArray
+        self.tf32 = False
+        self.traffic = Traffic()
+        self.streams: set[int] = set()  # one for each thread that ran something
+        self._strict_type = type(array_api_strict.empty(0))
+        self.dtypes = frozenset(
+            {"bool", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+        )
+        self._total = total
+        self._lock = threading.RLock()  # a collection may end another array while this one is accounted for
+        self._live: dict[int, list[int]] = {}  # owner of the bytes -> [bytes, arrays that share them]
+        self._live_bytes = 0
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> StandInArray:
+        """Return a copy on the device; `OutOfMemory` where it does not fit."""
+        return self.namespace.asarray(np.asarray(array), copy=True)  # type: ignore[no-any-return]
+
+    def to_host(self, array: StandInArray) -> np.ndarray[Any, Any]:
+        """Return a copy on the host."""
+        self.traffic.down(array.nbytes)
+        return np.array(array._inner)
+
+    def memory(self) -> Memory:
+        """Return the memory as it is now."""
+        with self._lock:
+            return Memory(self._total, self._total - self._live_bytes, self._live_bytes)
+
+    def release(self) -> None:
+        """Do nothing: it keeps no blocks."""
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Note the thread; what is queued is done at once."""
+        self.streams.add(threading.get_ident())
+        yield
+
+    def synchronize(self) -> None:
+        """Do nothing: all is done."""
+
+    def wrapped(self, value: Any) -> Any:
+        """Return strict arrays as arrays of the device, in tuples and lists too."""
+        if isinstance(value, self._strict_type):
+            return StandInArray(value, self)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.wrapped, value))
+        return type(value)(map(self.wrapped, value)) if type(value) in (tuple, list) else value
+
+    def account(self, array: StandInArray) -> None:
+        """Count an array's bytes, once for all views of them; release them with the last of these."""
+        owner = np.asarray(array._inner)
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        with self._lock:
+            shared = self._live.setdefault(id(owner), [owner.nbytes, 0])
+            if not shared[1]:
+                self._claim(id(owner), owner.nbytes)
+            shared[1] += 1
+        weakref.finalize(array, self._left, id(owner)).atexit = False
+
+    def _claim(self, owner: int, nbytes: int) -> None:
+        if self._live_bytes + nbytes > self._total:
+            del self._live[owner]
+            raise OutOfMemory(
+                f"{self.name}: {nbytes} bytes wanted, {self._total - self._live_bytes} of {self._total} are free"
+            )
+        self._live_bytes += nbytes
+
+    def _left(self, owner: int) -> None:
+        with self._lock:
+            shared = self._live[owner]
+            shared[1] -= 1
+            if not shared[1]:
+                del self._live[owner]
+                self._live_bytes -= shared[0]

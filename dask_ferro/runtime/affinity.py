@@ -1,0 +1,197 @@
+"""Which device class a task would rather run on, or has to: what a client says, and what the scheduler reads of it.
+
+    with ff.Require("gpu"):                        every task that is made inside
+    with ff.Prefer("gpu", signal="encoder*"):      those of them whose region matches
+    dask.annotate(**ff.Prefer("cpu").annotations)  the same, by Dask's own means
+
+Both end as annotation "ferro" of the tasks.  What a user wrote there may be anything; what makes no sense says nothing.
+An affinity costs a task as much as it takes itself: it goes elsewhere where it would be done earlier even so.  A
+requirement is a must: without a worker of the class, the task waits for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple
+
+import dask
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.cost import Estimate
+from dask_ferro.runtime.speed import DEVICES
+
+# The annotation's name, and the keys in it.
+NAME = "ferro"
+_BYTES, _REGION, _SIGNALS = "device-bytes", "region", "signals"
+
+
+class Wish(NamedTuple):
+    """What a task's annotation says of devices.
+
+    Attributes
+    ----------
+    must, likes : str
+        Device class; "": any.
+    nbytes : int or None
+        Device bytes of its result, and what it works in.
+    """
+
+    must: str = ""
+    likes: str = ""
+    nbytes: int | None = None
+
+
+NOTHING = Wish()
+
+
+@dataclass(frozen=True)
+class _Affinity:
+    """An affinity for a device class; final: `Prefer` and `Require`.
+
+    Parameters
+    ----------
+    device : {"cpu", "gpu"}
+    signal : str, optional
+        Shell pattern of the regions of which it is true; default: of all tasks.
+
+    Raises
+    ------
+    ConfigError
+        For another device, or a pattern that is none.
+    """
+
+    device: str
+    signal: str | None = None
+    _key: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.device not in DEVICES:
+            raise ConfigError(f"{name}: got {self.device!r}, wanted one of {', '.join(DEVICES)}")
+        if self.signal is not None and (not isinstance(self.signal, str) or not self.signal):
+            raise ConfigError(
+                f"{name}: signal={self.signal!r}, wanted a pattern of regions, such as 'encoder*'"
+            )
+
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """Return it as Dask's annotations, together with what stands around."""
+        around = dask.get_annotations().get(NAME, {})  # type: ignore[attr-defined]
+        if not isinstance(around, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}: inside of dask.annotate({NAME}={around!r}), to which nothing can be added;"
+                " annotate with a mapping there"
+            )
+        if self.signal is None:
+            others = {key: value for key, value in around.items() if key not in ("prefer", "require")}
+            return {NAME: {**others, self._key: self.device}}
+        rules = ((self.signal, self._key, self.device), *around.get(_SIGNALS, ()))
+        return {NAME: {**around, _SIGNALS: rules}}
+
+    def __enter__(self) -> _Affinity:
+        annotated = dask.annotate(**self.annotations)  # type: ignore[attr-defined]
+        annotated.__enter__()
+        _ENTERED.set((*_ENTERED.get(), annotated))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        *around, annotated = _ENTERED.get()
+        _ENTERED.set(tuple(around))
+        annotated.__exit__(*exception)
+
+
+# What the thread or task at hand has entered and not left, the innermost last.
+_ENTERED: ContextVar[tuple[Any, ...]] = ContextVar("dask_ferro.affinity", default=())
+
+
+class Prefer(_Affinity):
+    """Tasks that would rather run on a device class, as a context manager.
+
+    Parameters
+    ----------
+    device : {"cpu", "gpu"}
+    signal : str, optional
+        Shell pattern of the regions (`ff.signal`) of which it is true; default: of all tasks.
+
+    Raises
+    ------
+    ConfigError
+        For another device, or a pattern that is none.
+
+    Examples
+    --------
+    >>> with Prefer("gpu"):
+    ...     dask.get_annotations()
+    {'ferro': {'prefer': 'gpu'}}
+    """
+
+    _key = "prefer"
+
+
+class Require(_Affinity):
+    """Tasks that run on a device class and nowhere else: where there is no worker of it, they wait for one.
+
+    Parameters and errors are those of `Prefer`.
+
+    Examples
+    --------
+    >>> Require("cpu", signal="decode").annotations
+    {'ferro': {'signals': (('decode', 'require', 'cpu'),)}}
+    """
+
+    _key = "require"
+
+
+# ---- on the scheduler ---------------------------------------------------------------------------------------
+
+
+def wish_of(annotations: Mapping[str, Any] | None) -> Wish:
+    """Return what a task's annotations say of devices; the innermost rule whose pattern matches its region counts."""
+    told = annotations.get(NAME) if annotations else None
+    if not isinstance(told, Mapping):
+        return NOTHING
+    own = {key: told.get(key) for key in ("require", "prefer")}
+    if not any(own.values()) and (rule := _matching(told)) is not None:
+        own[rule[0]] = rule[1]
+    return Wish(_device(own["require"]), _device(own["prefer"]), _size(told.get(_BYTES)))
+
+
+def estimate_of(annotations: Mapping[str, Any] | None) -> Estimate | float | None:
+    """Return what a task's annotations say it takes: "seconds" on a CPU, or "flops" and "bytes" as well."""
+    told = annotations.get(NAME) if annotations else None
+    if not isinstance(told, Mapping):
+        return None
+    seconds = _number(told.get("seconds"))
+    flops, traffic = _number(told.get("flops")), _number(told.get("bytes"))
+    if not flops and not traffic:
+        return seconds
+    return Estimate(seconds, max(flops or 0.0, 0.0), max(traffic or 0.0, 0.0))
+
+
+def _matching(told: Mapping[str, Any]) -> tuple[str, str] | None:
+    region, rules = told.get(_REGION), told.get(_SIGNALS)
+    if not isinstance(region, str) or not isinstance(rules, tuple | list):
+        return None
+    for rule in rules:
+        if isinstance(rule, tuple | list) and len(rule) == 3 and all(isinstance(part, str) for part in rule):
+            pattern, key, device = rule
+            if key in ("require", "prefer") and fnmatchcase(region, pattern):
+                return key, device
+    return None
+
+
+def _device(value: Any) -> str:
+    return value if isinstance(value, str) and value in DEVICES else ""
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _size(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and isfinite(number) and number >= 0 else None

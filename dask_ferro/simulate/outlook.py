@@ -1,0 +1,123 @@
+"""What our policies are shown of a task in a simulation: what it is projected to take, in seconds and in device bytes.
+
+Sizes and durations are learned from results, as in the plugin; of truths this module sees only what a scheduler is
+told.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from dask_ferro.policy.cost import Sizes
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.snapshot import Address, Replica, Task
+from dask_ferro.simulate.jobs import Job
+from dask_ferro.simulate.scheduler import Scheduler
+
+# Inputs of a task that are shown one by one; more are summed up by who holds them.  Of its readers, as many are seen.
+FEW_INPUTS = 8
+HOST = "cpu"
+
+
+class Outlook:
+    """Tasks as rows for a policy; `ledger` is set by who owns both."""
+
+    ledger: Ledger
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._sizes = Sizes()
+        self._held: dict[Address, int] = {}  # bytes of results
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def done(self, job: Job, address: Address) -> None:
+        """Learn the size of a result, which now lies on a worker."""
+        if self._sizes.add(job.spec.prefix, job.spec.nbytes) and self.ledger.counts_bytes:
+            self.ledger.set_bytes(job.spec.prefix, job.spec.nbytes)
+        self.came(job, address)
+
+    def came(self, job: Job, address: Address) -> None:
+        """Note that a result lies on a worker."""
+        self._held[address] = self._held.get(address, 0) + job.spec.nbytes
+
+    def dropped(self, job: Job) -> None:
+        """Note that a result leaves its holders, which the task still names."""
+        for address in job.holders:
+            self._held[address] = self._held.get(address, 0) - job.spec.nbytes
+
+    def gone(self, address: Address) -> None:
+        """Forget what lay on a worker."""
+        self._held.pop(address, None)
+
+    # ---- what is known -------------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> str:
+        """The device class by which tasks are told that nobody was given."""
+        return min(self.ledger.devices, default=HOST)
+
+    def task(self, job: Job, fetching: Iterable[Address] = (), waited: float = inf) -> Task:
+        """Return a task that nobody was given, for so many seconds."""
+        durations, first = self.ledger.durations, self.first
+        prefix, told = job.spec.prefix, job.spec.annotated
+        seconds, known = durations.of(prefix, first, told)
+        others = {d: durations.of(prefix, d, told) for d in self.ledger.devices if d != first}
+        return Task(
+            job.number, seconds, known, self.inputs(job, fetching), device=first,
+            others={d: s for d, (s, is_known) in others.items() if is_known},
+            nbytes=self.takes(job), headroom=self.headroom(job), waited=waited,
+        )  # fmt: skip
+
+    def takes(self, job: Job) -> int:
+        """Return the projected bytes of a result; 0 where no device counts them."""
+        if not self.ledger.counts_bytes:
+            return 0
+        found = self._sizes.of(job.spec.prefix)
+        if found is not None:
+            return found
+        return self._sizes.guess((d.spec.nbytes for d in job.inputs), self.ledger.least)
+
+    def headroom(self, job: Job) -> int:
+        """Return the projected bytes of the largest result that is made of the task's, less what it frees."""
+        if not self.ledger.counts_bytes:
+            return 0
+        own = self.takes(job)
+        found = (self._sizes.of(after.spec.prefix) for after in job.after[:FEW_INPUTS])
+        freed = sum(d.spec.nbytes for d in job.inputs if d.needed == 1 and not d.wanted)
+        return max(max((own if nbytes is None else nbytes for nbytes in found), default=0) - freed, 0)
+
+    def live(self, address: Address) -> int:
+        """Return the bytes of results on a worker, and of those that it still has to fetch."""
+        jobs, seat = self._scheduler.jobs, self._scheduler.seats[address]
+        coming = (jobs[number] for number in seat.needs)
+        return self._held.get(address, 0) + sum(j.spec.nbytes for j in coming if address not in j.holders)
+
+    def inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
+        """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
+        if len(job.inputs) > FEW_INPUTS:
+            held: dict[frozenset[Address], int] = {}
+            for dependency in job.inputs:
+                holders = frozenset(dependency.holders)
+                held[holders] = held.get(holders, 0) + dependency.spec.nbytes
+            return tuple(Replica(nbytes, holders, self._kind(holders)) for holders, nbytes in held.items())
+        seats = self._scheduler.seats
+        inputs = []
+        for dependency in job.inputs:
+            number = dependency.number
+            coming = (a for a in fetching if a in seats and number in seats[a].needs)
+            holders = frozenset([*dependency.holders, *coming])
+            inputs.append(Replica(dependency.spec.nbytes, holders, self._kind(dependency.holders), number))
+        return tuple(inputs)
+
+    def copies(self, job: Job, to: Address) -> int:
+        """Return how often a result left or entered a device on its way to a worker."""
+        source = next((a for a in job.holders if a != to), to)
+        return (self._kind([source]) != HOST) + (self._kind([to]) != HOST)
+
+    def _kind(self, holders: Iterable[Address]) -> str:
+        """The device class whose memory a result lies in: the host's where any holder has it there."""
+        seats = self._scheduler.seats
+        devices = {seats[address].spec.device for address in holders if address in seats} or {HOST}
+        return HOST if HOST in devices else min(devices)

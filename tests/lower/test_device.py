@@ -1,0 +1,303 @@
+"""Bundles on a device: what goes up and what comes down, counted; weights once per device; memory that is short."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dask
+import distributed
+import numpy as np
+import onnx
+import pytest
+from dask.sizeof import sizeof
+from onnx import helper
+
+import dask_ferro as ff
+from dask_ferro.kernels.device import CupyDevice, cupy_devices
+from dask_ferro.kernels.resident import DeviceArray, Residency
+from dask_ferro.kernels.standin import StandIn
+from dask_ferro.lower import device as devices
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
+F = np.float32
+RNG = np.random.default_rng(6)
+CHAIN = [
+    *("MatMul", "Relu", "Add", "Tanh", "MatMul", "Sigmoid", "Mul", "Exp", "MatMul", "Neg"),
+    *("Softmax", "Sqrt", "Add", "Relu", "MatMul", "Tanh", "Mul", "Abs", "Add", "Relu"),
+]
+
+
+@pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])
+def on(request: pytest.FixtureRequest) -> Iterator[Residency]:
+    """This process computes on a device while the test runs, and takes inputs to stay as they are."""
+    residency = devices.use(StandIn(1 << 24) if request.param == "stand-in" else CupyDevice())
+    assert residency is not None
+    residency.keeps_inputs = True
+    yield residency
+    devices.use(None)
+
+
+def model_of(
+    nodes: Sequence[Any], inputs: dict[str, Any], outputs: Sequence[str], **weights: Any
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
+        [onnx.numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def chain(side: int = 160) -> onnx.ModelProto:
+    """Twenty ops in a row; four of them are products with one weight of 100 kB."""
+    takes = {"MatMul": ["w"], "Add": ["b"], "Mul": ["b"]}
+    names = ["x", *(f"v{i}" for i in range(19)), "y"]
+    nodes = [
+        helper.make_node(op, [names[i], *takes.get(op, [])], [names[i + 1]], f"{op}_{i}")
+        for i, op in enumerate(CHAIN)
+    ]
+    w = (RNG.standard_normal((side, side)) / side).astype(F)
+    return model_of(nodes, {"x": ["n", side]}, ["y"], w=w, b=np.linspace(0, 1, side, dtype=F))
+
+
+def computed(model: Any, feeds: Any, **options: Any) -> Any:
+    return ff.from_onnx(model, **options)(feeds).compute(scheduler="sync")
+
+
+def on_the_host(model: Any, feeds: Any, **options: Any) -> Any:
+    before = devices.current()
+    devices.use(None)
+    try:
+        return computed(model, feeds, **options)
+    finally:
+        devices._residency, devices._chosen = before, True
+
+
+X = RNG.standard_normal((8, 160)).astype(F)
+
+
+@pytest.mark.parametrize("granularity", ["model", "op"])
+def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(
+    granularity: str, on: Residency
+) -> None:
+    """And the weight and the bias once, whether the chain is one task or twenty."""
+    model = chain()
+    y = computed(model, X, granularity=granularity)
+    counts = on.device.traffic.counts()
+    weights = 160 * 160 * 4 + 160 * 4
+    assert (counts["ups"], counts["up_bytes"]) == (3, X.nbytes + weights)
+    assert (counts["downs"], counts["down_bytes"], counts["reads"]) == (1, y.nbytes, 0)
+    assert type(y) is np.ndarray
+    np.testing.assert_allclose(y, on_the_host(model, X), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_go_up_once_however_many_models_bundles_and_chunks_read_them(on: Residency) -> None:
+    w = RNG.standard_normal((160, 160)).astype(F)
+    models = [
+        model_of(
+            [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node(op, ["a"], ["b"]),
+             helper.make_node("MatMul", ["b", "w"], ["y"])],
+            {"x": ["n", 160]}, ["y"], w=w,
+        )
+        for op in ("Tanh", "Relu")
+    ]  # fmt: skip
+    for model in models:
+        computed(model, X, granularity="op", batch=2)
+    uploaded_inputs = 2 * X.nbytes
+    assert on.device.traffic.counts()["up_bytes"] == uploaded_inputs + w.nbytes
+    assert on.weights.nbytes == w.nbytes
+
+
+def test_an_input_that_many_bundles_read_goes_up_once(on: Residency) -> None:
+    nodes = [helper.make_node(op, ["x"], [f"y{i}"]) for i, op in enumerate(["Exp", "Tanh", "Neg", "Relu"])]
+    model = model_of(nodes, {"x": [8, 160]}, [f"y{i}" for i in range(4)])
+    got = computed(model, X, granularity="op")
+    assert on.device.traffic.ups == 1
+    np.testing.assert_allclose(got["y0"], np.exp(X), rtol=1e-5)
+
+
+def test_an_input_that_changed_is_uploaded_again() -> None:
+    residency = devices.use(StandIn())
+    try:
+        assert residency is not None
+        assert not residency.keeps_inputs  # no worker: the arrays are the user's
+        x = X.copy()
+        model = ff.from_onnx(chain(), granularity="model")
+        first = model(x).compute(scheduler="sync")
+        x *= 2
+        assert not np.array_equal(model(x).compute(scheduler="sync"), first)
+    finally:
+        devices.use(None)
+
+
+def test_between_bundles_a_result_stays_and_has_its_bytes(on: Residency) -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])]
+    lowered = ff.from_onnx(model_of(nodes, {"x": [8, 160]}, ["y"]), granularity="op")(X)
+    graph = dict(lowered.__dask_graph__())
+    inner = [key for key in graph if key not in lowered.__dask_keys__()]
+    values = dask.get(graph, inner)
+    (value,) = [v for v in values if isinstance(v, DeviceArray)]
+    assert value.is_resident
+    assert sizeof(value) >= value.nbytes == X.nbytes
+    assert hasattr(value, "__cuda_array_interface__") == isinstance(on.device, CupyDevice)
+    assert np.array_equal(pickle.loads(pickle.dumps(value)), np.asarray(value))
+
+
+def test_what_the_device_lacks_runs_on_the_host_and_moves_what_it_must() -> None:
+    """float16 is no dtype of the stand-in: its ops are the host's, between two runs on the device."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Cast", ["a"], ["h"], to=10),
+        helper.make_node("Neg", ["h"], ["n"]),
+        helper.make_node("Cast", ["n"], ["f"], to=1),
+        helper.make_node("Tanh", ["f"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [8, 160]}, ["y"])
+    residency = devices.use(StandIn())
+    try:
+        assert residency is not None
+        got = computed(model, X, granularity="model")
+        counts = residency.device.traffic.counts()
+        assert (counts["ups"], counts["downs"]) == (2, 2)
+        np.testing.assert_allclose(got, on_the_host(model, X), rtol=1e-5)
+    finally:
+        devices.use(None)
+
+
+def test_what_the_host_and_the_device_both_read_moves_once_and_stays() -> None:
+    """`a` is made on the device, read by a host engine and by a later device run, and leaves at last."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Cast", ["a"], ["h"], to=10),
+        helper.make_node("Cast", ["h"], ["f"], to=1),
+        helper.make_node("Add", ["a", "f"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [8, 160]}, ["a", "y"])
+    residency = devices.use(StandIn())
+    try:
+        assert residency is not None
+        got = computed(model, X, granularity="model")
+        counts = residency.device.traffic.counts()
+        assert (counts["ups"], counts["downs"]) == (2, 2)  # x and f; a, of which one copy serves twice, and y
+        np.testing.assert_allclose(got["y"], on_the_host(model, X)["y"], rtol=1e-5)
+    finally:
+        devices.use(None)
+
+
+def test_a_model_of_batch_1_runs_row_by_row_with_one_upload(on: Residency) -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Reshape", ["a", "flat"], ["y"])]
+    model = model_of(nodes, {"x": [1, 16, 10]}, ["y"], flat=np.array([1, 160]))
+    x = X.reshape(8, 16, 10)
+    got = computed(model, x)
+    np.testing.assert_allclose(got, np.exp(X), rtol=1e-5)
+    counts = on.device.traffic.counts()
+    assert (counts["ups"], counts["downs"]) == (1, 1)
+
+
+def test_an_empty_batch_has_the_shapes_of_its_outputs(on: Residency) -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Reshape", ["a", "flat"], ["y"])]
+    model = model_of(nodes, {"x": [1, 16, 10]}, ["y"], flat=np.array([1, 160]))
+    got = computed(model, X[:0].reshape(0, 16, 10))
+    assert (got.shape, got.dtype) == ((0, 160), F)
+
+
+class Watched(StandIn):
+    """A stand-in that notes how many bytes were alive whenever it was waited for."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.alive: list[int] = []
+
+    def synchronize(self) -> None:
+        self.alive.append(self.memory().live)
+
+
+def test_a_weight_that_is_not_kept_lives_until_the_bundle_is_done() -> None:
+    """On a GPU its memory would be another stream's next, while the product still reads it."""
+    w = RNG.standard_normal((160, 160)).astype(F)
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 160]}, ["y"], w=w)
+    device = Watched(1 << 24)
+    try:
+        with dask.config.set({"ferro.device.weights-bytes": 0}):
+            devices.use(device)
+        np.testing.assert_allclose(computed(model, X), X @ w, rtol=1e-4, atol=1e-5)
+        assert device.alive[-1] >= w.nbytes + 2 * X.nbytes
+        assert device.memory().live < w.nbytes
+    finally:
+        devices.use(None)
+
+
+def test_with_memory_for_4_blocks_40_blocks_are_done() -> None:
+    """dask-cuda #44: products of blocks whose results stay, until the device is full."""
+    side = 64
+    block = side * side * 4
+    nodes = [helper.make_node("MatMul", ["x", "z"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    model = ff.from_onnx(model_of(nodes, {"x": [side, side], "z": [side, side]}, ["y"]), granularity="op")
+    residency = devices.use(StandIn(4 * block))
+    try:
+        assert residency is not None
+        residency.keeps_inputs = True
+        pairs = [(np.full((side, side), i, F), np.eye(side, dtype=F)) for i in range(40)]
+        with dask.config.set(scheduler="threads", num_workers=3):
+            results = dask.compute(*(model({"x": x, "z": z}) for x, z in pairs))
+        assert [y[0, 0] for y in results] == list(range(40))
+        assert residency.device.memory().live <= 4 * block
+    finally:
+        devices.use(None)
+
+
+def test_a_failing_node_is_named_as_on_the_host(on: Residency) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "z"], ["y"], "product")]
+    model = model_of(nodes, {"x": ["a", "b"], "z": ["c", "d"]}, ["y"])
+    with pytest.raises(RuntimeError, match=r"node 'product' \(MatMul"):
+        computed(model, {"x": X, "z": X})
+
+
+@pytest.mark.parametrize(
+    ("claim", "wanted", "worker"),
+    [("a process that is no worker", "auto", False), ("a worker that says cpu", "cpu", True)],
+    ids=lambda v: v if isinstance(v, str) and " " in v else "",
+)
+def test_uses_no_device(claim: str, wanted: str, worker: bool) -> None:
+    with dask.config.set({"ferro.worker.device": wanted}):
+        assert devices._found() is None
+
+
+def _start(total: int) -> None:
+    """In a worker: compute on a stand-in from now on."""
+    from dask_ferro.kernels.standin import StandIn
+    from dask_ferro.lower import device
+
+    device.use(StandIn(total))
+
+
+def _counts() -> Any:
+    from dask_ferro.lower import device
+
+    return device.counts()
+
+
+def _stop() -> None:
+    from dask_ferro.lower import device
+
+    device.use(None)
+
+
+@pytest.mark.cluster
+def test_workers_with_and_without_a_device_work_on_one_model(client: distributed.Client) -> None:
+    """One worker of two has a stand-in: its results reach the other as numpy arrays, and right."""
+    first = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+    client.run(_start, 1 << 26, workers=[first])
+    try:
+        model, x = chain(), RNG.standard_normal((64, 160)).astype(F)
+        got = ff.from_onnx(model, granularity="op", batch=4)(x).compute()
+        np.testing.assert_allclose(got, on_the_host(model, x), rtol=1e-4, atol=1e-5)
+        counts = client.run(_counts, workers=[first])[first]
+        assert counts["ups"] > 0
+        assert counts["live"] <= counts["total"]
+    finally:
+        client.run(_stop)

@@ -1,0 +1,154 @@
+"""A worker with a device chooses engines by its own card, installation and shapes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from onnx import helper
+
+import dask_ferro as ff
+from dask_ferro.graph.cost import Cost, seconds
+from dask_ferro.graph.device_profiles import CARDS, UNKNOWN, array_profile, card, session_profile
+from dask_ferro.graph.load import load
+from dask_ferro.graph.shapes import infer
+from dask_ferro.kernels.standin import StandIn
+from dask_ferro.lower import device
+from dask_ferro.lower.device_engines import card_name, cut_bytes, engines_on
+from dask_ferro.lower.device_engines import chosen as chosen_engines
+from tests.graphs import model
+
+A100 = card("NVIDIA A100-SXM4-40GB")
+
+
+def norms(count: int, width: Any = "N") -> Any:
+    """A chain of layer norms: 13 array calls each, or one kernel of a session."""
+    names = ["x", *(f"v{i}" for i in range(1, count)), "y"]
+    nodes = [helper.make_node("LayerNormalization", [a, "s"], [b]) for a, b in pairwise(names)]
+    return model(nodes, {"x": [width, 64]}, {"y": [width, 64]}, {"s": np.ones(64, "f4")})
+
+
+def chosen(proto: Any, *shapes: tuple[int, ...], row: Any = A100) -> Any:
+    graph = load(proto).model
+    inputs, outputs = ([v.name or "" for v in side] for side in (graph.graph.inputs, graph.graph.outputs))
+    arrays = [np.broadcast_to(np.float32(0), shape) for shape in shapes]
+    return engines_on(StandIn(), graph, inputs, outputs, arrays, row=row)
+
+
+def test_a_chain_of_norms_is_a_sessions() -> None:
+    assert chosen(norms(8), (4, 64)) == (("onnxruntime-device", 8),)
+
+
+def test_one_small_product_is_not_worth_a_session() -> None:
+    proto = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": ["N", 8]},
+        {"y": ["N", 8]},
+        {"w": np.eye(8, dtype="f4")},
+    )
+    assert chosen(proto, (4, 8)) == (("array", 1),)
+
+
+def test_the_shapes_that_come_decide() -> None:
+    """A biased product is two array calls: over a few rows a session does not win its start, over a million it does."""
+    weights = {"w": np.eye(4, dtype="f4"), "b": np.zeros(4, "f4")}
+    proto = model(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"])], {"x": ["N", 4]}, {"y": ["N", 4]}, weights
+    )
+    assert chosen(proto, (4, 4)) == (("array", 1),)
+    assert chosen(proto, (1 << 22, 4)) == (("onnxruntime-device", 1),)
+
+
+def test_bytes_alive_at_each_cut() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    graph = load(model(nodes, {"x": [2, 3]}, {"y": [2, 3]})).model
+    assert cut_bytes(list(graph.graph), ["x"], ["y"], infer(graph)) == [24.0, 24.0, 48.0, 24.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA L40S", "L40S"),
+        ("GeForce GT 710", "unknown"),
+    ],
+)
+def test_a_card_is_found_by_its_drivers_name(name: str, row: str) -> None:
+    assert card(name).name == row
+
+
+def test_a_stand_in_is_no_card() -> None:
+    assert card(card_name(StandIn(name="standin:7"))) == UNKNOWN
+
+
+@pytest.mark.parametrize("row", CARDS, ids=lambda row: row.name)
+def test_tf32_never_slows_a_product(row: Any) -> None:
+    cost = Cost(2 * 4096**3, 3 * 4 * 4096**2, 4 * 4096**2, 0)
+    for profile in (array_profile, session_profile):
+        assert seconds("MatMul", cost, profile(row, tf32=True)) <= seconds("MatMul", cost, profile(row))
+
+
+def test_an_operator_of_many_calls_goes_through_its_bytes_as_often() -> None:
+    cost = Cost(0.0, 5e8, 5e8, 0.0)
+    profile = array_profile(A100)
+    assert seconds("LayerNormalization", cost, profile) == pytest.approx(13 * (1e9 / A100.memory + 8e-6))
+    assert seconds("LayerNormalization", cost, session_profile(A100)) == pytest.approx(
+        1e9 / A100.memory + 4e-6
+    )
+
+
+def counted(proto: Any, wanted: str) -> tuple[Any, dict[str, Any]]:
+    """A model's result on a stand-in, through its tasks, and what crossed."""
+    x = np.linspace(-1, 1, 64 * 64, dtype="f4").reshape(64, 64)
+    with dask.config.set({"ferro.device.onnxruntime": wanted}):
+        device.use(StandIn())
+        try:
+            result = ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
+            return np.asarray(result), device.counts() or {}
+        finally:
+            device.use(None)
+
+
+def test_tasks_take_what_the_cost_model_chooses() -> None:
+    """Eight norms as one session: one array up, one down, and no weight beside the session's own."""
+    proto = norms(8)
+    by_table, table = counted(proto, "never")
+    by_session, session = counted(proto, "anywhere")
+    np.testing.assert_allclose(by_session, by_table, rtol=1e-5, atol=1e-6)
+    assert (session["ups"], session["downs"], session["reads"]) == (1, 1, 0)
+    assert table["downs"] == 1
+    assert table["ups"] > 1  # its weights
+
+
+def test_a_device_in_host_memory_has_no_session_unless_asked() -> None:
+    def unread() -> Any:
+        raise AssertionError("there is nothing to choose from")
+
+    with dask.config.set({"ferro.device.onnxruntime": "auto"}):
+        assert chosen_engines(StandIn(), unread, ("d", ["x"], ["y"]), []) is None
+
+
+def test_a_choice_is_made_once_for_the_shapes_that_came() -> None:
+    graph, read = load(norms(8)).model, []
+
+    def opened() -> Any:
+        read.append(1)
+        return graph
+
+    on, bundle = StandIn(), ("digest", ("x",), ("y",))
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+        for rows in (4, 4, 8, 4):
+            found = chosen_engines(on, opened, bundle, [np.zeros((rows, 64), "f4")])
+            assert found == (("onnxruntime-device", 8),)
+    assert len(read) == 2

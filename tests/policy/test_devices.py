@@ -1,0 +1,570 @@
+"""Devices: what a task takes on them, in seconds and bytes, and where it may therefore go.  1 ms is 100 kB of link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_ferro.policy.cost import Durations, Estimate, Link, Links, Sizes, Speed
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.place import Placement
+from dask_ferro.policy.snapshot import Replica, Snapshot, Task, Worker
+from dask_ferro.policy.steal import Informed, LastVictim, Parameters, Policy
+from tests.policy.facts import MB, Stand, free_links, needs, shown, snapshot, stand, task, ways
+
+PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
+SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
+
+
+def gpu(
+    address: str,
+    *queue: Task,
+    room: int | None = None,
+    most: int | None = None,
+    host: str = "h",
+    **facts: Any,
+) -> Stand:
+    """A worker that is a device, of so many free bytes of all that it has."""
+    made = stand(address, *queue, host=host, **facts)
+    most = room if most is None else most
+    return made._replace(worker=made.worker._replace(device="gpu", room=room, most=most))
+
+
+def both(key: object, cpu: float, gpu: float, **facts: Any) -> Task:
+    """A task of known seconds on a CPU and on a GPU."""
+    return task(key, cpu, others={"gpu": gpu}, **facts)
+
+
+def on_gpu(key: object, gpu: float, cpu: float | None = None, **facts: Any) -> Task:
+    """A task that waits on a GPU."""
+    return task(key, gpu, device="gpu", others={} if cpu is None else {"cpu": cpu}, **facts)
+
+
+# ---- seconds -----------------------------------------------------------------------------------------------
+
+
+def taught(speeds: bool = True) -> Durations:
+    """Durations that know both classes' speeds, the second 20 times the first."""
+    return Durations(speeds=dict(SPEEDS) if speeds else {})
+
+
+@pytest.mark.parametrize(
+    ("annotated", "device", "wanted"),
+    [
+        pytest.param(0.2, "cpu", (0.2, True), id="annotated seconds are a CPU's"),
+        pytest.param(0.2, "gpu", (0.01, True), id="a faster class takes what it is faster"),
+        pytest.param(0.2, "tpu", (0.2, True), id="a class of unknown speed is as fast as a CPU"),
+        pytest.param(Estimate(None, 4e10, 1e8), "cpu", (0.4, True), id="operations bound a dense one"),
+        pytest.param(Estimate(None, 4e10, 1e8), "gpu", (0.02, True), id="and on the faster class as well"),
+        pytest.param(Estimate(None, 4e7, 1e10), "cpu", (1.0, True), id="bytes bound a thin one"),
+        pytest.param(Estimate(9.0, 4e10), "cpu", (0.4, True), id="operations are more than seconds"),
+        pytest.param(Estimate(9.0, 4e10), "tpu", (9.0, True), id="seconds stand where the speed is unknown"),
+        pytest.param(Estimate(), "gpu", (0.5, False), id="an estimate of nothing is none"),
+        pytest.param(Estimate(float("nan"), float("inf")), "gpu", (0.5, False), id="nor one of no numbers"),
+        pytest.param(None, "gpu", (0.5, False), id="without one it is a guess"),
+    ],
+)
+def test_what_a_task_says_of_itself(annotated: Any, device: str, wanted: tuple[float, bool]) -> None:
+    assert taught().of("matmul", device, annotated) == pytest.approx(wanted)
+
+
+def test_a_class_on_which_nothing_ran_is_told_from_another_until_something_did() -> None:
+    known = taught()
+    known.add("matmul", "cpu", 0.2)
+    assert known.of("matmul", "gpu") == pytest.approx((0.01, True))
+    assert known.is_provisional("matmul", "gpu")
+    known.add("matmul", "gpu", 0.04)
+    assert known.of("matmul", "gpu") == pytest.approx((0.04, True))
+    assert not known.is_provisional("matmul", "gpu")
+
+
+def test_without_speeds_another_class_tells_nothing() -> None:
+    known = taught(speeds=False)
+    known.add("matmul", "cpu", 0.2)
+    assert known.of("matmul", "gpu") == (0.5, False)
+
+
+def test_an_estimate_is_corrected_by_class() -> None:
+    known = taught()
+    known.add("matmul", "gpu", 0.02, annotated=0.2)  # it takes twice what its class was projected to
+    assert known.of("matmul", "gpu", 0.4) == pytest.approx((0.04, True))
+    assert known.of("matmul", "cpu", 0.4) == pytest.approx((0.4, True))
+    assert known.is_provisional("relu", "gpu", 0.4)
+    assert not known.is_provisional("matmul", "gpu", 0.4)
+
+
+def test_what_was_projected_from_another_class_says_nothing_of_the_worker() -> None:
+    """A tenth of the speed that its class promised: the tasks behind it are projected anew, and nobody is slow."""
+    book = Ledger(shown, taught())
+    book.durations.add("matmul", "cpu", 0.2)
+    row = book.add_worker("a", 1, "h", "gpu")
+    for key in range(12):
+        book.assign(0.0, key, "a", "matmul", key)
+    assert row.waiting_seconds == pytest.approx(11 * 0.01)
+    book.finish(0.1, 0, 0.1)
+    assert row.waiting_seconds == pytest.approx(10 * 0.1)
+    assert row.slowness == 1.0
+
+
+# ---- links -------------------------------------------------------------------------------------------------
+
+HOSTS = {"c0": "h", "g0": "h", "g1": "h", "far": "k"}
+# On all links 100 MB take a second; each way out of a device, and into one, as long again.
+ONE = 0.01
+
+
+@pytest.mark.parametrize(
+    ("holder", "kind", "to", "device", "wanted"),
+    [
+        pytest.param("c0", "cpu", "c0", "cpu", 0.0, id="nothing for who has it"),
+        pytest.param("g0", "gpu", "g0", "gpu", 0.0, id="nothing for the device that has it"),
+        pytest.param("c0", "cpu", "c1", "cpu", ONE, id="one link between CPUs"),
+        pytest.param("g0", "gpu", "c0", "cpu", 2 * ONE, id="out of a device first"),
+        pytest.param("c0", "cpu", "g0", "gpu", 2 * ONE, id="into a device last"),
+        pytest.param("g0", "gpu", "g1", "gpu", 3 * ONE, id="down, over and up between devices"),
+        pytest.param("far", "gpu", "g1", "gpu", 3 * ONE, id="and between hosts"),
+    ],
+)
+def test_a_megabyte_takes(holder: str, kind: str, to: str, device: str, wanted: float) -> None:
+    worker = stand(to).worker._replace(device=device)
+    assert free_links().seconds([needs(MB, holder, device=kind)], worker, HOSTS) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("holder", "to", "device", "wanted"),
+    [
+        pytest.param("g0", "g1", "gpu", ONE / 10, id="between devices of a host, and nothing else"),
+        pytest.param("far", "g1", "gpu", 3 * ONE, id="not between hosts"),
+        pytest.param("g0", "c0", "cpu", 2 * ONE, id="not to a CPU"),
+    ],
+)
+def test_a_peer_link_serves(holder: str, to: str, device: str, wanted: float) -> None:
+    links = free_links()
+    links.classes["peer"] = Link(0.0, 1000.0 * MB)
+    worker = stand(to).worker._replace(device=device)
+    assert links.seconds([needs(MB, holder, device="gpu")], worker, HOSTS) == pytest.approx(wanted)
+
+
+def test_devices_are_peers_once_that_was_measured() -> None:
+    links = Links()
+    assert "peer" not in links.classes
+    links.add("peer", 100 * MB, 0.002)
+    assert links.classes["peer"].bandwidth > 30e9
+
+
+def test_a_transfer_teaches_its_link_without_the_copies_that_were_part_of_it() -> None:
+    links = free_links()
+    for _ in range(100):
+        links.add("hosts", 10 * MB, 0.1 + 0.2, copies=2)
+    assert links.classes["hosts"].bandwidth == pytest.approx(100.0 * MB)
+    assert links.classes["device"].bandwidth == 100.0 * MB
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "room", "fits"),
+    [
+        pytest.param({"nbytes": MB}, None, True, id="anything, where nobody counts"),
+        pytest.param({"nbytes": MB}, MB, True, id="as many bytes as are free"),
+        pytest.param({"nbytes": MB + 1}, MB, False, id="not one more"),
+        pytest.param({"inputs": (needs(MB, "x"),)}, MB - 1, False, id="not with an input that has to come"),
+        pytest.param({"inputs": (needs(MB, "x", "g"),)}, 0, True, id="with an input that is there"),
+        pytest.param({"nbytes": MB, "headroom": 1}, MB, False, id="not without room for what reads it"),
+        pytest.param({}, -1, False, id="nothing, where too much was promised"),
+    ],
+)
+def test_a_device_takes(facts: dict[str, Any], room: int | None, fits: bool) -> None:
+    assert task("t", **facts).fits(gpu("g", room=room).worker) is fits
+
+
+def test_a_result_is_as_large_as_the_largest_of_late() -> None:
+    sizes = Sizes()
+    assert sizes.of("load") is None
+    assert sizes.add("load", 100)
+    assert not sizes.add("load", 10)
+    assert sizes.of("load") == 91
+    sizes.add("load", 200)
+    assert sizes.of("load") == 200
+
+
+@pytest.mark.parametrize(
+    ("inputs", "device", "wanted"),
+    [
+        pytest.param([], 400, 100, id="a quarter of the device"),
+        pytest.param([10, 250], 400, 250, id="or the largest input, if that is more"),
+        pytest.param([], 0, 0, id="nothing where there is no device"),
+    ],
+)
+def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
+    inputs: list[int], device: int, wanted: int
+) -> None:
+    assert Sizes().guess(inputs, device) == wanted
+
+
+# ---- placement ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ready", "stands", "wanted"),
+    [
+        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g")], "g", id="goes where it is faster"),
+        pytest.param(
+            both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c", id="or where it is done earlier"
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05),
+            [stand("c"), gpu("g", running=0.5)],
+            "g",
+            id="waits in the queue of the faster one, if it is done earlier even so",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, inputs=(needs(2 * MB, "c"),)),
+            [stand("c"), stand("d"), gpu("g")],
+            "g",
+            id="leaves a large input for a faster class",
+        ),
+        pytest.param(
+            both("t", 0.06, 0.05, inputs=(needs(2 * MB, "c"),)),
+            [stand("c"), stand("d"), gpu("g")],
+            "c",
+            id="stays, if the way takes longer than that gains",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g", device="gpu"),)),
+            [stand("c"), gpu("g", running=1.2)],
+            "g",
+            id="stays with what lies on its device",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, must="cpu"), [stand("c", running=9.0), gpu("g")], "c", id="obeys a must"
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, must="gpu"), [stand("c")], None, id="goes nowhere without its class"
+        ),
+        pytest.param(
+            both("t", 0.01, 1.0, likes="gpu"),
+            [stand("c"), gpu("g")],
+            "g",
+            id="goes where it would rather run",
+        ),
+        pytest.param(
+            both("t", 0.01, 1.0, likes="gpu"), [stand("c")], "c", id="goes elsewhere without that class"
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB),
+            [gpu("f", room=MB - 1, most=9 * MB, running=0.0), gpu("g", room=MB, most=9 * MB, running=0.3)],
+            "g",
+            id="goes to the device that has room",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB, inputs=(needs(2 * MB, "f", device="gpu"),)),
+            [gpu("f", room=0, most=9 * MB, running=0.3), gpu("g", room=3 * MB, most=9 * MB)],
+            "g",
+            id="leaves its inputs where there is no room for more",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB),
+            [stand("c"), gpu("g", room=0, most=9 * MB, running=0.3)],
+            None,
+            id="waits for room that is worth it",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB),
+            [stand("c"), gpu("g", room=0, most=9 * MB, running=3.0)],
+            "c",
+            id="goes to another class, if that is earlier",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB),
+            [gpu("g", room=0, most=9 * MB)],
+            "g",
+            id="is given to a full device that has nothing else to do and will spill",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB, waited=0.4),
+            [gpu("g", room=0, most=9 * MB)],
+            None,
+            id="but not at once: what frees bytes may be on its way",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=9 * MB),
+            [stand("c"), gpu("g", room=MB, most=MB)],
+            "c",
+            id="never to a device that is too small",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=9 * MB, must="gpu"),
+            [gpu("g", room=MB, most=MB)],
+            "g",
+            id="but where none is larger, to learn what it says",
+        ),
+    ],
+)
+def test_a_ready_task(ready: Task, stands: list[Stand], wanted: str | None) -> None:
+    assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ready", "stands", "waits"),
+    [
+        pytest.param(
+            both("t", 1.0, 0.05, nbytes=MB),
+            [gpu("g", room=0, most=MB, running=1.0)],
+            True,
+            id="bytes that are taken now",
+        ),
+        pytest.param(
+            both("t", 1.0, 0.05, must="gpu"), [stand("c")], False, id="not a class that is not there"
+        ),
+        pytest.param(task("t"), [stand("c", accepts=False)], False, id="not a worker that is paused"),
+    ],
+)
+def test_who_gets_no_worker_waits_for(ready: Task, stands: list[Stand], waits: bool) -> None:
+    workers = [s.worker for s in stands]
+    assert PLACEMENT.choose(ready, workers, free_links(), {}) is None
+    assert PLACEMENT.waits_for_room(ready, workers) is waits
+
+
+@pytest.mark.parametrize(
+    ("worker", "tasks", "fast", "wanted"),
+    [
+        pytest.param(stand("c"), 40, gpu("g"), True, id="helps where the faster ones are longer at all of them"),
+        pytest.param(stand("c"), 10, gpu("g"), False, id="does not where they are done before it"),
+        pytest.param(stand("c"), 10, gpu("g", running=0.8), True, id="helps where they have much to do before"),
+        pytest.param(stand("c"), 1, gpu("g", accepts=False), True, id="helps where they are paused"),
+        pytest.param(stand("c"), 1, gpu("g", room=1, most=1), True, id="helps where they are too small"),
+        pytest.param(gpu("g", slowness=3.0), 1, gpu("h"), True, id="always, if its class is the fastest"),
+        pytest.param(gpu("g", room=1, most=9 * MB, running=0.0), 9, gpu("h"), False, id="not without room"),
+        pytest.param(gpu("g", room=1, most=9 * MB), 9, gpu("h"), True, id="without room, if it has nothing else"),
+        pytest.param(gpu("g", room=1, most=1), 9, stand("c"), False, id="not if it is too small and another is not"),
+    ],
+)  # fmt: skip
+def test_of_what_is_queued_a_worker(worker: Stand, tasks: int, fast: Stand, wanted: bool) -> None:
+    first = {s.worker.device: s.worker._replace(runs_dry_in=s.worker.starts_in) for s in (worker, fast)}
+    accepting = [w for w in first.values() if w.accepts]
+    ready = both("t", 1.0, 0.05, nbytes=MB)
+    queued = {"cpu": 1.0 * tasks, "gpu": 0.05 * tasks}
+    assert PLACEMENT.helps(ready, worker.worker, queued, {"cpu": 4, "gpu": 1}, accepting) is wanted
+
+
+# ---- stealing ----------------------------------------------------------------------------------------------
+
+
+def steps(stands: list[Stand], hungry: list[str], near: tuple[str, ...] = (), **facts: Any) -> list[Any]:
+    """Moves of the informed policy."""
+    hosts = {s.worker.address: s.worker.host for s in stands}
+    links = facts.pop("links", None) or free_links()
+    policy = Informed(Parameters(**facts), links, hosts)
+    return list(policy.step(snapshot(stands, hungry)._replace(near=near), policy.init())[0])
+
+
+def queue(count: int, seconds: float = 0.1, **facts: Any) -> list[Task]:
+    """So many tasks that wait on a GPU."""
+    return [on_gpu(f"t{n}", seconds, **facts) for n in range(count)]
+
+
+def test_no_task_is_stolen_that_does_not_fit() -> None:
+    full, empty = (gpu("b", room=room, most=9 * MB) for room in (MB - 1, MB))
+    victim = gpu("a", *queue(8, nbytes=MB), running=0.1)
+    assert ways(steps([victim, full], ["b"])) == []
+    assert ways(steps([victim, empty], ["b"], reach=9.0)) == [("t0", "a", "b")]
+
+
+def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
+    tasks = [on_gpu(f"t{n}", 0.1, inputs=(Replica(MB, frozenset("a"), "gpu", n),)) for n in range(8)]
+    moves = steps(
+        [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)], ["b"], reach=9.0, chunk=1.0
+    )
+    assert [(move.key, move.nbytes) for move in moves] == [("t0", MB), ("t1", MB), ("t2", MB)]
+
+
+def test_an_input_that_many_read_takes_room_once() -> None:
+    block = Replica(2 * MB, frozenset("a"), "gpu", "block")
+    tasks = queue(8, inputs=(block,))
+    moves = steps([gpu("a", *tasks, running=0.1), gpu("b", room=2 * MB, most=9 * MB)], ["b"], reach=9.0)
+    assert [move.nbytes for move in moves] == [2 * MB, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("readers", "moved"),
+    [
+        pytest.param(1, 0, id="not for one task"),
+        pytest.param(8, 1, id="for all that read it"),
+    ],
+)
+def test_a_large_input_is_worth_its_way(readers: int, moved: int) -> None:
+    """0.6 s of way, and 0.3 s of margin if one task has to bear it; 0.75 s until the last of the queue would start."""
+    blocks = [Replica(20 * MB, frozenset("a"), "gpu", "shared" if n < readers else n) for n in range(8)]
+    tasks = [on_gpu(f"t{n}", 0.1, inputs=(block,)) for n, block in enumerate(blocks)]
+    victim = gpu("a", *tasks, running=0.05)
+    assert len(steps([victim, gpu("b")], ["b"], reach=0.01)) == moved
+
+
+def test_a_device_asks_its_own_host_before_others() -> None:
+    far, near = gpu("a", *queue(9), running=0.1, host="k"), gpu("b", *queue(4), running=0.1, host="h")
+    assert {move.victim for move in steps([far, near, gpu("c", host="h")], ["c"])} == {"b"}
+
+
+def test_a_device_asks_other_hosts_where_its_own_gives_nothing() -> None:
+    far, near = gpu("a", *queue(9), running=0.1, host="k"), gpu("b", running=0.1, host="h")
+    assert {move.victim for move in steps([far, near, gpu("c", host="h")], ["c"])} == {"a"}
+
+
+def test_a_neighbour_is_asked_that_is_none_of_the_busiest() -> None:
+    far = [gpu(f"a{n:02d}", *queue(9), running=0.1, host="k") for n in range(12)]
+    near = gpu("b", *queue(4), running=0.1, host="h")
+    stands = [*far, near, gpu("c", host="h")]
+    assert {move.victim for move in steps(stands, ["c"])} <= {s.worker.address for s in far}
+    assert {move.victim for move in steps(stands, ["c"], near=("b",))} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "thief", "moved"),
+    [
+        pytest.param({}, stand("c"), 0, id="not to a CPU that would be longer at it than the queue is"),
+        pytest.param({"cpu": 0.15}, stand("c"), 1, id="to a CPU that is done earlier"),
+        pytest.param({"cpu": 0.15, "must": "gpu"}, stand("c"), 0, id="not against a must"),
+        pytest.param({"cpu": 0.65}, stand("c"), 1, id="to a CPU that is done a little earlier"),
+        pytest.param({"cpu": 0.65, "likes": "gpu"}, stand("c"), 0, id="not against a wish that outweighs it"),
+        pytest.param({}, gpu("c"), 1, id="to another device"),
+    ],
+)
+def test_of_a_device_a_task_is_stolen(facts: dict[str, Any], thief: Stand, moved: int) -> None:
+    facts = {"cpu": 2.0, **facts}
+    victim = gpu("a", *queue(6, **facts), running=0.1)
+    assert len(steps([victim, thief], ["c"], reach=0.01)) == moved
+
+
+@given(
+    rooms=st.lists(st.integers(-MB, 5 * MB), min_size=1, max_size=4),
+    sizes=st.lists(
+        st.tuples(st.integers(0, 2 * MB), st.integers(0, 3), st.booleans()), min_size=1, max_size=20
+    ),
+    informed=st.booleans(),
+)
+def test_what_moves_to_a_device_fits_there_all_together(
+    rooms: list[int], sizes: list[tuple[int, int, bool]], informed: bool
+) -> None:
+    tasks = [
+        on_gpu(
+            n,
+            0.1,
+            nbytes=nbytes,
+            inputs=(Replica(MB // 2, frozenset(("a",)), "gpu", block),) if reads else (),
+        )
+        for n, (nbytes, block, reads) in enumerate(sizes)
+    ]
+    thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
+    facts: Snapshot = snapshot([gpu("a", *tasks, running=0.1), *thieves], [t.worker.address for t in thieves])
+    policy: Policy = Informed(Parameters(reach=9.0), free_links(), {}) if informed else LastVictim()
+    moves, _ = policy.step(facts, policy.init())
+    for thief, room in zip(thieves, rooms, strict=True):
+        own = [move.nbytes for move in moves if move.thief == thief.worker.address]
+        assert sum(own) <= max(room, 0)
+        assert not own or room >= 0
+
+
+@given(
+    rooms=st.lists(st.one_of(st.none(), st.integers(0, 3 * MB)), min_size=1, max_size=5),
+    running=st.lists(st.one_of(st.none(), st.floats(0.0, 2.0)), min_size=5, max_size=5),
+    nbytes=st.integers(0, 4 * MB),
+    headroom=st.integers(0, MB),
+)
+def test_nobody_with_something_to_do_is_given_what_does_not_fit(
+    rooms: list[int | None], running: list[float | None], nbytes: int, headroom: int
+) -> None:
+    stands = [
+        stand(f"w{n}", running=left) if room is None else gpu(f"w{n}", room=room, most=3 * MB, running=left)
+        for n, (room, left) in enumerate(zip(rooms, running, strict=False))
+    ]
+    ready = both("t", 1.0, 0.05, nbytes=nbytes, headroom=headroom)
+    workers: list[Worker] = [s.worker for s in stands]
+    chosen = PLACEMENT.choose(ready, workers, free_links(), {})
+    if chosen is None:
+        assert PLACEMENT.waits_for_room(ready, workers)
+        return
+    worker = next(w for w in workers if w.address == chosen)
+    assert ready.fits(worker) or worker.busy == 0 or all(nbytes > (w.most or 0) for w in workers)
+
+
+# ---- the book ----------------------------------------------------------------------------------------------
+
+
+def book(live: dict[str, int], **most: int | None) -> Ledger:
+    """A ledger of one-thread GPUs that knows what 10 ms tasks take."""
+    made = Ledger(shown, live=lambda address: live[address])
+    made.durations.add("t", "gpu", 0.01)
+    for address, total in most.items():
+        made.add_worker(address, 1, "h", "gpu")
+        made.set_memory(address, total)
+    return made
+
+
+def test_room_is_what_is_there_less_what_lies_there_and_what_was_promised() -> None:
+    live = {"a": 100}
+    made = book(live, a=1000)
+    made.assign(0.0, "x", "a", "t", 0, nbytes=200)
+    made.assign(0.0, "y", "a", "t", 1, nbytes=50)
+    assert made.worker("a", 0.0).room == 650
+    live["a"] = 300
+    made.finish(0.01, "x", 0.01)  # its result lies there now
+    assert made.worker("a", 0.0).room == 650
+    assert made.worker("a", 0.0).most == 1000
+
+
+def test_a_move_promises_its_bytes_and_its_inputs_to_the_thief() -> None:
+    made = book({"a": 0, "b": 0}, a=1000, b=1000)
+    for key in range(3):
+        made.assign(0.0, key, "a", "t", key, nbytes=100)
+    made.request(0.0, 2, "b", moving=40)
+    assert [made.worker(address, 0.0).room for address in "ab"] == [800, 860]
+    made.confirm(0.0, 2)  # from now on, Dask's books say what has to come
+    assert [made.worker(address, 0.0).room for address in "ab"] == [800, 900]
+    made.request(0.0, 1, "b", moving=40)
+    made.refuse(0.0, 1)
+    assert [made.worker(address, 0.0).room for address in "ab"] == [800, 900]
+
+
+def test_the_first_result_says_what_its_like_will_take_that_were_given_away() -> None:
+    made = book({"a": 0, "b": 0}, a=1000, b=500)
+    assert made.least == 500
+    for key in range(3):
+        made.assign(0.0, key, "a", "t", key, nbytes=250)
+    made.request(0.0, 2, "b")
+    made.set_bytes("t", 10)
+    assert [made.worker(address, 0.0).room for address in "ab"] == [980, 490]
+
+
+def test_a_worker_whose_bytes_nobody_counts_has_no_room_to_speak_of() -> None:
+    made = book({}, a=None)
+    assert made.worker("a", 0.0).room is None
+    assert not made.counts_bytes
+
+
+@pytest.mark.parametrize("many", [0, 30])
+def test_the_soonest_are_those_of_each_class_that_have_room(many: int) -> None:
+    made = book({f"g{n}": 0 for n in range(4)}, g0=100, g1=1000, g2=1000, g3=1000)
+    for n in range(many):
+        made.add_worker(f"c{n:02d}", 1, "h", "cpu", accepts=False)
+    made.add_worker("d", 1, "h", "cpu")
+    made.assign(0.0, "x", "g1", "t", 0)
+    assert [w.address for w in made.soonest(0.0, 1)] == ["d", "g0"]
+    assert [w.address for w in made.soonest(0.0, 2, room=500)] == ["d", "g2", "g3"]
+
+
+def test_a_snapshot_shows_the_neighbours_of_hungry_devices() -> None:
+    made = Ledger(shown)
+    made.durations.add("t", "gpu", 0.01)
+    for n in range(14):
+        made.add_worker(f"g{n:02d}", 1, "near" if n < 2 else "far", "gpu")
+        for key in range(2 if n == 1 else 0 if n == 0 else 9):
+            made.assign(0.0, (n, key), f"g{n:02d}", "t", key)
+    shown_now = made.snapshot(0.0, ["g00"])
+    assert "g01" not in shown_now.busiest
+    assert shown_now.near == ("g01",)
+    assert made.snapshot(0.0, []).near == ()
