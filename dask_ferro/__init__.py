@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dask_ferro.lower.pipeline import pipeline
     from dask_ferro.lower.spmd import Ranks, gather
     from dask_ferro.lower.tensor import Tensor
+    from dask_ferro.runtime.affinity import Prefer, Require
     from dask_ferro.runtime.elastic import Elastic
     from dask_ferro.runtime.install import install, uninstall
     from dask_ferro.runtime.local import LocalCluster
@@ -51,6 +52,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SLURMCluster": ("dask_ferro.runtime.slurm", "SLURMCluster"),
     "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
     "Mesh": ("dask_ferro.graph.redistribute", "Mesh"),
+    "Prefer": ("dask_ferro.runtime.affinity", "Prefer"),
+    "Require": ("dask_ferro.runtime.affinity", "Require"),
     "Partial": ("dask_ferro.graph.placements", "Partial"),
     "Replicate": ("dask_ferro.graph.placements", "Replicate"),
     "Schedule": ("dask_ferro.graph.schedule", "Schedule"),
@@ -121,6 +124,8 @@ __all__ = [
     "Replicate",
     "Shard",
     "Partial",
+    "Prefer",
+    "Require",
     "workloads",
     "ConfigError",
     "ModelError",

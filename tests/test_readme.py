@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encod
 
 
 def test_there_is_an_example_of_each():
-    assert len(BLOCKS) == 3  # a model, the scheduler, elasticity
+    assert len(BLOCKS) == 4  # a model, the scheduler, elasticity, tensors
 
 
 def _run(number, tmp_path):
@@ -45,3 +45,7 @@ def test_the_naps_are_shared(tmp_path):
 @pytest.mark.cluster
 def test_workers_follow_the_naps(tmp_path):
     assert _run(2, tmp_path).strip() in ("1 workers", "2 workers")
+
+
+def test_the_gradient_has_the_weights_shape(tmp_path):
+    assert _run(3, tmp_path).strip() == "(64, 10)"
