@@ -9,7 +9,9 @@ import time
 from collections import Counter
 
 import dask
+import psutil
 import pytest
+from dask.utils import parse_bytes
 from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
@@ -40,8 +42,19 @@ def held_up(name, event):
     return name
 
 
+def in_this_process(limit):
+    """Return a memory limit that leaves a worker the room that it would have in a small process.
+
+    All workers count what this process holds as theirs: 200 MB by itself, 1 GB after other tests.
+    """
+    others = max(psutil.Process().memory_info().rss - 200_000_000, 0)
+    return limit and parse_bytes(limit) + int(others / 0.6)
+
+
 def on_workers(test, *limits, installed=False, config=None, **options):
     """Run an asynchronous test on in-process workers with these memory limits."""
+    if config is None:
+        limits = [in_this_process(limit) for limit in limits]
 
     async def run():
         with dask.config.set(CHECKED | (config or {})):
