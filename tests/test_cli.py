@@ -385,7 +385,7 @@ def test_progress_is_shown_on_a_terminal():
         shown = everything(terminal)
         assert process.wait(timeout=60) == 0
         report = json.loads(process.stdout.read())
-    assert b"tasks" in shown
+    assert b"bundles 1/1" in shown
     assert report["chunks"] == 1
 
 
