@@ -52,6 +52,7 @@ def on_cluster(test: Test, *, workers: int = 2, **bokeh: Any) -> None:
             n_workers=workers,
             threads_per_worker=1,
             processes=False,
+            memory_limit=0,  # all would count what this process holds after other tests
             asynchronous=True,
             dashboard_address="127.0.0.1:0",
         )
