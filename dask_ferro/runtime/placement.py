@@ -127,7 +127,9 @@ class Placing:
     def _fresh(self, ts: TaskState) -> float:
         """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
         tied = bool(ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
-        tied = tied or bool(ts.resource_restrictions)  # the pool with the longest walltime may have other resources
+        tied = tied or bool(
+            ts.resource_restrictions
+        )  # the pool with the longest walltime may have other resources
         return 0.0 if tied else self.stealing.ledger.fresh
 
     def _waits(self, ts: TaskState) -> bool:
