@@ -31,13 +31,12 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import _WORKER_STATE_REJECT
 
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.moving import Moving, free_bytes, is_clear, unheld
 from dask_ferro.runtime.projected import Seconds
 
 logger = logging.getLogger(__name__)
 
-# Where what happens is told: `client.get_events("ferro")`.
-TOPIC = "ferro"
 # Why those stay that were asked to.
 RECALLED = "recalled"
 

@@ -15,6 +15,7 @@ from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.steal import threshold_of
+from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.watch import Sample, Second
 from dask_ferro.runtime.worker import METRIC
 
@@ -24,7 +25,6 @@ SHOWN = 64
 PAIRED = 32
 # Events that the elastic page looks at, and the topic under which they are published.
 EVENTS = 500
-TOPIC = "ferro"
 # What is published of workers that go, and how it is told.
 _DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
 

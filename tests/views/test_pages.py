@@ -38,8 +38,6 @@ from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
 
 NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
-# Pages that are opened and closed: 0.3 s each on an idle core, which Bokeh takes to make them.
-OPENED = 10
 Test = Callable[[Client, Scheduler], Awaitable[None]]
 
 
@@ -376,13 +374,14 @@ async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
     return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
 
 
-def test_pages_that_were_opened_and_closed_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.soak)])
+def test_pages_that_were_opened_and_closed_leave_nothing(count: int) -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         site = scheduler.plugins["ferro"]._take_pages_off.__self__
         telemetry = scheduler.extensions["stealing"].telemetry
         seen: list[Any] = []
         contexts = site._application._applications.values()
-        for number in range(OPENED):
+        for number in range(count):
             browser = await opened(scheduler, NAMES[number % 5])
             assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
             assert sum(len(context._sessions) for context in contexts) == 1
@@ -397,7 +396,7 @@ def test_pages_that_were_opened_and_closed_leave_nothing() -> None:
             if not any(document() for document in seen):
                 break
             await asyncio.sleep(0.01)
-        assert (len(seen), site.documents, telemetry.wanted) == (OPENED, {}, ())
+        assert (len(seen), site.documents, telemetry.wanted) == (count, {}, ())
         assert [document for document in seen if document() is not None] == []
 
     on_cluster(test, unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
