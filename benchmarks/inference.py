@@ -71,9 +71,9 @@ def mlp(folder: Path, toy: bool) -> Job:
 
 
 def squeezenet(folder: Path, toy: bool) -> Job:
-    """SqueezeNet 1.0 of onnx's light models, batch fixed at 1, on 64 images in 8 chunks."""
+    """SqueezeNet 1.0 of onnx's light models, batch fixed at 1, on 512 images in 64 chunks."""
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
-    rows, chunks = (2, 2) if toy else (64, 8)
+    rows, chunks = (2, 2) if toy else (512, 64)
     return _job(folder, "squeezenet", onnx.load(light), (3, 224, 224), rows, chunks, "images")
 
 
