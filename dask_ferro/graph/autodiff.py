@@ -34,13 +34,13 @@ def grad(loss: Tensor, params: Tree) -> Tree:
     ----------
     loss : Tensor
         A floating point scalar.
-    params : Tensor, or lists and dicts of Tensor
+    params : Tensor, or lists, tuples and dicts of Tensor
         Arguments, constants or computed tensors. One that `loss` does not depend on has a gradient of zeros.
 
     Raises
     ------
     ConfigError
-        The loss is no scalar, or something is no floating point number.
+        The loss is no tensor or no scalar, or something is no floating point number.
     UnsupportedOp
         An op on the way has no gradient; named, with its node.
 
@@ -51,6 +51,9 @@ def grad(loss: Tensor, params: Tree) -> Tree:
     >>> grad((w * w).sum(), {"w": w})
     {'w': <Tensor Add: float32(3,)>}
     """
+    if not isinstance(loss, Tensor):
+        remedy = "the tensor that it returns: grad(fn(w), w)" if callable(loss) else "a Tensor"
+        raise ConfigError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
     if loss.ndim:
         raise ConfigError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
     wanted = tree.leaves(params, "grad")

@@ -28,7 +28,7 @@ from dask_ferro.graph.array_api import (
 from dask_ferro.graph.gradient_rules import Call
 from dask_ferro.graph.gradients_reduce import standardized
 from dask_ferro.graph.nn import causal
-from dask_ferro.graph.tensor import Tensor, elementwise, emit
+from dask_ferro.graph.tensor import Tensor, cast, elementwise, emit, widened
 from dask_ferro.graph.tensor_layout import ints, reshape_like, sliced
 
 Expansion = Callable[[Call], tuple[Tensor, ...]]
@@ -49,7 +49,8 @@ def _batch(call: Call) -> Tensor:
 
 def _instance(call: Call) -> Tensor:
     x = call.input(0)
-    z, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
+    wide, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
+    z = cast(wide, x.type.dtype)
     return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
 
 
@@ -58,14 +59,16 @@ def _group(call: Call) -> Tensor:
     if call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
     parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, None))
-    z = reshape_like(standardized(parts, (2,), call.get("epsilon", 1e-5))[0], x)
+    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
+    z = reshape_like(cast(wide, x.type.dtype), x)
     return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
 
 
 def _rms(call: Call) -> Tensor:
-    x = call.input(0)
+    x, scale = widened(call.input(0)), call.input(1)
     axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
-    return x / sqrt(mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5)) * call.input(1)
+    z = x / sqrt(mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
+    return cast(z, scale.type.dtype) * scale
 
 
 def _mean_variance(call: Call) -> Tensor:

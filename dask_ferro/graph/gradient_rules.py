@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.tensor import Tensor, asarray, cast, constant_of, emit
+from dask_ferro.graph.tensor import Tensor, asarray, cast, constant_of, emit, widened
 from dask_ferro.graph.tensor_dims import axis_of, is_static, sizes
 from dask_ferro.graph.tensor_layout import (
     concat,
@@ -126,13 +127,21 @@ def retyped(t: Tensor, x: Tensor) -> Tensor:
     return Tensor(t.origin, t.index, t.type._replace(shape=x.shape))
 
 
-def count_over(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """How many elements a reduction over `axes` takes together, a scalar of the dtype of `x`."""
+def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """`g` over how many elements of `x` a reduction over `axes` takes together.
+
+    A count need not fit into half precision (float16 ends at 65,504), so that is divided in float32.
+    """
+    wide = widened(g)
+    return cast(wide / _count_over(x, axes, wide.type.dtype), g.type.dtype)
+
+
+def _count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
     dims = [x.shape[axis] for axis in axes]
     if is_static(dims):
-        return asarray(np.asarray(math.prod(sizes(dims)), x.dtype))
+        return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
     picked = emit("Gather", [shape_of(x), ints(axes)], (len(axes),), axis=0)
-    return cast(reduce("ReduceProd", picked, None, keepdims=False), x.type.dtype)
+    return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
 
 
 def reduced_axes(call: Call) -> tuple[int, ...]:

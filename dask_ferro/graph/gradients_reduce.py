@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dask_ferro.graph.array_api import exp, reciprocal, sign, sqrt, where
-from dask_ferro.graph.gradient_rules import Call, Row, count_over, kept, reduced_axes, summed_to
-from dask_ferro.graph.tensor import Tensor, cast, emit
+from dask_ferro.graph.gradient_rules import Call, Row, kept, reduced_axes, shared_over, summed_to
+from dask_ferro.graph.tensor import Tensor, cast, emit, widened
 from dask_ferro.graph.tensor_layout import broadcast_like
 from dask_ferro.graph.tensor_reduce import reduce
 
@@ -31,7 +31,7 @@ def _sum(call: Call) -> Tensor:
 
 
 def _mean(call: Call, g: Tensor, y: Tensor) -> Tensor:
-    return g / count_over(call.x, reduced_axes(call))
+    return shared_over(g, call.x, reduced_axes(call))
 
 
 def _extreme(call: Call, g: Tensor, y: Tensor) -> Tensor:
@@ -80,8 +80,12 @@ def _log_softmax(call: Call) -> Tensor:
 # Layer normalization: y = scale * z + bias, with z the standardized x.
 
 
-def standardized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """x less its mean, over its standard deviation, and 1 over that."""
+def standardized(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x less its mean, over its standard deviation, and 1 over that.
+
+    Both are float32 where x is of half precision, as ONNX's `stash_type` asks: squares of float16 end at 256 * 256.
+    """
+    x = widened(half)
     centred = x - reduce("ReduceMean", x, axes, keepdims=True)
     variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)
     factor = reciprocal(sqrt(variance + epsilon))
@@ -98,13 +102,14 @@ def _layer_parts(call: Call) -> tuple[tuple[int, ...], Tensor, Tensor]:
 
 def _layer_input(call: Call) -> Tensor:
     axes, z, factor = _layer_parts(call)
-    g = call.g * call.input(1)
+    g = widened(call.g) * widened(call.input(1))
     along = reduce("ReduceMean", g * z, axes, keepdims=True)
-    return factor * (g - reduce("ReduceMean", g, axes, keepdims=True) - z * along)
+    moved = factor * (g - reduce("ReduceMean", g, axes, keepdims=True) - z * along)
+    return cast(moved, call.x.type.dtype)
 
 
 def _layer_scale(call: Call) -> Tensor:
-    return summed_to(call.g * _layer_parts(call)[1], call.x)
+    return cast(summed_to(widened(call.g) * _layer_parts(call)[1], call.x), call.x.type.dtype)
 
 
 TABLE: dict[str, Row] = {

@@ -18,7 +18,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.array_api import expand_dims, matmul, mean, squeeze, sum, take, take_along_axis, where
 from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.tensor import Tensor, asarray, elementwise, emit, promoted
-from dask_ferro.graph.tensor_dims import axis_of, broadcast, same, window_size, written
+from dask_ferro.graph.tensor_dims import alike, axis_of, broadcast, same, window_size, written
 from dask_ferro.graph.tensor_layout import positions
 
 _GELU_SINCE = 20
@@ -178,10 +178,12 @@ def causal(scores: Tensor) -> Tensor:
 # ---- windows -----------------------------------------------------------------------------------------------
 
 
-def _two(value: Pair, name: str) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(n, int) and n >= 0 for n in pair):
-        raise ConfigError(f"{name}: a whole number, or one for height and one for width, got {value!r}")
+def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]:
+    """The numbers for height and width, each of `least` or more."""
+    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
+        wanted = f"wanted a whole number from {least} on, or one for height and one for width"
+        raise ConfigError(f"{where_}: {name}: got {value!r}, {wanted}")
     return pair
 
 
@@ -196,7 +198,8 @@ def _spatial(
     x: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, where_: str
 ) -> tuple[tuple[Dim, ...], dict[str, Any]]:
     """Height and width of the result, and the attributes of the node."""
-    strides, pads, spans = _two(stride, "stride"), _two(padding, "padding"), _two(dilation, "dilation")
+    strides, spans = _two(stride, "stride", where_), _two(dilation, "dilation", where_)
+    pads = _two(padding, "padding", where_, 0)
     shape = tuple(
         window_size(x.shape[2 + i], kernel[i], strides[i], (pads[i], pads[i]), spans[i], where_)
         for i in (0, 1)
@@ -223,15 +226,23 @@ def conv2d(
         (batch, channels in, height, width).
     weight, bias : Tensor
         The bias is of (channels out), and may be left out.
-    stride, padding, dilation : int or pair of int, optional
-        Of height and width; padding is on both sides.
+    stride, dilation : int or pair of int, optional
+        Of height and width, from 1 on.
+    padding : int or pair of int, optional
+        Zeros on both sides of height and width.
     groups : int, optional
-        Parts of the channels that are convolved apart.
+        Parts of the channels, in and out, that are convolved apart.
+
+    Returns
+    -------
+    Tensor
+        (batch, channels out, height, width), in the promoted dtype of all that is given.
 
     Raises
     ------
     ConfigError
-        Channels that do not meet, or a window larger than the image.
+        Channels that do not meet, or that `groups` does not divide; a bias of another length; a stride or dilation
+        of 0; or a window larger than the image.
     """
     image = _image(x, "conv2d")
     given = [image, weight] if bias is None else [image, weight, bias]
@@ -239,22 +250,64 @@ def conv2d(
     w = parts[1]
     if w.ndim != 4 or not (isinstance(w.shape[2], int) and isinstance(w.shape[3], int)):
         raise ConfigError(f"conv2d: a weight is (out, in / groups, height, width), got {w!r}")
-    if isinstance(w.shape[1], int) and not same(image.shape[1], w.shape[1] * groups):
-        raise ConfigError(f"conv2d: {image.shape[1]!r} channels of {image!r} meet {w!r} in {groups} groups")
+    _check_channels(image, w, groups)
+    if bias is not None and not alike(parts[2].shape, w.shape[:1]):
+        wanted = f"{written(w.shape[:1])}, one for each channel out of {w!r}"
+        raise ConfigError(f"conv2d: bias: got {parts[2]!r}, wanted {wanted}")
     shape, attributes = _spatial(image, (w.shape[2], w.shape[3]), stride, padding, dilation, "conv2d")
     return emit("Conv", list(parts), (image.shape[0], w.shape[0], *shape), group=groups, **attributes)
 
 
+def _check_channels(image: Tensor, weight: Tensor, groups: int) -> None:
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ConfigError(f"conv2d: groups: got {groups!r}, wanted a whole number from 1 on")
+    out, each = weight.shape[:2]
+    if isinstance(each, int) and not same(image.shape[1], each * groups):
+        raise ConfigError(
+            f"conv2d: {image.shape[1]!r} channels of {image!r} meet {weight!r} in {groups} groups"
+        )
+    for what, channels in (("channels in", image.shape[1]), ("channels out", out)):
+        if isinstance(channels, int) and channels % groups:
+            raise ConfigError(
+                f"conv2d: {channels} {what} in {groups} groups; take a number that divides them"
+            )
+
+
 def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The largest element of each window; the stride is the size if left out."""
-    image, kernel = _image(x, "max_pool2d"), _two(size, "size")
+    """The largest element of each window, channel by channel.
+
+    Parameters
+    ----------
+    x : Tensor
+        (batch, channels, height, width), of floating point numbers.
+    size : int or pair of int
+        Of a window, in height and width; from 1 on.
+    stride : int or pair of int, optional
+        From a window to the next; the size if left out.
+    padding : int or pair of int, optional
+        Of -inf on both sides of height and width.
+
+    Returns
+    -------
+    Tensor
+        (batch, channels, windows in height, windows in width), in the dtype of `x`.
+
+    Raises
+    ------
+    ConfigError
+        `x` is no such image, a size or stride is below 1, or not one window fits.
+    """
+    image, kernel = _image(x, "max_pool2d"), _two(size, "size", "max_pool2d")
     shape, attributes = _spatial(image, kernel, size if stride is None else stride, padding, 1, "max_pool2d")
     return emit("MaxPool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
 
 
 def avg_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The mean of each window, padding not counted; the stride is the size if left out."""
-    image, kernel = _image(x, "avg_pool2d"), _two(size, "size")
+    """The mean of each window, channel by channel; padding is not counted.
+
+    Parameters, result and errors are those of `max_pool2d`.
+    """
+    image, kernel = _image(x, "avg_pool2d"), _two(size, "size", "avg_pool2d")
     shape, attributes = _spatial(image, kernel, size if stride is None else stride, padding, 1, "avg_pool2d")
     return emit("AveragePool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
 
@@ -276,25 +329,52 @@ def cross_entropy(logits: Any, labels: Any, /, *, reduction: str = "mean") -> Te
     logits : Tensor
         (..., classes).
     labels : Tensor
-        (...) of int32 or int64, each the number of a class.
+        (...) of int32 or int64, each the number of a class; nothing broadcasts.
     reduction : {"mean", "sum", "none"}, optional
         Over all samples.
+
+    Returns
+    -------
+    Tensor
+        () or, without reduction, (...), in the dtype of the logits.
 
     Raises
     ------
     ConfigError
-        Shapes that do not go together, or labels that are no integers.
+        Not one label a sample, or labels that are no integers.
     """
     scores, classes = _floating(logits, "cross_entropy"), asarray(labels)
-    if broadcast([scores.shape[:-1], classes.shape], "cross_entropy") != scores.shape[:-1]:
-        raise ConfigError(f"cross_entropy: labels {classes!r} for logits {scores!r}; give one a sample")
+    if not scores.ndim or not alike(classes.shape, scores.shape[:-1]):
+        wanted = f"one for each sample of {scores!r}: {written(scores.shape[:-1])}"
+        raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; reshape them")
     picked = take_along_axis(log_softmax(scores), expand_dims(classes, axis=-1), axis=-1)
     return _reduced(-squeeze(picked, -1), reduction)
 
 
 def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
-    """The squared difference; `reduction` as in `cross_entropy`."""
-    difference = asarray(x1) - x2
+    """The squared difference.
+
+    Parameters
+    ----------
+    x1, x2 : Tensor
+        Of one shape; nothing broadcasts.
+    reduction : {"mean", "sum", "none"}, optional
+        Over all elements.
+
+    Returns
+    -------
+    Tensor
+        () or, without reduction, in the shape of both; in their promoted dtype.
+
+    Raises
+    ------
+    ConfigError
+        Shapes that differ, or dtypes that do not mix.
+    """
+    a, b = promoted("mse", x1, x2)
+    if not alike(a.shape, b.shape):
+        raise ConfigError(f"mse: got {a!r} and {b!r}, wanted one shape; reshape one, or use broadcast_to")
+    difference = a - b
     return _reduced(difference * difference, reduction)
 
 

@@ -5,11 +5,13 @@
 
 Nothing is updated in place and nothing is kept here: a step is array math like a loss, so it travels, shards
 and is written to a file with it.  A training step is one model, whose outputs are its next inputs.
+
+Gradients and state go with the parameters by key, and in their shapes: nothing broadcasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +20,8 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import tree
 from dask_ferro.graph.array_api import sqrt
-from dask_ferro.graph.tensor import Tensor, asarray, cast
-from dask_ferro.graph.tensor_dims import is_static, sizes
+from dask_ferro.graph.tensor import Tensor, asarray, cast, widened
+from dask_ferro.graph.tensor_dims import is_static, sizes, written
 from dask_ferro.graph.tree import Tree
 
 Rate = float | Tensor
@@ -73,11 +75,19 @@ class SGD:
         return {"velocity": tree.mapped(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Parameters and state after one step, in the form of those before it."""
+        """Parameters and state after one step, in the form of those before it.
+
+        Raises
+        ------
+        ConfigError
+            Gradients or state that have not the keys and shapes of the parameters.
+        """
+        kept = _state_of("SGD", state, ["velocity"] if self.momentum else [])
+        _check_alike(params, grads=grads, **kept)
         grads = tree.mapped(self._decayed, params, grads)
         if not self.momentum:
             return tree.mapped(self._moved, params, grads), {}
-        velocity = tree.mapped(lambda v, g: self.momentum * v + g, state["velocity"], grads)
+        velocity = tree.mapped(lambda v, g: self.momentum * v + g, kept["velocity"], grads)
         ahead = (
             tree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
         )
@@ -105,10 +115,15 @@ class Adam:
     weight_decay : float, optional
         Times rate and parameter, taken from the parameter (arXiv:1711.05101).
 
+    Notes
+    -----
+    Of a parameter of half precision the means are float32, and so is all arithmetic but the last rounding: in bfloat16
+    a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
+
     Raises
     ------
     ConfigError
-        A number out of range.
+        A number out of range, or not two betas.
     """
 
     rate: Rate = 1e-3
@@ -118,27 +133,41 @@ class Adam:
 
     def __post_init__(self) -> None:
         _check_rates(self.rate, self.weight_decay)
+        _check_from_zero("epsilon", self.epsilon)
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ConfigError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
         for beta in self.betas:
             _check_fraction("betas", beta)
 
     def init(self, params: Tree) -> State:
         """Means of zeros for each parameter, and a count of steps (float32: exact up to 16 million)."""
         step = asarray(np.zeros((), np.float32))
-        return {"step": step, "mean": tree.mapped(_zeros, params), "square": tree.mapped(_zeros, params)}
+        mean, square = (tree.mapped(lambda w: _zeros(widened(w)), params) for _ in range(2))
+        return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Parameters and state after one step, in the form of those before it."""
-        (b1, b2), count = self.betas, state["step"] + 1.0
-        means = tree.mapped(lambda m, g: b1 * m + (1 - b1) * g, state["mean"], grads)
-        squares = tree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), state["square"], grads)
+        """Parameters and state after one step, in the form of those before it.
+
+        Raises
+        ------
+        ConfigError
+            Gradients or state that have not the keys and shapes of the parameters.
+        """
+        kept = _state_of("Adam", state, ["step", "mean", "square"])
+        (b1, b2), count = self.betas, kept.pop("step") + 1.0
+        _check_alike(params, grads=grads, **kept)
+        grads = tree.mapped(widened, grads)
+        means = tree.mapped(lambda m, g: b1 * m + (1 - b1) * g, kept["mean"], grads)
+        squares = tree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), kept["square"], grads)
         moved = tree.mapped(lambda w, m, v: self._moved(w, m, v, count), params, means, squares)
         return moved, {"step": count, "mean": means, "square": squares}
 
     def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
-        (b1, b2), t, rate = self.betas, cast(count, w.type.dtype), _rate(self.rate, w)
+        wide = widened(w)
+        (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
         root = sqrt(square / (1 - b2**t)) + self.epsilon
-        kept = w - rate * self.weight_decay * w if self.weight_decay else w
-        return kept - rate * (mean / (1 - b1**t)) / root
+        kept = wide - rate * self.weight_decay * wide if self.weight_decay else wide
+        return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
 
 
 def _zeros(w: Tensor) -> Tensor:
@@ -152,10 +181,32 @@ def _rate(rate: Rate, w: Tensor) -> Rate:
     return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
 
 
+def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, Tree]:
+    """The parts of a state that a step reads."""
+    if missing := [name for name in names if name not in state]:
+        wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
+        raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
+    return {name: state[name] for name in names}
+
+
+def _check_alike(params: Tree, **others: Tree) -> None:
+    """Refuse trees that have not the keys of the parameters, or not their shapes."""
+    for what, other in others.items():
+        for path, (w, x) in tree.rows(params, other):
+            if w.shape != x.shape:
+                got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
+                raise ConfigError(f"{what} {tree.named(path)}: {got}")
+
+
 def _check_rates(rate: Rate, weight_decay: float) -> None:
     for name, value in (("rate", rate), ("weight_decay", weight_decay)):
-        if not isinstance(value, Tensor) and not value >= 0:
-            raise ConfigError(f"{name}: a number from 0 on, got {value!r}")
+        if not isinstance(value, Tensor):
+            _check_from_zero(name, value)
+
+
+def _check_from_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{name}: a number from 0 on, got {value!r}")
 
 
 def _check_fraction(name: str, value: float) -> None:

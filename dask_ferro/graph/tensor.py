@@ -30,7 +30,11 @@ from dask_ferro.graph.tensor_origin import OPSET, Node, Source, TensorType
 Scalar = bool | int | float
 _Method = Callable[["Tensor", Any], "Tensor"]
 
-_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FLOATS = _HALVES | {ir.DataType.FLOAT, ir.DataType.DOUBLE}
+_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
+# The binary ops that ONNX has for bools.
+_OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
 
 
 def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
@@ -124,13 +128,13 @@ class Tensor:
     __pow__, __rpow__ = _operator("Pow")
 
     def __neg__(self) -> Tensor:
-        return elementwise("Neg", self)
+        return negated(self)
 
     def __pos__(self) -> Tensor:
         return self
 
     def __abs__(self) -> Tensor:
-        return elementwise("Abs", self)
+        return elementwise("Abs", numbers(self, "Abs"))
 
     def __matmul__(self, other: Any) -> Tensor:
         return self.__array_namespace__().matmul(self, other)  # type: ignore[no-any-return]
@@ -143,7 +147,7 @@ class Tensor:
     __eq__, _ = _operator("Equal", result=ir.DataType.BOOL)  # type: ignore[assignment]
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return elementwise("Not", self == other)
+        return inverted(self == other)
 
     __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
     __le__, __ge__ = _operator("LessOrEqual", result=ir.DataType.BOOL)
@@ -152,7 +156,7 @@ class Tensor:
     __xor__, __rxor__ = _operator("Xor", only=ir.DataType.BOOL)
 
     def __invert__(self) -> Tensor:
-        return elementwise("Not", self)
+        return inverted(self)
 
     # Layout and sums
 
@@ -339,13 +343,61 @@ def binary(
     only: ir.DataType | None = None,
     floats: bool = False,
 ) -> Tensor:
-    """A node of two inputs of one dtype that broadcast; `only` and `floats` say which dtypes it takes."""
+    """A node of two inputs of one dtype that broadcast; `only` and `floats` say which dtypes it takes.
+
+    Raises
+    ------
+    ConfigError
+        Dtypes that do not mix or that the op does not take, bools for arithmetic among them; or shapes that do not
+        broadcast.
+    """
     x, y = promoted(op_type, a, b)
+    if op_type not in _OF_BOOLS:
+        numbers(x, op_type)
     if only is not None and x.type.dtype != only:
         raise ConfigError(f"{op_type}: takes {only.numpy().name}, got {x.dtype.name}; compare first")
     if floats and not x.is_floating:
         raise ConfigError(f"{op_type}: takes floating point numbers, got {x.dtype.name}; use astype")
     return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result)
+
+
+def numbers(x: Tensor, where: str) -> Tensor:
+    """`x`, which is of numbers.
+
+    Raises
+    ------
+    ConfigError
+        It is of bools.
+    """
+    if x.type.dtype == ir.DataType.BOOL:
+        raise ConfigError(f"{where}: takes numbers, got {x!r}; use astype")
+    return x
+
+
+def negated(x: Tensor) -> Tensor:
+    """-x, elementwise.
+
+    Raises
+    ------
+    ConfigError
+        It is of bools or of integers without a sign.
+    """
+    if numbers(x, "Neg").type.dtype in _UNSIGNED:
+        raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
+    return elementwise("Neg", x)
+
+
+def inverted(x: Tensor) -> Tensor:
+    """Whether x is false, elementwise.
+
+    Raises
+    ------
+    ConfigError
+        It is not of bools.
+    """
+    if x.type.dtype != ir.DataType.BOOL:
+        raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
+    return elementwise("Not", x)
 
 
 def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
@@ -395,3 +447,8 @@ def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
     if x.type.dtype == dtype:
         return x
     return elementwise("Cast", x, dtype, to=int(dtype))
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x`, in float32 where it is of half precision: for squares, sums and small differences."""
+    return cast(x, ir.DataType.FLOAT) if x.type.dtype in _HALVES else x

@@ -67,6 +67,11 @@ def same(a: Dim, b: Dim) -> bool:
     return a is None or b is None or a == b
 
 
+def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes may be one: as many dimensions, each of which may be of one size."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
 def axis_of(axis: int, rank: int, where: str) -> int:
     """The axis counted from the front.
 

@@ -17,6 +17,7 @@ from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.tensor import Tensor, asarray, emit, emit_all, promoted
 from dask_ferro.graph.tensor_dims import (
     Shape,
+    alike,
     axes_of,
     axis_of,
     broadcast,
@@ -160,7 +161,24 @@ def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
 
 
 def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
-    """The dimensions `axis`, which are of size 1, taken away."""
+    """The elements without some dimensions of size 1.
+
+    Parameters
+    ----------
+    x : Tensor
+    axis : int or sequence of int
+        The dimensions to take away, each once; negative ones count from the back.
+
+    Returns
+    -------
+    Tensor
+        The other dimensions in their order, in the dtype of `x`.
+
+    Raises
+    ------
+    ConfigError
+        There is no such dimension, or it is known not to be of size 1.
+    """
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "squeeze")
     for i in axes:
@@ -204,9 +222,30 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
 
 
 def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of the given lengths along an axis."""
+    """Pieces of the given lengths along an axis.
+
+    Parameters
+    ----------
+    x : Tensor
+    lengths : sequence of int
+        Of each piece, from 0 on; together the size of the dimension.
+    axis : int, optional
+        The dimension that is cut.
+
+    Returns
+    -------
+    tuple of Tensor
+        In order, in the dtype of `x`; each in its shape but for the axis, where it has its length.
+
+    Raises
+    ------
+    ConfigError
+        There is no such axis, a length is below 0, or the lengths are not what there is.
+    """
     tensor = asarray(x)
     at = axis_of(axis, tensor.ndim, "split")
+    if any(length < 0 for length in lengths):
+        raise ConfigError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
     if not same(tensor.shape[at], sum(lengths)):
         raise ConfigError(
             f"split: {list(lengths)} is not the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
@@ -310,7 +349,27 @@ def _indices(indices: Any, where: str) -> Tensor:
 
 
 def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
-    """The slices of `x` along an axis at `indices`, whose dimensions take the place of the axis."""
+    """The slices of `x` along an axis at `indices`, whose dimensions take the place of the axis.
+
+    Parameters
+    ----------
+    x : Tensor
+    indices : Tensor
+        Of int32 or int64, in any shape; negative ones count from the back. One that is out of bounds is the engine's
+        to refuse.
+    axis : int, optional
+        The dimension that is indexed.
+
+    Returns
+    -------
+    Tensor
+        (x.shape before the axis, indices.shape, x.shape behind it), in the dtype of `x`.
+
+    Raises
+    ------
+    ConfigError
+        There is no such axis, or the indices are no such integers.
+    """
     tensor, at_indices = asarray(x), _indices(indices, "take")
     at = axis_of(axis, tensor.ndim, "take")
     shape = (*tensor.shape[:at], *at_indices.shape, *tensor.shape[at + 1 :])
@@ -318,11 +377,36 @@ def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
-    """For each index the element of `x` there along the axis, and in its own place along the others."""
+    """For each index the element of `x` there along the axis, and in its own place along the others.
+
+    Parameters
+    ----------
+    x : Tensor
+    indices : Tensor
+        Of int32 or int64, in the shape of `x` but for the axis, where it may have any size; nothing broadcasts.
+    axis : int, optional
+        The dimension that is indexed.
+
+    Returns
+    -------
+    Tensor
+        In the shape of `indices` and the dtype of `x`.
+
+    Raises
+    ------
+    ConfigError
+        There is no such axis, the indices are no such integers, or the other dimensions differ.
+    """
     tensor, at_indices = asarray(x), _indices(indices, "take_along_axis")
     at = axis_of(axis, tensor.ndim, "take_along_axis")
     if at_indices.ndim != tensor.ndim:
         raise ConfigError(f"take_along_axis: {at_indices!r} has not the rank of {tensor!r}")
+    sides = [(*t.shape[:at], *t.shape[at + 1 :]) for t in (tensor, at_indices)]
+    if not alike(*sides):
+        raise ConfigError(
+            f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
+            "use take to index whole slices"
+        )
     return emit("GatherElements", [tensor, at_indices], at_indices.shape, axis=at)
 
 

@@ -12,7 +12,17 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import Tensor, asarray, binary, elementwise, emit, promoted
+from dask_ferro.graph.tensor import (
+    Tensor,
+    asarray,
+    binary,
+    elementwise,
+    emit,
+    inverted,
+    negated,
+    numbers,
+    promoted,
+)
 from dask_ferro.graph.tensor_dims import broadcast
 
 _BOOL = ir.DataType.BOOL
@@ -27,7 +37,7 @@ def _float_only(x: Any, where: str) -> Tensor:
 
 def _unary(name: str, op_type: str, doc: str, *, floats: bool = True) -> Callable[[Any], Tensor]:
     def fn(x: Any, /) -> Tensor:
-        return elementwise(op_type, _float_only(x, name) if floats else asarray(x))
+        return elementwise(op_type, _float_only(x, name) if floats else numbers(asarray(x), name))
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{doc}, elementwise."
@@ -65,8 +75,6 @@ ceil = _unary("ceil", "Ceil", "The smallest whole number not below x")
 round = _unary("round", "Round", "The nearest whole number, halves to even")
 abs = _unary("abs", "Abs", "The absolute value", floats=False)
 sign = _unary("sign", "Sign", "-1, 0 or 1", floats=False)
-negative = _unary("negative", "Neg", "-x", floats=False)
-logical_not = _unary("logical_not", "Not", "Whether x is false", floats=False)
 
 add = _binary("add", "Add", "The sum")
 subtract = _binary("subtract", "Sub", "The difference")
@@ -83,6 +91,16 @@ greater_equal = _binary("greater_equal", "GreaterOrEqual", "Whether x1 >= x2", r
 logical_and = _binary("logical_and", "And", "Whether both are true", only=_BOOL)
 logical_or = _binary("logical_or", "Or", "Whether one is true", only=_BOOL)
 logical_xor = _binary("logical_xor", "Xor", "Whether exactly one is true", only=_BOOL)
+
+
+def negative(x: Any, /) -> Tensor:
+    """-x, elementwise; of numbers that have a sign."""
+    return negated(asarray(x))
+
+
+def logical_not(x: Any, /) -> Tensor:
+    """Whether x is false, elementwise; of bools."""
+    return inverted(asarray(x))
 
 
 def not_equal(x1: Any, x2: Any, /) -> Tensor:
@@ -137,10 +155,21 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
-    """x, but not below `min` and not above `max` (numbers, or tensors that broadcast)."""
-    tensor = asarray(x)
-    low = tensor if min is None else maximum(tensor, min)
-    return low if max is None else minimum(low, max)
+    """x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
+
+    On a bound the gradient goes to x, as PyTorch's does; where the bounds cross, the result is `max`.
+    """
+    given = [bound for bound in (min, max) if bound is not None]
+    tensor, *bounds = promoted("clip", asarray(x), *given)
+    if not bounds:
+        return tensor
+    rest = iter(bounds)
+    low, high = (None if bound is None else next(rest) for bound in (min, max))
+    if all(bound.ndim == 0 for bound in bounds):
+        return emit("Clip", [tensor, low, *([] if high is None else [high])], tensor.shape)
+    if low is not None:
+        tensor = where(tensor < low, low, tensor)
+    return tensor if high is None else where(tensor > high, high, tensor)
 
 
 __all__ = [

@@ -255,4 +255,4 @@ def _filled(form: Any, values: Sequence[Any]) -> Any:
         return values[form]
     if isinstance(form, Mapping):
         return {key: _filled(part, values) for key, part in form.items()}
-    return [_filled(part, values) for part in form]
+    return tree.rebuilt(form, [_filled(part, values) for part in form])

@@ -1,4 +1,4 @@
-"""How tensors are computed in the tests: by the array kernels in float64, or by ONNX Runtime."""
+"""How tensors are computed in the tests: by the array kernels in float64, by ONNX Runtime, or by ONNX's reference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_model import Outputs, build
@@ -35,6 +36,13 @@ def values(
     """Every output, by the array kernels; what arguments are bound to needs not be fed."""
     model, bound = build(outputs, inputs)
     return computed(model, bound | dict(feeds or {}))
+
+
+def by_reference(model: ir.Model, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Every output of the model, by ONNX's reference: it has bfloat16."""
+    with np.errstate(all="ignore"):
+        found = ReferenceEvaluator(ir.to_proto(model)).run(None, dict(feeds))
+    return dict(zip([str(v.name) for v in model.graph.outputs], found, strict=True))
 
 
 def by_onnxruntime(outputs: Outputs, feeds: Feeds | None = None) -> dict[str, np.ndarray]:

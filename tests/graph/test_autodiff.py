@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,13 +19,13 @@ from dask_ferro.graph import nn, signal
 from dask_ferro.graph.autodiff import grad, value_and_grad, vjp
 from dask_ferro.graph.gradients import EXPANSIONS, FLAT, RULES
 from dask_ferro.graph.load import load
-from dask_ferro.graph.tensor import argument, asarray
+from dask_ferro.graph.tensor import argument, asarray, emit
 from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tensor_model import build, to_model
 from dask_ferro.kernels.array.table import KERNELS
 
 from .gradient_cases import CASES, FLOAT, Case, normal, whole
-from .tensor_runs import computed, values
+from .tensor_runs import by_reference, computed, values
 
 STEP = 1e-6  # of central differences: their error is about 1e-9 here
 
@@ -147,6 +148,60 @@ def test_swiglu_equals_its_parts():
     np.testing.assert_allclose(found["b0"], found["b1"], rtol=1e-13)
 
 
+# ---- half precision ----------------------------------------------------------------------------------------
+
+HALVES = [pytest.param(np.float16, id="float16"), pytest.param(ml_dtypes.bfloat16, id="bfloat16")]
+
+
+@pytest.mark.parametrize("rows", [70_000, "N"], ids=["known", "named"])
+def test_a_mean_of_more_halves_than_float16_counts_has_a_gradient(rows):
+    x = argument("x", (rows,), np.float16)
+    found = values({"g": grad(xp.mean(x) * 4.0, x)}, {"x": np.ones(70_000, np.float16)}, [x])["g"]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float64), 4 / 70_000, rtol=1e-3)
+
+
+# id -> op and attributes: each normalizes 2 x 4 x 64 numbers, and takes a scale and (but for RMS) a bias
+NORMS = {
+    "layer": ("LayerNormalization", {}, 64),
+    "layer, two axes": ("LayerNormalization", {"axis": 1}, (4, 64)),
+    "root mean square": ("RMSNormalization", {}, 64),
+    "instance": ("InstanceNormalization", {}, 4),
+    "group": ("GroupNormalization", {"num_groups": 2}, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_halves_is_differentiated_in_float32(name, dtype):
+    op, attributes, size = NORMS[name]
+    rng = np.random.default_rng(5)
+    x = 1000 * rng.standard_normal((2, 4, 64))  # squares of float16 end at 256 * 256
+    weight = rng.standard_normal(x.shape)
+    scale = rng.uniform(0.5, 1.5, size)
+    arrays = {"x0": x, "x1": scale} | ({} if op.startswith("RMS") else {"x2": np.zeros_like(scale)})
+    halves = {name: array.astype(dtype) for name, array in arrays.items()}
+
+    def gradients(kind: Any) -> dict[str, np.ndarray]:
+        inputs = {name: argument(name, array.shape, kind) for name, array in halves.items()}
+        y = emit(op, list(inputs.values()), x.shape, opset=23, **attributes)
+        loss = (y * asarray(weight.astype(dtype).astype(kind))).sum()
+        found = grad(loss, {name: inputs[name] for name in ("x0", "x1")})
+        feeds = {name: array.astype(kind) for name, array in halves.items()}
+        model = to_model({f"d_{name}": g for name, g in found.items()}, list(inputs.values()))
+        slopes = by_reference(model, feeds)
+        return {name: slopes[f"d_{name}"] for name in found}
+
+    wanted, got = gradients(np.float64), gradients(dtype)
+    rounding = 4 * float(ml_dtypes.finfo(dtype).eps)
+    for name, slopes in wanted.items():
+        assert got[name].dtype == dtype
+        near = rounding * np.abs(slopes).max()
+        np.testing.assert_allclose(
+            got[name].astype(np.float64), slopes, rtol=rounding, atol=near, err_msg=name
+        )
+
+
 # ---- kinks and refusals ------------------------------------------------------------------------------------
 
 
@@ -173,6 +228,19 @@ def test_slopes_at_a_point(fn, x, slope):
 def test_a_parameter_out_of_use_has_a_gradient_of_zeros():
     x, w = argument("x", (2,), np.float64), argument("w", ("N", 3), np.float64)
     assert values({"g": grad(x.sum(), w)}, {"w": normal(2, 3)}, [w])["g"].tolist() == [[0.0] * 3] * 2
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_gradients_come_in_the_form_of_the_parameters():
+    w = argument("w", ())
+    params = (w, [w], Pair(w, {"b": (w,)}))
+    found = grad(w * w, params)
+    assert (type(found), type(found[1]), type(found[2])) == (tuple, list, Pair)
+    assert isinstance(found[2].second["b"], tuple)
 
 
 def test_a_computed_tensor_may_be_a_parameter():
@@ -205,6 +273,15 @@ def test_vjp_stops_at_the_ends_where_asked():
             id="integer parameters",
         ),
         pytest.param(lambda x: grad(x.sum(), {"w": "x"}), ConfigError, "got str", id="no tensor"),
+        pytest.param(
+            lambda x: grad(lambda w: w, x),
+            ConfigError,
+            "grad: loss: got a function, wanted the tensor that it returns: grad(fn(w), w)",
+            id="a function",
+        ),
+        pytest.param(
+            lambda x: value_and_grad(1.0, x), ConfigError, "got a float, wanted a Tensor", id="a number"
+        ),
     ],
 )
 def test_wrong_calls_are_refused(make, error, said):

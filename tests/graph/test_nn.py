@@ -108,7 +108,16 @@ ROWS = {
         TOKENS,
         -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1))[..., 0],
     ),
-    "mse": (lambda x: nn.mse(x, BIAS, reduction="sum"), TOKENS, ((TOKENS - BIAS) ** 2).sum()),
+    "mse": (
+        lambda x: nn.mse(x, TOKENS[::-1], reduction="sum"),
+        TOKENS,
+        ((TOKENS - TOKENS[::-1]) ** 2).sum(),
+    ),
+    "mse of each element": (
+        lambda x: nn.mse(x, 2 * TOKENS, reduction="none"),
+        TOKENS,
+        TOKENS**2,
+    ),
 }
 
 
@@ -141,6 +150,20 @@ def test_causal_attention_may_have_open_lengths():
     assert y.shape == ("N", "T", 4)
     wanted = softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS
     np.testing.assert_allclose(by_onnxruntime(y, {"x": TOKENS})["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_of_channels_are_convolved_apart():
+    weight = normal(6, 1, 3, 3)
+    y = nn.conv2d(argument("x", ("N", 3, "H", "W")), weight, normal(6), groups=3)
+    assert y.shape == ("N", 6, None, None)
+
+
+def test_labels_may_be_of_unknown_number():
+    x, labels = argument("x", (None, 4)), argument("t", ("N",), np.int64)
+    loss = nn.cross_entropy(x, labels, reduction="none")
+    feeds = {"x": TOKENS[0], "t": LABELS[0]}
+    wanted = -np.log(np.take_along_axis(softmax(TOKENS[0]), LABELS[0][:, None], -1))[:, 0]
+    np.testing.assert_allclose(by_onnxruntime(loss, feeds)["y"], wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_padding_keeps_a_named_size():
@@ -196,8 +219,72 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
             lambda x: nn.max_pool2d(argument("i", (1, 3, 9, 9)), (2, 2, 2)), "size: ", id="three sizes"
         ),
         pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)), "do not broadcast", id="labels that differ"
+            lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
+            "labels: got <Tensor constant: int64(7,)>, wanted one for each sample",
+            id="labels that differ",
         ),
+        pytest.param(
+            lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
+            "wanted one for each sample of <Tensor x: float32(6, 4)>: (6,)",
+            id="one label for all samples",
+        ),
+        pytest.param(
+            lambda x: nn.cross_entropy(x, np.zeros((), np.int64)),
+            "for each sample",
+            id="a label that is a scalar",
+        ),
+        pytest.param(
+            lambda x: nn.cross_entropy(argument("z", ("N", 4)), argument("t", ("M",), np.int64)),
+            "int64(M,)>, wanted one for each sample",
+            id="labels of another batch",
+        ),
+        pytest.param(
+            lambda x: nn.cross_entropy(x, np.zeros((6, 1), np.int64)),
+            "for each sample",
+            id="labels in a column",
+        ),
+        pytest.param(
+            lambda x: nn.mse(x[:, :1], x[:, 0]), "wanted one shape; reshape one", id="a column against a row"
+        ),
+        pytest.param(lambda x: nn.mse(x, x[:1]), "wanted one shape", id="one wanted row for all"),
+        pytest.param(lambda x: nn.mse(x, 0.5), "wanted one shape", id="one wanted number for all"),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
+            "conv2d: stride: got 0, wanted a whole number from 1 on",
+            id="a convolution with stride 0",
+        ),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, KERNEL, dilation=(1, 0)), "dilation: got (1, 0)", id="a dilation of 0"
+        ),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, padding=-1), "padding: got -1", id="padding below 0"),
+        pytest.param(
+            lambda x: nn.max_pool2d(IMAGE, 0), "max_pool2d: size: got 0", id="a maximum over windows of 0"
+        ),
+        pytest.param(
+            lambda x: nn.avg_pool2d(IMAGE, 2, stride=0),
+            "avg_pool2d: stride: got 0",
+            id="a mean with stride 0",
+        ),
+        pytest.param(lambda x: nn.max_pool2d(IMAGE, True), "size: got True", id="a size that is a bool"),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, KERNEL, normal(3)),
+            "bias: got <Tensor constant: float32(3,)>, wanted (4,), one for each channel out",
+            id="a bias of another length",
+        ),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, KERNEL, normal(4, 1)), "bias: got", id="a bias that is no vector"
+        ),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, normal(4, 1, 3, 3), groups=3),
+            "4 channels out in 3 groups",
+            id="groups that do not divide the channels out",
+        ),
+        pytest.param(
+            lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
+            "3 channels in in 2 groups",
+            id="groups that do not divide the channels in",
+        ),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, groups=0), "groups: got 0", id="no groups"),
         pytest.param(
             lambda x: nn.cross_entropy(x, np.zeros(6)), "indices are int32 or int64", id="labels in floats"
         ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,10 +13,10 @@ from dask_ferro.graph import array_api as xp
 from dask_ferro.graph import nn, tree
 from dask_ferro.graph.autodiff import value_and_grad
 from dask_ferro.graph.optim import SGD, Adam
-from dask_ferro.graph.tensor import argument, asarray
+from dask_ferro.graph.tensor import Tensor, argument, asarray
 from dask_ferro.graph.tensor_model import build
 
-from .tensor_runs import computed
+from .tensor_runs import by_reference, computed, values
 
 W = np.array([1.0, -2.0, 3.0])
 GRADIENTS = [np.array([0.5, 1.0, -1.0]), np.array([-0.25, 0.5, 2.0]), np.array([1.0, 0.0, 0.5])]
@@ -113,15 +116,51 @@ def test_parameters_are_trees_of_any_form():
     assert state["mean"]["layers"][0]["w"].shape == (2, 3)
 
 
-def test_half_precision_stays_half():
-    w = asarray(W.astype(np.float16), name="w")
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"]
+)
+@pytest.mark.parametrize("optimizer", [Adam(0.1), Adam(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
+def test_adam_of_half_precision_differs_by_the_last_rounding_alone(optimizer, scale, dtype):
+    w, g = asarray(W.astype(dtype), name="w"), argument("g", (3,), dtype)
+    state = optimizer.init(w)
+    after, new = optimizer.step(w, g, state)
+    kinds = [t.dtype.name for t in (after, new["step"], new["mean"], new["square"])]
+    assert kinds == [np.dtype(dtype).name, "float32", "float32", "float32"]
+    names = ["w", "step", "mean", "square"]
+    outputs = {f"new {name}": t for name, t in zip(names, [after, *new.values()], strict=True)}
+    model, feeds = build(outputs, [w, *state.values()])
+    half, m, v = W.astype(dtype), np.zeros(3), np.zeros(3)
+    for t, gradient in enumerate(GRADIENTS, 1):
+        given = (scale * gradient).astype(dtype)
+        found = by_reference(model, feeds | {"g": given})
+        feeds = dict(zip(feeds, found.values(), strict=True))
+        wide = given.astype(float)
+        m, v = 0.9 * m + 0.1 * wide, 0.999 * v + 0.001 * wide**2
+        direction = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        moved = half.astype(float) * (1 - 0.1 * optimizer.weight_decay) - 0.1 * direction
+        half = found["new w"]
+        np.testing.assert_allclose(half.astype(float), moved, rtol=float(ml_dtypes.finfo(dtype).eps))
+        np.testing.assert_allclose(found["new square"], v, rtol=1e-5)
+
+
+class Layer(NamedTuple):
+    w: Tensor
+    b: Tensor
+
+
+def test_trees_are_paired_by_key_and_keep_their_form():
+    w, b = asarray(np.ones((3, 3))), asarray(np.ones(3))
+    gw, gb = asarray(np.full((3, 3), 2.0)), asarray(np.full(3, 5.0))
+    after, _ = SGD(1.0).step({"w": w, "b": b}, {"b": gb, "w": gw}, {})
+    found = values(after)
+    assert found["w"].tolist() == [[-1.0] * 3] * 3
+    assert found["b"].tolist() == [-4.0] * 3
     optimizer = Adam(0.1)
-    after, state = optimizer.step(w, w, optimizer.init(w))
-    assert (after.dtype.name, state["mean"].dtype.name, state["step"].dtype.name) == (
-        "float16",
-        "float16",
-        "float32",
-    )
+    params = Layer(w, b), (w, [b])
+    pair, state = optimizer.step(params, params, optimizer.init(params))
+    assert [type(part) for part in (pair, pair[0], pair[1], pair[1][1])] == [tuple, Layer, tuple, list]
+    assert state["mean"][0].b.shape == (3,)
 
 
 def test_a_training_step_learns_to_tell_points_apart():
@@ -172,8 +211,39 @@ def test_a_training_step_learns_to_tell_points_apart():
         ),
         pytest.param(
             lambda: SGD(0.1).step([argument("w", (2,))], [], {}),
-            "1 and 0 tensors",
+            "1 and 0 tensors do not go together: [0] is in one alone",
             id="gradients that are missing",
+        ),
+        pytest.param(
+            lambda: SGD(0.1).step({"w": argument("w", (2,))}, {"v": argument("v", (2,))}, {}),
+            "['w'], ['v'] is in one alone",
+            id="gradients of other names",
+        ),
+        pytest.param(
+            lambda: SGD(0.1).step({"w": argument("w", (2, 3))}, {"w": argument("g", (3,))}, {}),
+            "grads ['w']: got (3,), wanted (2, 3)",
+            id="a gradient that would broadcast",
+        ),
+        pytest.param(
+            lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), Adam().init(argument("v", (1,)))),
+            "mean the only tensor: got (1,), wanted (2,)",
+            id="the state of another parameter",
+        ),
+        pytest.param(
+            lambda: SGD(0.1, momentum=0.9).step(argument("w", (2,)), argument("g", (2,)), {}),
+            "SGD: state: got [], without ['velocity']; begin with state = optimizer.init(params)",
+            id="no velocity to begin with",
+        ),
+        pytest.param(
+            lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
+            "Adam: state: got ['step'], without ['mean', 'square']",
+            id="half a state",
+        ),
+        pytest.param(lambda: Adam(epsilon=-1), "epsilon: a number from 0 on, got -1", id="epsilon below 0"),
+        pytest.param(
+            lambda: Adam(betas=(0.9, 0.99, 0.999)),
+            "betas: got (0.9, 0.99, 0.999), wanted two",
+            id="three betas",
         ),
     ],
 )
