@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dask_ferro.graph.cost import DeviceProfile
+import onnx_ir as ir
 
-__all__ = ["CARDS", "UNKNOWN", "Card", "array_profile", "card", "session_profile"]
+from dask_ferro.graph.cost import DeviceProfile
+from dask_ferro.graph.operands import Operands, Types
+
+__all__ = ["CARDS", "UNKNOWN", "Card", "array_profile", "card", "is_stacked", "session_profile"]
 
 
 class Card(NamedTuple):
@@ -85,6 +88,8 @@ _ARRAY_CALLS = {
 }
 # Matrix products reach the card's arithmetic; what is left to `other` is bound by memory.
 _PRODUCTS = ("MatMul", "Gemm", "Einsum", "Attention", "LSTM", "GRU", "RNN")
+# Those that the array table makes as batched products.
+_STACKED = ("Einsum", "Attention")
 # Convolution by matrix product writes each pixel out once a tap before it multiplies: a 3 x 3 one waits for memory.
 _UNFOLDED_CONVOLUTION, _LIBRARY_CONVOLUTION = 0.15, 0.6
 _OTHER = 0.1
@@ -93,9 +98,15 @@ _ARRAY_CALL_S, _SESSION_NODE_S = 8e-6, 4e-6
 
 
 def array_profile(row: Card, *, tf32: bool = False) -> DeviceProfile:
-    """Return the array table's profile on a card."""
-    efficiency = dict.fromkeys(_PRODUCTS, 1.0) | dict.fromkeys(
-        ("Conv", "ConvTranspose"), _UNFOLDED_CONVOLUTION
+    """Return the array table's profile on a card; with `tf32`, products of stacks are float32's all the same.
+
+    CuPy's batched products do not round to TF32: convolutions, attention, einsums, and a MatMul that `is_stacked`.
+    """
+    plain = row.float32 / _flops(row, tf32)
+    efficiency = (
+        dict.fromkeys(_PRODUCTS, 1.0)
+        | dict.fromkeys(_STACKED, plain)
+        | dict.fromkeys(("Conv", "ConvTranspose"), _UNFOLDED_CONVOLUTION * plain)
     )
     return DeviceProfile(
         f"{row.name}, array", _flops(row, tf32), row.memory, _ARRAY_CALL_S, efficiency, _OTHER, _ARRAY_CALLS
@@ -110,6 +121,11 @@ def session_profile(row: Card, *, tf32: bool = False) -> DeviceProfile:
     return DeviceProfile(
         f"{row.name}, onnxruntime", _flops(row, tf32), row.memory, _SESSION_NODE_S, efficiency, _OTHER
     )
+
+
+def is_stacked(node: ir.Node, types: Types) -> bool:
+    """Return whether a node is a MatMul whose right factor is no matrix, or of unknown rank."""
+    return node.op_type == "MatMul" and len(Operands(node, types).shape(1)) != 2
 
 
 def _flops(row: Card, tf32: bool) -> float:

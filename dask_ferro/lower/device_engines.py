@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.graph.cost import CPU, node_cost, seconds, value_bytes
-from dask_ferro.graph.device_profiles import Card, array_profile, card, session_profile
+from dask_ferro.graph.device_profiles import Card, array_profile, card, is_stacked, session_profile
 from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import type_of
 from dask_ferro.graph.shapes import ValueType, infer
@@ -70,13 +70,15 @@ def engines_on(
         "onnxruntime": CPU,
         "reference": CPU,
     }
+    stacked = profiles | {"array": array_profile(row)}  # whose products do not round to TF32
     weight = {"onnxruntime-device": _MARGIN, "reference": _REFERENCE}
     opsets = dict(model.opset_imports)
 
     def projected(node: ir.Node) -> dict[Engine, float]:
         cost = node_cost(node, types)
+        of = stacked if is_stacked(node, types) else profiles
         return {
-            engine: seconds(node, cost, profiles[engine], types=types) * weight.get(engine, 1.0)
+            engine: seconds(node, cost, of[engine], types=types) * weight.get(engine, 1.0)
             for engine in device_engines(node, opsets, provider_here, device.dtypes)
         }
 
@@ -112,11 +114,13 @@ def chosen(
     if wanted == "never" or (wanted == "auto" and provider == HOST) or not works(provider):
         return None
     key = (device.name, device.tf32, bundle, tuple(tuple(getattr(a, "shape", ())) for a in arrays))
-    if key not in _choices:
+    found = _choices.get(key)
+    if found is None:
+        found = engines_on(device, model(), bundle[1], bundle[2], arrays)
         if len(_choices) >= _KEPT:
             _choices.clear()
-        _choices[key] = engines_on(device, model(), bundle[1], bundle[2], arrays)
-    return _choices[key]
+        _choices[key] = found
+    return found
 
 
 def card_name(device: Device) -> str:

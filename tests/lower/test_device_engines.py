@@ -16,7 +16,7 @@ from dask_ferro.graph.device_profiles import CARDS, UNKNOWN, array_profile, card
 from dask_ferro.graph.load import load
 from dask_ferro.graph.shapes import infer
 from dask_ferro.kernels.standin import StandIn
-from dask_ferro.lower import device
+from dask_ferro.lower import device, device_engines
 from dask_ferro.lower.device_engines import card_name, cut_bytes, engines_on
 from dask_ferro.lower.device_engines import chosen as chosen_engines
 from tests.graphs import model
@@ -99,6 +99,31 @@ def test_tf32_never_slows_a_product(row: Any) -> None:
         assert seconds("MatMul", cost, profile(row, tf32=True)) <= seconds("MatMul", cost, profile(row))
 
 
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "Attention", "Einsum"])
+def test_batched_products_of_the_array_table_do_not_round_to_tf32(op: str) -> None:
+    cost = Cost(2 * 4096**3, 3 * 4 * 4096**2, 4 * 4096**2, 0)
+    assert seconds(op, cost, array_profile(A100, tf32=True)) == seconds(op, cost, array_profile(A100))
+    assert seconds(op, cost, session_profile(A100, tf32=True)) < seconds(op, cost, session_profile(A100))
+
+
+@pytest.mark.parametrize(
+    ("right", "engines"),
+    [
+        pytest.param(
+            (2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds, and the table needs no session"
+        ),
+        pytest.param((8, 2048, 2048), (("onnxruntime-device", 1),), id="stacks: only a session rounds"),
+    ],
+)
+def test_with_tf32_the_rank_of_the_right_factor_decides(right: tuple[int, ...], engines: Any) -> None:
+    left = (8, 2048, 2048)
+    proto = model([helper.make_node("MatMul", ["x", "z"], ["y"])], {"x": left, "z": right}, {"y": left})
+    on = StandIn()
+    on.tf32 = True
+    arrays = [np.broadcast_to(np.float32(0), shape) for shape in (left, right)]
+    assert engines_on(on, load(proto).model, ["x", "z"], ["y"], arrays, row=A100) == engines
+
+
 def test_an_operator_of_many_calls_goes_through_its_bytes_as_often() -> None:
     cost = Cost(0.0, 5e8, 5e8, 0.0)
     profile = array_profile(A100)
@@ -152,3 +177,16 @@ def test_a_choice_is_made_once_for_the_shapes_that_came() -> None:
             found = chosen_engines(on, opened, bundle, [np.zeros((rows, 64), "f4")])
             assert found == (("onnxruntime-device", 8),)
     assert len(read) == 2
+
+
+def test_a_choice_survives_that_another_thread_forgets_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            """Another thread clears right after."""
+
+    monkeypatch.setattr(device_engines, "_choices", Forgetful())
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+        found = chosen_engines(
+            StandIn(), lambda: load(norms(8)).model, ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
+        )
+    assert found == (("onnxruntime-device", 8),)

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from .kernel import BOOL, FLOAT, INDEX, WIDE, Array, Fn, Kernel, Op, dtype, listed
+from .product import product
 from .shape import padded
 
 _BIASED, _SOFTMAXED = 2, 3  # qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied)
@@ -67,10 +68,10 @@ def _grouped(xp: Any, a: Array, b: Array) -> Array:
     """matmul(a, b) where several heads of `a` may share one of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
-        return xp.matmul(a, b)
+        return product(xp)(a, b)
     batch, heads = a.shape[:2]
     a = xp.reshape(a, (batch, heads // share, share, *a.shape[2:]))
-    y = xp.matmul(a, xp.expand_dims(b, axis=2))
+    y = product(xp)(a, xp.expand_dims(b, axis=2))
     return xp.reshape(y, (batch, heads, *y.shape[3:]))
 
 

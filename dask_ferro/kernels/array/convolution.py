@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from .kernel import FLOAT, Array, Fn, Kernel, Op, widened
+from .product import product
 from .shape import padded
 from .window import Placement, Window, place, taps, window_of
 
@@ -43,7 +44,7 @@ def _conv(xp: Any, op: Op) -> Fn:
 
 def _pointwise(xp: Any, x: Array, w: Array) -> Array:
     columns = xp.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
-    y = xp.matmul(xp.reshape(w, (w.shape[0], w.shape[1])), columns)
+    y = product(xp)(xp.reshape(w, (w.shape[0], w.shape[1])), columns)
     return xp.reshape(y, (x.shape[0], w.shape[0], *x.shape[2:]))
 
 
@@ -64,15 +65,16 @@ def _unrolled(xp: Any, x: Array, w: Array, window: Window, placement: Placement,
     depth = math.prod(window.sizes) * channels // groups
     w = xp.reshape(w, (groups, w.shape[0] // groups, depth))
     slices = [s for _, s in taps(window, placement.counts)]
+    multiply = product(xp)
 
-    def product(part: Array) -> Array:
+    def convolved(part: Array) -> Array:
         unrolled = xp.stack([part[(..., *s)] for s in slices], axis=2)
-        return xp.matmul(w, xp.reshape(unrolled, (part.shape[0], groups, depth, positions)))
+        return multiply(w, xp.reshape(unrolled, (part.shape[0], groups, depth, positions)))
 
     sample_bytes = depth * groups * positions * xp.finfo(x.dtype).bits // 8
     step = max(1, _SLAB_BYTES // max(sample_bytes, 1))
-    parts = [product(x[i : min(i + step, samples), ...]) for i in range(0, samples, step)]
-    y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=0) if parts else product(x)
+    parts = [convolved(x[i : min(i + step, samples), ...]) for i in range(0, samples, step)]
+    y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=0) if parts else convolved(x)
     return xp.reshape(y, (samples, w.shape[0] * w.shape[1], *placement.counts))
 
 
@@ -87,7 +89,7 @@ def _conv_transpose(xp: Any, op: Op) -> Fn:
         out = w.shape[1]  # output channels of a group
         grouped = xp.reshape(w, (groups, channels // groups, out * kernels))
         columns = xp.reshape(x, (samples, groups, channels // groups, positions))
-        spread = xp.matmul(xp.matrix_transpose(grouped), columns)
+        spread = product(xp)(xp.matrix_transpose(grouped), columns)
         spread = xp.reshape(spread, (samples, groups * out, kernels, *sizes))
         extra = op.get("output_padding") or (0,) * len(sizes)
         full = [

@@ -49,12 +49,15 @@ def _mod(xp: Any, op: Op) -> Fn:
         remainder: Fn = xp.remainder
         return remainder
     integer = dtypes(xp, INTEGER)
+    exact: Fn | None = getattr(xp, "fmod", None)  # CuPy's remainder of floats rounds the quotient
 
     def fn(a: Array, b: Array) -> Array:
         if a.dtype in integer:
             r = xp.remainder(a, b)
             return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
-        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)  # exact, as C's fmod is
+        if exact is not None:
+            return exact(a, b)
+        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)  # exact on numpy, as C's fmod is
 
     return fn
 

@@ -3,8 +3,9 @@
 Indices may be negative.  The array API indexes by a vector along one axis (`take`), so n-dimensional indices
 are flattened; GatherND turns tuples of indices into positions in the flattened array.
 
-The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`; CuPy
-lacks that for products, which are left to other engines.  The standard has neither: there they sort (`_by_rounds`).
+The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`.  CuPy
+lacks that for products, which are left to other engines, and has it for some dtypes (`_ATOMIC`).  For the others, and
+where there is only the standard, which has neither, they sort (`_by_rounds`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import onnx_ir as ir
 from .kernel import ANY, INDEX, NUMERIC, WIDE, Array, Fn, Kernel, Op, along, late
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
+# What CuPy's `ufunc.at` takes, by what atomics there are.
+_EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
+_ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 
 def _gather(xp: Any, op: Op) -> Fn:
@@ -69,11 +73,17 @@ def _gather_nd(xp: Any, op: Op) -> Fn:
 
 
 def _scatter(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    if not hasattr(xp, "ndarray"):
+    on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
+    # Of two's complements the sum is the same, whether they are read as signed or not.
+    unsigned = on_cupy and reduction == "add" and x.dtype == xp.int64
+    lacking = on_cupy and reduction != "none" and x.dtype.name not in _ATOMIC[reduction] and not unsigned
+    if lacking or not hasattr(xp, "ndarray"):
         return _by_rounds(xp, x, at, updates, reduction)
     y = xp.asarray(x, copy=True)
     if reduction == "none":
         y[at] = updates
+    elif unsigned:
+        xp.add.at(y.view(xp.uint64), at, updates.view(xp.uint64))
     else:
         getattr(xp, _AT[reduction]).at(y, at, updates)
     return y

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from .kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
+from .product import product
 
 
 def _matmul(xp: Any, op: Op) -> Fn:
-    fn: Fn = xp.matmul
-    return fn
+    return product(xp)
 
 
 def _gemm(xp: Any, op: Op) -> Fn:
@@ -94,13 +94,13 @@ def _contract(xp: Any, a: _Term, b: _Term, needed: set[str]) -> _Term:
     labels = "".join(batch + rows + columns)
     left = _laid_out(xp, a, batch, rows, summed)
     right = _laid_out(xp, b, batch, summed, columns)
-    product = xp.matmul(left, right) if summed else left * right
-    head = product.shape[: len(batch)]
+    made = product(xp)(left, right) if summed else left * right
+    head = made.shape[: len(batch)]
     sizes = {
         **dict(zip(a.labels, a.array.shape, strict=True)),
         **dict(zip(b.labels, b.array.shape, strict=True)),
     }
-    return _Term(xp.reshape(product, (*head, *(sizes[x] for x in rows + columns))), labels)
+    return _Term(xp.reshape(made, (*head, *(sizes[x] for x in rows + columns))), labels)
 
 
 def _laid_out(

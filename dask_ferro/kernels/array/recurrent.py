@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from .activation import sigmoid
 from .kernel import FLOAT, Array, D, Fn, Kernel, Op, listed
+from .product import product
 
 State = tuple[Array, ...]
 
@@ -95,7 +96,7 @@ def _recurrent(make: Callable[[Any, Op], Cell], states: int) -> Callable[[Any, O
             bias = xp.zeros((len(backward), 2 * n), dtype=x.dtype) if b is None else b
             runs, ends = [], []
             for d, reverse in enumerate(backward):
-                projected = xp.matmul(x, w[d, ...].T) + bias[d, :n]
+                projected = product(xp)(x, w[d, ...].T) + bias[d, :n]
                 weights = Recurrence(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
                 run, end = _run(xp, step, projected, weights, tuple(s[d, ...] for s in initial), reverse)
                 runs.append(run)
