@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.schedules.known import known as schedule
     from dask_ferro.graph.signal import signal
     from dask_ferro.graph.tensor_model import save_onnx, to_model
+    from dask_ferro.instructions import tape
     from dask_ferro.lower import ModelGraph, from_onnx
     from dask_ferro.lower.pipeline import pipeline
     from dask_ferro.lower.spmd import Ranks, gather
@@ -76,6 +77,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "install": ("dask_ferro.runtime.install", "install"),
     "progress": ("dask_ferro.commands.progress", "progress"),
     "run": ("dask_ferro.stream", "run"),
+    "tape": ("dask_ferro.instructions", "tape"),
     "trace": ("dask_ferro.runtime.tracing", "trace"),
     "uninstall": ("dask_ferro.runtime.install", "uninstall"),
     "workloads": ("dask_ferro.graph.workloads", None),
@@ -101,6 +103,7 @@ __all__ = [
     "uninstall",
     "progress",
     "trace",
+    "tape",
     "ModelGraph",
     "LocalCluster",
     "SLURMCluster",

@@ -50,6 +50,8 @@ class Span(NamedTuple):
         Of the result (compute, op), or of what was moved (transfer).
     source : str
         The sender (transfer), the victim (steal), or "engine/node" (op).
+    region, placement : str
+        Of an op's node, where the graph says them; of other spans, their task's `About` does.
     """
 
     kind: str
@@ -61,11 +63,36 @@ class Span(NamedTuple):
     stop: float
     nbytes: int = 0
     source: str = ""
+    region: str = ""
+    placement: str = ""
 
     @property
     def seconds(self) -> float:
         """What it took."""
         return self.stop - self.start
+
+
+# The Dask annotation of a task that carries its `About`, as a plain tuple.
+ABOUT = "ferro_about"
+
+
+class About(NamedTuple):
+    """What a task of a graph computes, as far as the graph was written, sharded or cut into stages.
+
+    Attributes
+    ----------
+    region : str
+        The signals that its nodes were written under.
+    placement : str
+        How what it makes lies on the mesh, "S(0),R" say; "" where there is none.
+    stage, micro_batch : int or None
+        Of a pipeline.
+    """
+
+    region: str = ""
+    placement: str = ""
+    stage: int | None = None
+    micro_batch: int | None = None
 
 
 class TracedTask(NamedTuple):
@@ -81,6 +108,7 @@ class TracedTask(NamedTuple):
         Some may be outside of the trace: data that was there before, or what a bounded recorder forgot.
     order : int or None
         Its place among the tasks by priority, the first to run lowest; None where nobody noted it.
+    about : About
     """
 
     key: Key
@@ -90,6 +118,7 @@ class TracedTask(NamedTuple):
     nbytes: int = 0
     dependencies: tuple[Key, ...] = ()
     order: int | None = None
+    about: About = About()
 
 
 @dataclass(frozen=True)
@@ -231,7 +260,9 @@ def _lines(trace: Trace) -> Iterator[str]:
     for s in trace.spans:
         yield json.dumps(["span", s.kind, _plain(s.key), *s[2:]])
     for t in trace.tasks:
-        yield json.dumps(["task", _plain(t.key), *t[1:5], [_plain(d) for d in t.dependencies], t.order])
+        about = None if t.about == About() else list(t.about)
+        needs = [_plain(d) for d in t.dependencies]
+        yield json.dumps(["task", _plain(t.key), *t[1:5], needs, t.order, about])
 
 
 def _plain(key: Key) -> Any:
@@ -275,27 +306,42 @@ def _seconds(value: Any) -> Any:
     return _checked(value, type(value) in (int, float) and math.isfinite(value), "a finite number")
 
 
-_SPAN: tuple[_Reader, ...] = (_string, _key, _string, _string, _count, _seconds, _seconds, _count, _string)
+_SPAN: tuple[_Reader, ...] = (
+    *(_string, _key, _string, _string, _count, _seconds, _seconds, _count, _string),
+    *(_string, _string),
+)
 
 
 def _place(value: Any) -> Any:
     return _checked(value, value is None or type(value) is int, "a place or null")
 
 
-_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place)
-_TASK_BEFORE = len(_TASK) - 1  # cells of files that were written before tasks had an order
+def _about(value: Any) -> About:
+    if value is None:
+        return About()
+    region, placement, stage, micro_batch = _checked(value, type(value) is list, "a list or null")
+    return About(_string(region), _string(placement), _place(stage), _place(micro_batch))
+
+
+_TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place, _about)
+# Cells of files that were written before spans had a region, and before tasks had an order and were about something.
+_SPANS_BEFORE, _TASKS_BEFORE = (9,), (6, 7)
 
 
 def _row(row: Any) -> Span | TracedTask:
     """The span or task of one line; ValueError or TypeError for anything else."""
     name, *cells = row
     if name == "span":
-        return Span._make(read(cell) for read, cell in zip(_SPAN, cells, strict=True))
+        return Span(*_read(_SPAN, cells, _SPANS_BEFORE))
     if name == "task":
-        if len(cells) == _TASK_BEFORE:
-            cells.append(None)
-        return TracedTask._make(read(cell) for read, cell in zip(_TASK, cells, strict=True))
+        return TracedTask(*_read(_TASK, cells, _TASKS_BEFORE))
     raise ValueError(f"got {name!r}")
+
+
+def _read(readers: tuple[_Reader, ...], cells: list[Any], before: tuple[int, ...]) -> list[Any]:
+    """The cells of a line, those alone that its file has."""
+    is_old = len(cells) in before
+    return [read(cell) for read, cell in zip(readers, cells, strict=not is_old)]
 
 
 def _text(path: Path, where: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.trace import Span, Trace, TracedTask
+from dask_ferro.trace import About, Span, Trace, TracedTask
 
 RUN = Trace(
     spans=(
@@ -109,9 +109,20 @@ _spans = st.builds(
     _seconds,
     _counts,
     _texts,
+    _texts,
+    _texts,
 )
+_whole = st.none() | st.integers(-5, 2**40)
 _tasks = st.builds(
-    TracedTask, _keys, _texts, _texts, _seconds, _counts, st.lists(_keys, max_size=3).map(tuple)
+    TracedTask,
+    _keys,
+    _texts,
+    _texts,
+    _seconds,
+    _counts,
+    st.lists(_keys, max_size=3).map(tuple),
+    _whole,
+    st.builds(About, _texts, _texts, _whole, _whole),
 )
 _traces = st.builds(
     Trace,
@@ -146,6 +157,13 @@ def test_files_from_before_tasks_had_an_order_are_read(tmp_path: Path) -> None:
     assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, ("d",), None),)
 
 
+def test_files_from_before_there_were_regions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.ferrotrace"
+    path.write_text(HEAD.replace("[1, 0]", "[1, 1]") + SPAN + '["task", "k", "p", "g", 1.0, 8, [], 4]\n')
+    assert Trace.load(path).spans == (Span("compute", "k", "p", "w", 0, 0.0, 1.0, 8),)
+    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, (), 4, About()),)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -166,6 +184,11 @@ def test_files_from_before_tasks_had_an_order_are_read(tmp_path: Path) -> None:
         pytest.param(HEAD + SPAN.replace("0.0", "NaN"), "line 2.*finite", id="a time is no number"),
         pytest.param(HEAD + SPAN.replace('"k"', "null"), "line 2.*a key", id="null is no key"),
         pytest.param(HEAD + SPAN.replace(', ""]', "]"), "line 2", id="a column is missing"),
+        pytest.param(
+            HEAD + '["task", "k", "p", "g", 1, 8, [], 0, ["layer1", "R", "first", 0]]\n',
+            "line 2.*place",
+            id="a stage is a number",
+        ),
         pytest.param(HEAD + "3\n", "line 2", id="a number is no row"),
         pytest.param(HEAD + '["event"]\n', "line 2.*'event'", id="an unknown row is named"),
         pytest.param(

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from dask_ferro.graph.operands import Operands, type_of
 
 REDUCTIONS = ("sum", "mean", "max", "min")
+PLACEMENT = "dask_ferro.placement"  # the key of a sharded node's metadata that says how what it makes lies
 
 
 @dataclass(frozen=True, slots=True)

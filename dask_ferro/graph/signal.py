@@ -29,6 +29,9 @@ class Region(NamedTuple):
     path: str = ""
     phase: str = ""
 
+    def __str__(self) -> str:
+        return " ".join(part for part in self if part)
+
     def metadata(self) -> dict[str, str]:
         """What a node's `metadata_props` say of it."""
         return {k: v for k, v in ((REGION_KEY, self.path), (PHASE_KEY, self.phase)) if v}

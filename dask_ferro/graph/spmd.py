@@ -5,13 +5,14 @@ node for each group of ranks, or a Slice on each rank.  A value is named `name@l
 that has the same part: weights and inputs that several ranks share are there once.  Attributes that count parts
 of a split dimension (heads, groups) and shapes that are spelled out become those of the shard.
 
-A node says in its metadata for which rank it is (`dask_ferro.rank`, a collective `dask_ferro.ranks`); what it
-had there before stays.  What no output needs is left out.  Where ranks live is not known here.
+A node says in its metadata for which rank it is (`dask_ferro.rank`, a collective `dask_ferro.ranks`) and how what it
+makes lies (`dask_ferro.placement`); what it had there before stays, and a redistribution has the region of what made
+the value.  What no output needs is left out.  Where ranks live is not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -21,11 +22,12 @@ import onnx_ir as ir
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.operands import type_of
 from dask_ferro.graph.placement_table import rule
-from dask_ferro.graph.placements import Shard, Site
+from dask_ferro.graph.placements import PLACEMENT, Shard, Site
 from dask_ferro.graph.redistribute import Layout, Step, collective, text
 from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.shard_parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.shard_plan import Compute, Folded, Move, Sharding
+from dask_ferro.graph.signal import region_of
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
@@ -153,6 +155,7 @@ class _Lowering:
             for value, layout in zip(node.outputs, entry.outputs, strict=True)
         ]
         attributes = self._attributes(entry)
+        placement = text(entry.outputs[0]) if entry.outputs else ""
         for rank in ranks:
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
             made = ir.Node(
@@ -162,7 +165,7 @@ class _Lowering:
                 attributes,
                 outputs=[pieces[rank] for pieces in outputs],
                 name=f"{node.name or node.op_type}@{rank}",
-                metadata_props={**node.metadata_props, RANK: str(rank)},
+                metadata_props={**node.metadata_props, RANK: str(rank), PLACEMENT: placement},
             )
             self.nodes.append(made)
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
@@ -206,25 +209,29 @@ class _Lowering:
     def _move(self, entry: Move) -> None:
         value, now = entry.value, entry.source
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
+        maker = value.producer()
+        told = {} if maker is None else region_of(maker).metadata()
         for step in entry.steps:
             then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if (value, then) not in self.forms and is_cut:
                 self._source(value, then)  # cut now, not at each run
             elif (value, then) not in self.forms:
                 made = tuple(self._value(value, then, rank) for rank in range(self.mesh.ranks))
-                self._step(step, self.forms[value, now], made)
+                self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
                 self.forms[value, then] = made
             now = then
 
-    def _step(self, step: Step, pieces: Pieces, made: Pieces) -> None:
+    def _step(self, step: Step, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
         for group in self.mesh.groups(step.axis):
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):
-                    self.nodes.append(self._slice(step.target.dim, index, pieces[rank], made[rank], rank))
+                    cut = self._slice(step.target.dim, index, pieces[rank], made[rank], rank)
+                    cut.metadata_props.update(told)
+                    self.nodes.append(cut)
                 continue
             node = collective(step, [pieces[rank] for rank in group], [made[rank] for rank in group], name)
-            node.metadata_props[RANKS] = ",".join(map(str, group))
+            node.metadata_props.update({**told, RANKS: ",".join(map(str, group))})
             self.nodes.append(node)
 
     def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:

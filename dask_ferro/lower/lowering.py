@@ -20,12 +20,15 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.plan import MODEL_INPUT, Bundle, Plan, Source
 from dask_ferro.graph.shapes import ValueType
+from dask_ferro.graph.signal import region_of
 from dask_ferro.kernels.route import route
+from dask_ferro.lower.about import ByHead, about
 from dask_ferro.lower.inputs import Feed, current_client, feed, token_of
 from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
 from dask_ferro.lower.shipping import copy_for
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.task import BundleRef
+from dask_ferro.trace import ABOUT
 
 if TYPE_CHECKING:
     from dask_ferro.lower.opened import Opened
@@ -223,7 +226,7 @@ def lower(
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
     layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
-    layer.annotations = dict(annotations) or None
+    layer.annotations = {**_about(opened, plan, series), **annotations} or None
     graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
     widths = tuple(len(b.outputs) for b in plan.bundles)
     return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
@@ -253,6 +256,16 @@ def _bundle_ref(
         flops=0.0 if by_rows else float(bundle.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
     )
+
+
+def _about(opened: Opened, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
+    """The annotation that says which regions each bundle is of; none of a graph without signals."""
+    nodes = list(opened.loaded.model.graph)
+    if not any(str(region_of(node)) for node in nodes):
+        return {}
+    pairs = zip(series, plan.bundles, strict=True)
+    found = {keys.head: tuple(about(nodes[i] for i in bundle.nodes)) for keys, bundle in pairs}
+    return {ABOUT: ByHead(found)}
 
 
 def _title(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tree import Tree
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.pipeline_run import PipelineRun, arrays_like, form_of
-from dask_ferro.lower.pipeline_tasks import action_refs
+from dask_ferro.lower.pipeline_tasks import action_refs, action_regions
 from dask_ferro.lower.signature import as_array, check_arrays, shape_of
 
 _CHUNKS = {"interleaved": 2, "zb-v": 2}  # a stage, where nobody says otherwise
@@ -158,6 +158,7 @@ class Pipeline:
         self._opened = _opened(model.model)
         self.pieces: tuple[Piece, ...] = pieces(self._opened.loaded.model, schedule.chunks)
         self._refs = action_refs(self._opened, self.pieces)
+        self._regions = action_regions(self._opened, self._refs)
         self._batch = self._carriers()
 
     def __repr__(self) -> str:

@@ -138,7 +138,9 @@ class PipelineRun(DaskMethodsMixin):
         feeds = self._feeds(client)
         copy = copy_for(whole._opened, client)
         sources = {n: one.source if n in whole._batch else _for_all(one.source) for n, one in feeds.items()}
-        wiring = Wiring(whole.lowering, whole.pieces, whole._refs, whole._grads != (), self._token)
+        wiring = Wiring(
+            whole.lowering, whole.pieces, whole._refs, whole._regions, whole._grads != (), self._token
+        )
         layer, keys = stage_layer(wiring, whole._opened.ref, sources, copy, homes)
         sent = [*feeds.values(), *([copy] if copy is not None else [])]
         return _joined(f"ferro-pipeline-{self._token}", layer, sent), keys

@@ -20,12 +20,14 @@ from dask_ferro.graph.schedules.action import BACKWARD, FORWARD, INPUT_GRAD, WEI
 from dask_ferro.graph.schedules.edges import WINDOW, Edge, Lowering
 from dask_ferro.kernels.executable import nodes_between
 from dask_ferro.kernels.route import Engine, Support
+from dask_ferro.lower.about import about
 from dask_ferro.lower.actions import ActionRef, run_action, run_sum
 from dask_ferro.lower.inputs import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.stage_workers import STAGE
 from dask_ferro.lower.task import BundleRef, ModelRef
+from dask_ferro.trace import ABOUT, About
 
 # Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
 _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
@@ -35,15 +37,19 @@ _SUM = "gradient_sum"
 Refs = tuple[
     Mapping[str, BundleRef], ...
 ]  # of each chunk: "F", "I" and "W", where there is anything to compute
+Regions = tuple[Mapping[str, str], ...]  # of the nodes of each of those bundles
 Source = KeySeries | Literal
 
 
 class Wiring(NamedTuple):
-    """What is to be wired: the schedule's edges, the chunks, their bundles; whether it trains, and a token."""
+    """What is to be wired: the schedule's edges, the chunks, their bundles, what those are about; whether it trains,
+    and a token.
+    """
 
     plan: Lowering
     pieces: tuple[Piece, ...]
     refs: Refs
+    regions: Regions
     trains: bool
     token: str
 
@@ -69,6 +75,16 @@ def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
     )
 
 
+def action_regions(opened: Opened, refs: Refs) -> Regions:
+    """Return the regions of the nodes of each chunk's bundles."""
+    model = opened.loaded.model
+
+    def region(ref: BundleRef) -> str:
+        return about(nodes_between(model, ref.inputs, ref.outputs)).region
+
+    return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
+
+
 def _engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
     """Each node's first engine, in runs.  Unlike `route` it never asks what else is in the bundle: a node has to give
     the same bits wherever the model is cut.
@@ -90,7 +106,7 @@ class _Wirer:
     """Keys, calls and stages of all tasks."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self.plan, self.pieces, self.refs, self.trains, self.token = wiring
+        self.plan, self.pieces, self.refs, _, self.trains, self.token = wiring
         self.actions = list(self.plan.stage)
         self.made_by = {
             name: (c, kind)
@@ -196,7 +212,7 @@ def stage_layer(
         for key, (call, after) in calls.items():
             tasks[key] = _task(key, call, after, model, sources, action.micro_batch, extra)
             home[key] = action
-    annotations = _annotations(wiring.plan, home, homes)
+    annotations = _annotations(wiring, home, homes)
     return MaterializedLayer(tasks, annotations=annotations), _result_keys(wirer)
 
 
@@ -239,16 +255,25 @@ def _task(
     return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
 
 
-def _annotations(plan: Lowering, home: Mapping[Key, Action], homes: Sequence[str]) -> dict[str, Any] | None:
-    """Where and how urgently each task runs, as Dask asks for it: functions of the key."""
+def _annotations(wiring: Wiring, home: Mapping[Key, Action], homes: Sequence[str]) -> dict[str, Any] | None:
+    """Where and how urgently each task runs, and what it is about, as Dask asks for it: functions of the key."""
     if not homes:
         return None
+    plan = wiring.plan
     stage = {key: plan.stage[action] for key, action in home.items()}
     return {
         "priority": {key: plan.priority[action] for key, action in home.items()}.__getitem__,
         "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__,
         STAGE: stage.__getitem__,
+        ABOUT: {key: _about(wiring, action) for key, action in home.items()}.__getitem__,
     }
+
+
+def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:
+    regions = wiring.regions[action.chunk]
+    parts = "IW" if action.kind == BACKWARD else _STEPS[action.kind][-1]
+    region = "; ".join(dict.fromkeys(regions[part] for part in parts if regions.get(part)))
+    return tuple(About(region, "", wiring.plan.stage[action], action.micro_batch))
 
 
 def _result_keys(wirer: _Wirer) -> list[Any]:

@@ -28,7 +28,7 @@ from dask_ferro.graph.cost import CPU, costs, seconds
 from dask_ferro.graph.load import Limits, Loaded, load
 from dask_ferro.graph.placements import Partial, Placement, Shard
 from dask_ferro.graph.redistribute import Mesh, text
-from dask_ferro.graph.segments import cut, is_collective
+from dask_ferro.graph.segments import is_collective
 from dask_ferro.graph.shapes import infer
 from dask_ferro.graph.shard_parts import Port, Spmd
 from dask_ferro.kernels.collectives import joined, reduced
@@ -36,9 +36,10 @@ from dask_ferro.kernels.route import check, support
 from dask_ferro.lower.exchange import Key
 from dask_ferro.lower.inputs import current_client
 from dask_ferro.lower.shipping import copy_for
-from dask_ferro.lower.spmd_tasks import Call, Place, Source
+from dask_ferro.lower.spmd_tasks import Call, Place, source
 from dask_ferro.lower.store import reference, spool
 from dask_ferro.lower.task import ModelRef, remember
+from dask_ferro.trace import ABOUT
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
 _IN_GRAPH_BYTES = 8 * 2**20
@@ -77,7 +78,7 @@ class Ranks:
         self.spmd, self.workers = spmd, workers
         self._opened = _Opened(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
-        self._source = Source(loaded.model, self._opened.ref, cut(loaded.model), rows, each)
+        self._source = source(loaded.model, self._opened.ref, rows, each)
         remember(self._opened.ref, loaded)
 
     @classmethod
@@ -309,7 +310,7 @@ def _ends(call: Call, port: Port) -> tuple[Key, ...]:
 
 
 def _graph(call: Call, homes: Sequence[str], below: Sequence[_Below]) -> HighLevelGraph:
-    annotations: dict[str, Any] = {"priority": _Looked(call.priority)}
+    annotations: dict[str, Any] = {"priority": _Looked(call.priority), ABOUT: call.about.get}
     if homes:
         where = {key: [homes[rank % len(homes)]] for key, rank in call.rank.items()}
         annotations |= {"workers": _Looked(where), "allow_other_workers": True}

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from dask._task_spec import Task, TaskRef
 
-from dask_ferro.graph.segments import Bucket, Cut, Segment
+from dask_ferro.graph.segments import Bucket, Cut, Segment, cut, is_collective
 from dask_ferro.kernels.route import Support, route
+from dask_ferro.lower.about import about
 from dask_ferro.lower.exchange import Key, Name, exchange
 from dask_ferro.lower.task import BundleRef, ModelRef, pick, run_bundle
+from dask_ferro.trace import About
 
 # A session with threads costs their start: below this it has none.
 _WORTH_THREADS_S = 1e-3
@@ -32,13 +34,30 @@ class Place(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The graph that a call computes: its model as loaded, by name, in pieces; each node's engines and seconds."""
+    """The graph that a call computes: its model as loaded, by name, in pieces; each node's engines and seconds.
+
+    Attributes
+    ----------
+    segments, buckets : sequence of About
+        What each piece is about.
+    """
 
     model: ir.Model
     ref: ModelRef
     pieces: Cut
     support: Sequence[Support]
     seconds: Sequence[float]
+    segments: Sequence[About]
+    buckets: Sequence[About]
+
+
+def source(model: ir.Model, ref: ModelRef, support: Sequence[Support], seconds: Sequence[float]) -> Source:
+    """Return a sharded graph in its pieces."""
+    pieces, nodes = cut(model), list(model.graph)
+    makers = {v.name: node for node in nodes if is_collective(node) for v in node.outputs}
+    segments = [about(nodes[position] for position in segment.nodes) for segment in pieces.segments]
+    buckets = [about(makers[name] for name in bucket.makes[0]) for bucket in pieces.buckets]
+    return Source(model, ref, pieces, support, seconds, segments, buckets)
 
 
 class Call:
@@ -59,6 +78,7 @@ class Call:
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
         self.priority: dict[Key, int] = {}
+        self.about: dict[Key, tuple[Any, ...]] = {}
 
     def give(self, name: str, array: Any, rank: int) -> None:
         """Let an input's part travel in the graph."""
@@ -102,6 +122,7 @@ class Call:
         self._task(
             key, segment.rank, -segment.before, run_bundle, self.source.ref, bundle, *reads, **self.extra
         )
+        self.about[key] = tuple(self.source.segments[number])
 
     def _bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
         rows = [self.source.support[position] for position in nodes]
@@ -123,6 +144,7 @@ class Call:
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
             self._task(step.key, step.rank, -number, step.call, *step.constants, *map(TaskRef, step.reads))
+            self.about[step.key] = tuple(self.source.buckets[number])
         for key, names in zip(results, bucket.makes, strict=True):
             self.places.update((one, Place(key, i)) for i, one in enumerate(names))
 

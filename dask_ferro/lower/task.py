@@ -19,11 +19,12 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.load import Limits, Loaded, load
 from dask_ferro.kernels.cache import Cache
-from dask_ferro.kernels.executable import Executable, compile_bundle
+from dask_ferro.kernels.executable import Executable, compile_bundle, nodes_between
 from dask_ferro.kernels.ondevice import DeviceExecutable
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
 from dask_ferro.lower import device
+from dask_ferro.lower.about import Told, told
 from dask_ferro.lower.device_engines import chosen
 from dask_ferro.lower.threads import intra_op_threads
 
@@ -81,7 +82,8 @@ class BundleRef(NamedTuple):
 
 
 Compute = Callable[..., tuple[Any, ...]]
-Listener = Callable[[Any], Compute]  # of an Executable or a DeviceExecutable
+# Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
+Listener = Callable[[Any, Callable[[], Told]], Compute]
 # Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
 _listener: Listener | None = None
 
@@ -111,7 +113,9 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
         if residency is None
         else _placed(model, bundle, copy, residency, arrays)
     )
-    run: Compute = executable if _listener is None else _listener(executable)
+    run: Compute = executable
+    if _listener is not None:
+        run = _listener(executable, lambda: _told(model, bundle, copy))
     try:
         results = _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
     except Exception as error:
@@ -120,6 +124,10 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
     if bundle.by_name:
         return dict(zip(bundle.outputs, results, strict=True))
     return results[0] if len(results) == 1 else results
+
+
+def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
+    return told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs))
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:

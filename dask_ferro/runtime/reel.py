@@ -180,7 +180,7 @@ def merged(spans: Iterable[Span], short: float) -> Iterator[Block]:
     """
     mixed = short >= _MIXED
     pending: dict[tuple[str, int, str], list[Any]] = {}
-    for kind, key, prefix, worker, lane, start, stop, nbytes, source in spans:
+    for kind, key, prefix, worker, lane, start, stop, nbytes, source, _, _ in spans:
         seconds = stop - start
         if seconds >= short:
             yield Block(kind, prefix, key, 1, worker, lane, start, stop, nbytes, seconds, source)

@@ -29,6 +29,7 @@ from distributed.metrics import time
 from dask_ferro.kernels.executable import Executable
 from dask_ferro.kernels.watch import Kernel, Profiled, ProfiledOp
 from dask_ferro.lower import task
+from dask_ferro.lower.about import Told
 from dask_ferro.trace import Key, Span
 
 # About 0.2 kB an op: 20 MB when it is full.
@@ -44,6 +45,7 @@ class _Run(NamedTuple):
     key: Key
     zero: float
     thread: int
+    told: Told
 
 
 class _What(NamedTuple):
@@ -102,7 +104,7 @@ class Tape:
     def _forget(self) -> None:
         self._recorded = self._total()
         self._ops.clear()
-        self._watched: WeakKeyDictionary[Executable, Executable] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[Executable, tuple[Executable, Told]] = WeakKeyDictionary()
         self._profiles: list[Profiled] = []
         self._profiled: dict[int, list[ProfiledOp]] = {}
 
@@ -126,15 +128,22 @@ class Tape:
 
     # -- what a bundle runs through ------------------------------------------------------------------------
 
-    def listened(self, executable: Executable) -> Callable[..., tuple[Any, ...]]:
-        """Return a bundle whose ops are recorded for the task that runs in this thread; itself, where none does."""
+    def listened(self, executable: Executable, told_of: Callable[[], Told]) -> Callable[..., tuple[Any, ...]]:
+        """Return a bundle whose ops are recorded for the task that runs in this thread; itself, where none does.
+
+        Parameters
+        ----------
+        told_of : callable
+            Gives what the graph tells of the bundle's nodes.
+        """
         try:
             worker = get_worker()
             key = worker.get_current_task()
         except (ValueError, KeyError):  # no worker, or no task of one, in this thread
             return executable
-        run = _Run(str(worker.contact_address), key, time() - perf_counter(), threading.get_native_id())
-        watched = self._watched_of(executable)
+        watched, told = self._watched_of(executable, told_of)
+        zero = time() - perf_counter()
+        run = _Run(str(worker.contact_address), key, zero, threading.get_native_id(), told)
 
         def recorded(*arrays: Any) -> tuple[Any, ...]:
             self._thread.run = run
@@ -142,11 +151,11 @@ class Tape:
 
         return recorded
 
-    def _watched_of(self, executable: Executable) -> Executable:
+    def _watched_of(self, executable: Executable, told_of: Callable[[], Told]) -> tuple[Executable, Told]:
         with self._lock:
             found = self._watched.get(executable)
             if found is None:
-                found = self._watched[executable] = executable.watched(self)
+                found = self._watched[executable] = executable.watched(self), told_of()
             return found
 
     def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
@@ -232,7 +241,10 @@ def _nbytes(made: Any) -> int:
 def _span(op: _Op, ahead: float) -> Span:
     what, run = op.what, op.run
     source = f"{what.engine}/{what.node}"
-    return Span("op", run.key, what.op, run.worker, 0, op.start + ahead, op.stop + ahead, op.nbytes, source)
+    start, stop = op.start + ahead, op.stop + ahead
+    return Span(
+        "op", run.key, what.op, run.worker, 0, start, stop, op.nbytes, source, *run.told.get(what.node, ())
+    )
 
 
 _tape = Tape()

@@ -22,7 +22,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.runtime.mark import Mark, Rows
-from dask_ferro.trace import Key, Span, Trace, TracedTask
+from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
 # About 0.5 kB a task: 25 MB on the scheduler when it is full.
 LENGTH = 50_000
@@ -52,6 +52,7 @@ class _Run(NamedTuple):
     dependencies: tuple[Key, ...]
     fetches: tuple[_Fetch, ...]
     priority: tuple[Any, ...] = ()
+    about: tuple[Any, ...] | None = None
 
 
 class _Steal(NamedTuple):
@@ -199,6 +200,7 @@ class Telemetry:
                 tuple([d.key for d in ts.dependencies]),
                 _fetches(ts, fetched, late) if fetched else (),
                 ts.priority or (),
+                ts.annotations.get(ABOUT) if ts.annotations else None,
             )
         )
 
@@ -375,6 +377,7 @@ def _tasks(runs: Iterable[_Run]) -> tuple[TracedTask, ...]:
             run.nbytes,
             tuple(sorted(run.dependencies, key=repr)),  # Dask has them in a set
             places[run.key],
+            About(*run.about or ()),
         )
         for run in first.values()
     )

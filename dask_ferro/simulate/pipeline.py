@@ -15,7 +15,7 @@ from itertools import accumulate
 from dask_ferro.graph.schedule import Schedule
 from dask_ferro.graph.schedules.action import FORWARD, RELEASING, Action
 from dask_ferro.graph.schedules.edges import CHAIN, Edge, Lowering, lowering
-from dask_ferro.trace import Span, Trace, TracedTask
+from dask_ferro.trace import About, Span, Trace, TracedTask
 
 
 def simulate(
@@ -108,7 +108,10 @@ def _tasks(plan: Lowering, computed: Mapping[Action, Span]) -> tuple[TracedTask,
         needs[edge.after].append(str(edge.before))
     rank = {action: -plan.priority[action] for action in computed}
     return tuple(
-        TracedTask(str(a), a.kind, f"{a.chunk}{a.kind}", computed[a].seconds, 0, tuple(needs[a]), rank[a])
+        TracedTask(
+            *(str(a), a.kind, f"{a.chunk}{a.kind}", computed[a].seconds, 0, tuple(needs[a]), rank[a]),
+            About(stage=plan.stage[a], micro_batch=a.micro_batch),
+        )
         for a in sorted(computed, key=lambda action: (computed[action].stop, rank[action]))
     )
 

@@ -17,12 +17,14 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.kernels import profile
 from dask_ferro.lower import task
+from dask_ferro.lower.spmd import Ranks
 from dask_ferro.runtime import tape, tracing
 from dask_ferro.runtime.scheduler import NAME
 from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.tracing import Tracing, checked, traced_to
 from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
+from tests.graph.pipeline_nets import mlp as mlp_net
 from tests.graphs import mlp
 
 MLP = mlp().SerializeToString()
@@ -393,6 +395,84 @@ def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None
         ff.from_onnx(MLP)(X).compute(workers=["late"])
     client.cluster.sync(late.close)
     assert {s.worker for s in t.trace.of("op")} == {late.address}
+
+
+# ---- the tape of instructions ------------------------------------------------------------------------------
+
+
+def column_row() -> Ranks:
+    """Two layers, the first split by columns and the second by rows, on two ranks."""
+    x = ff.argument("x", (8, 16), np.float64)
+    w1, w2 = (ff.asarray(np.full(shape, 0.1), name=n) for n, shape in (("w1", (16, 32)), ("w2", (32, 4))))
+    with ff.signal("first"):
+        h = ff.nn.relu(x @ w1)
+    with ff.signal("second"):
+        y = h @ w2
+    plan = {
+        "first": {"shard": {"w1": 1}, "workers": [0, 1]},
+        "second": {"shard": {"w2": 0}, "workers": [0, 1]},
+    }
+    return Ranks.of(ff.apply(y, plan))
+
+
+def test_the_tape_of_a_sharded_graph_has_regions_and_placements(client: Client) -> None:
+    y = column_row()({"x": np.ones((8, 16))})["y"]
+    with ff.trace(client) as run:
+        np.testing.assert_allclose(y.compute(), 5.12)
+    rows = [row for row in ff.tape(run) if row.region]
+    found = {(row.op, row.region, row.placement, row.nbytes) for row in rows}
+    term = 8 * 4 * 8
+    assert {row for row in found if row[0] != "transfer"} == {
+        ("spmd-segment", "first; second", "S(1); P", term),
+        ("allreduce-sum", "second", "R", rows[-1].nbytes),
+    }
+    assert ("transfer", "second", "R", term) in found
+    segments = [row for row in rows if row.op == "spmd-segment"]
+    assert sorted(row.worker for row in segments) == sorted(run.trace.workers)
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: Client) -> None:
+    y = column_row()({"x": np.ones((8, 16))})["y"]
+    with ff.trace(client, ops=True) as run:
+        y.compute()
+    ops = {"MatMul", "Relu"}
+    found = {w: [(r.op, r.region, r.placement) for r in ff.tape(run) if r.worker == w and r.op in ops]
+             for w in run.trace.workers}  # fmt: skip
+    wanted = [("MatMul", "first", "S(1)"), ("Relu", "first", "S(1)"), ("MatMul", "second", "P")]
+    assert list(found.values()) == [wanted] * 2
+
+
+def test_the_tape_of_a_pipeline_has_stages_and_micro_batches(client: Client) -> None:
+    net = mlp_net(layers=4)
+    step = ff.pipeline(
+        net.loss, net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
+    )
+    with ff.trace(client) as run:
+        step(net.batch(6)).compute()
+    rows = [row for row in ff.tape(run) if row.op in ("forward", "backward")]
+    each = [(stage, i) for stage in (0, 1) for i in (0, 1)]
+    for op in ("forward", "backward"):
+        assert sorted((r.stage, r.micro_batch) for r in rows if r.op == op) == each
+    assert {(r.stage, r.worker) for r in rows} == set(enumerate(sorted(run.trace.workers)))
+    regions = {(r.op, r.stage): r.region for r in rows}
+    assert regions["forward", 0] == "layer0; layer1"
+    assert regions["backward", 0] == "layer1 backward; layer0 backward"
+
+
+def test_the_tape_of_a_graph_in_one_piece_has_its_regions(client: Client) -> None:
+    with ff.signal("scores"):
+        y = ff.nn.softmax(ff.argument("x", ("N", 6)))
+    with ff.trace(client) as run:
+        y.compute({"x": X})
+    assert [(row.region, row.stage, row.nbytes) for row in ff.tape(run) if "softmax" in row.op] == [
+        ("scores", None, X.nbytes)
+    ]
+
+
+def test_a_tape_is_there_when_the_block_has_ended(client: Client) -> None:
+    with ff.trace(client) as run, pytest.raises(ConfigError, match="when the block has ended"):
+        ff.tape(run)
 
 
 @pytest.mark.cluster

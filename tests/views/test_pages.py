@@ -131,7 +131,13 @@ def test_what_a_timeline_remembers_is_bounded() -> None:
         telemetry.joined(name, 2)
         prefix = SimpleNamespace(name=f"p{number}")
         ts = SimpleNamespace(
-            key=str(number), prefix=prefix, group=prefix, dependencies=(), priority=(), state="memory"
+            key=str(number),
+            prefix=prefix,
+            group=prefix,
+            dependencies=(),
+            priority=(),
+            state="memory",
+            annotations=None,
         )
         telemetry.finished(ts, name, [{"action": "compute", "start": 1.0, "stop": 2.0}], 8, thread=number)  # type: ignore[arg-type]
         spans = telemetry.news(mark)
