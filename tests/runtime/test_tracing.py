@@ -443,21 +443,33 @@ def test_the_tape_of_a_sharded_graph_has_each_op_where_ops_are_recorded(client: 
     assert list(found.values()) == [wanted] * 2
 
 
-def test_the_tape_of_a_pipeline_has_stages_and_micro_batches(client: Client) -> None:
+def check_tape_of_a_pipeline(client: Client, *, ops: bool) -> None:
+    """Run two stages of two layers on two micro-batches, and look at each row's region, stage and micro-batch."""
     net = mlp_net(layers=4)
     step = ff.pipeline(
         net.loss, net.params, stages=[("layer0", "layer1"), ("layer2", "layer3")], micro_batches=2
     )
-    with ff.trace(client) as run:
+    with ff.trace(client, ops=ops) as run:
         step(net.batch(6)).compute()
-    rows = [row for row in ff.tape(run) if row.op in ("forward", "backward")]
-    each = [(stage, i) for stage in (0, 1) for i in (0, 1)]
+    found = ff.tape(run)
+    each = {(stage, i) for stage in (0, 1) for i in (0, 1)}
+    if ops:
+        products = [row for row in found if row.op in ("MatMul", "Gemm")]
+        assert {(r.stage, r.micro_batch) for r in products} == each
+        layers = {(r.stage, r.region.partition(" ")[0]) for r in products}
+        assert layers == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
+        return
+    rows = [row for row in found if row.op in ("forward", "backward")]
     for op in ("forward", "backward"):
-        assert sorted((r.stage, r.micro_batch) for r in rows if r.op == op) == each
+        assert sorted((r.stage, r.micro_batch) for r in rows if r.op == op) == sorted(each)
     assert {(r.stage, r.worker) for r in rows} == set(enumerate(sorted(run.trace.workers)))
     regions = {(r.op, r.stage): r.region for r in rows}
     assert regions["forward", 0] == "layer0; layer1"
     assert regions["backward", 0] == "layer1 backward; layer0 backward"
+
+
+def test_the_tape_of_a_pipeline_has_stages_and_micro_batches(client: Client) -> None:
+    check_tape_of_a_pipeline(client, ops=False)
 
 
 def test_the_tape_of_a_graph_in_one_piece_has_its_regions(client: Client) -> None:
@@ -487,3 +499,18 @@ def test_processes_have_tapes_of_their_own() -> None:
     assert len(t.trace.tasks) == 8
     assert {s.key for s in t.trace.of("op")} == {k.key for k in t.trace.tasks}
     assert {s.worker for s in t.trace.of("op")} == {s.worker for s in t.trace.of("compute")}
+
+
+@pytest.mark.cluster
+def test_processes_tell_regions_stages_and_micro_batches() -> None:
+    with (
+        ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        check_tape_of_a_pipeline(client, ops=False)
+        check_tape_of_a_pipeline(client, ops=True)
+        y = column_row()({"x": np.ones((8, 16))})["y"]
+        with ff.trace(client, ops=True) as run:
+            y.compute()
+    found = {(r.op, r.region, r.placement) for r in ff.tape(run)}
+    assert found >= {("MatMul", "first", "S(1)"), ("MatMul", "second", "P"), ("allreduce-sum", "second", "R")}
