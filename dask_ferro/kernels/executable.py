@@ -149,6 +149,7 @@ def compile_bundle(
     *,
     threads: int = 1,
     prepack: bool = True,
+    exact: bool = False,
     device: Device | None = None,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for the engines that were chosen for it.
@@ -165,6 +166,8 @@ def compile_bundle(
         Intra-op threads of ONNX Runtime sessions.
     prepack : bool
         Whether sessions may keep rearranged copies of weights.
+    exact : bool
+        Whether its bits may not depend on where the model is cut.
     device : Device, optional
         Where the arrays of a run of engine "onnxruntime-device" lie.
     """
@@ -183,9 +186,8 @@ def compile_bundle(
             reads, writes = tuple(inputs), tuple(outputs)
         else:
             reads, writes = boundary(model, mine, later, outputs)
-        steps.append(
-            Step(build_run(engine, model, mine, reads, writes, threads, prepack, device), reads, writes)
-        )
+        run = build_run(engine, model, mine, reads, writes, threads, prepack, device, exact=exact)
+        steps.append(Step(run, reads, writes))
     initializers = model.graph.initializers
     given = {n: initializers[n].const_value for n in outputs if n in initializers}
     return Executable(steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None})
@@ -229,18 +231,20 @@ def build_run(
     threads: int,
     prepack: bool,
     device: Device | None = None,
+    *,
+    exact: bool = False,
 ) -> Run:
     opset = model.opset_imports.get("", 1)
     build: dict[Engine, Callable[[], Run]] = {
         "onnxruntime": lambda: SessionRun(
-            model, nodes, reads, writes, stamp(nodes, opset), threads=threads, prepack=prepack
+            model, nodes, reads, writes, stamp(nodes, opset), threads=threads, prepack=prepack, exact=exact
         ),
         "array": lambda: ArrayRun(nodes, reads, writes, opset, weights_of(model, nodes)),
         "reference": lambda: ReferenceRun(model, nodes, reads, writes, opset),
     }
     if device is not None:
         build["onnxruntime-device"] = lambda: DeviceSessionRun(
-            model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads
+            model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads, exact=exact
         )
     return build[engine]()
 

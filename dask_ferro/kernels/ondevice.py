@@ -221,6 +221,7 @@ def compile_on_device(
     split: Sequence[bool] = (),
     threads: int = 1,
     prepack: bool = True,
+    exact: bool = False,
 ) -> DeviceExecutable:
     """Return the bundle between `inputs` and `outputs`, compiled for a device.
 
@@ -236,6 +237,8 @@ def compile_on_device(
         As `DeviceExecutable` takes them.
     threads, prepack
         Of host engines' sessions.
+    exact : bool
+        Of all sessions, as `compile_bundle` takes it.
     """
     nodes = nodes_between(model, inputs, outputs)
     engines = engines or default_engines(model, nodes, residency.device)
@@ -248,7 +251,7 @@ def compile_on_device(
         if engine == "array":
             steps.append(_array_step(model, mine, reads, writes, residency))
             continue
-        run = build_run(engine, model, mine, reads, writes, threads, prepack, residency.device)
+        run = build_run(engine, model, mine, reads, writes, threads, prepack, residency.device, exact=exact)
         steps.append((HostStep if engine in ON_HOST else DeviceStep)(run, reads, writes))
     constants = model.graph.initializers
     given = {n: constants[n].const_value for n in outputs if n in constants}

@@ -27,7 +27,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.kernels.capability import HOST
 from dask_ferro.kernels.device import Device
 from dask_ferro.kernels.extract import extract, weights_of
-from dask_ferro.kernels.onnxruntime import session_options
+from dask_ferro.kernels.onnxruntime import kept_apart, session_options
 from dask_ferro.kernels.profile import ProfiledRun
 from dask_ferro.kernels.watch import Watch, Watched
 
@@ -89,6 +89,8 @@ class DeviceSessionRun:
     ----------
     device : Device
         Half of its memory that is free now is the most that the session's own arena may take.
+    exact : bool, optional
+        As `SessionRun` takes it.
 
     Raises
     ------
@@ -106,6 +108,7 @@ class DeviceSessionRun:
         *,
         device: Device,
         threads: int = 1,
+        exact: bool = False,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
         self._device = device
@@ -116,6 +119,7 @@ class DeviceSessionRun:
         self._content = piece.proto.SerializeToString()
         self._options = partial(session_options, piece.folder, threads, False)
         self._nodes = len(nodes)
+        self._apart = kept_apart(nodes, exact=exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
@@ -132,7 +136,8 @@ class DeviceSessionRun:
         return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
 
     def _built(self, profile: str | None = None) -> ort.InferenceSession:
-        return _session(self._content, self._options(profile), self._place.provider, self._settings)
+        options = self._options(profile)
+        return _session(self._content, options, self._place.provider, self._settings, self._apart)
 
     def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
         session = self._session if session is None else session
@@ -254,8 +259,12 @@ def _run(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
 
 
 def _session(
-    content: bytes, options: ort.SessionOptions, provider: str, settings: dict[str, str]
+    content: bytes,
+    options: ort.SessionOptions,
+    provider: str,
+    settings: dict[str, str],
+    apart: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session on one provider; what it has no kernel for, and what it wants on the host, runs on the CPU's."""
     providers: list[Any] = [(provider, settings)] if provider == HOST else [(provider, settings), HOST]
-    return ort.InferenceSession(content, options, providers=providers)
+    return ort.InferenceSession(content, options, providers=providers, disabled_optimizers=list(apart))

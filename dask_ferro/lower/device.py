@@ -88,6 +88,7 @@ def compiled(
         engines=engines or (),
         threads=threads,
         prepack=prepack,
+        exact=bundle.exact,
     )
 
 

@@ -109,7 +109,15 @@ def token_of(value: Any) -> str:
     return str(tokenize(value))
 
 
-def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> Feed:
+def feed(
+    name: str,
+    value: Any,
+    chunks: Sequence[int] | None,
+    token: str,
+    client: Any,
+    *,
+    workers: Sequence[str] | None = None,
+) -> Feed:
     """Return how `value` reaches the tasks.
 
     Parameters
@@ -121,6 +129,8 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
         Of the value.
     client : distributed.Client or None
         To send large arrays with.
+    workers : sequence of str, optional
+        Addresses of those that they are sent to; all if not given.
     """
     if _is_future(value):
         series = KeySeries(one=value.key)
@@ -131,7 +141,7 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client
     if client is None or _size(value) <= config.size("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
-    return sent(f"ferro-input-{name}-{token}{cut}", parts, client)
+    return sent(f"ferro-input-{name}-{token}{cut}", parts, client, workers=workers)
 
 
 def _is_future(value: Any) -> bool:
@@ -178,10 +188,18 @@ def _size(value: Any) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
-def sent(label: str, parts: Sequence[Any], client: Any) -> Feed:
+def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str] | None = None) -> Feed:
     """Send the parts straight to the workers; their futures stand in the graph under their own keys.
 
     The keys name the content, so the same parts are sent once while somebody holds them.
+
+    Parameters
+    ----------
+    label : str
+    parts : sequence of array
+    client : distributed.Client
+    workers : sequence of str, optional
+        Addresses of those that get them; one that is gone, and all where there are none, is anybody.
     """
     names = [f"{label}-{i}" for i in range(len(parts))]
     known = _sent.setdefault(client, {})
@@ -191,7 +209,8 @@ def sent(label: str, parts: Sequence[Any], client: Any) -> Feed:
             time.sleep(_RELEASE_S)
         elif len(known) >= _LABELS_KEPT:
             del known[next(iter(known))]
-        futures = client.scatter(dict(zip(names, parts, strict=True)), direct=True)
+        there = None if workers is None else [w for w in workers if w in client.nthreads()]
+        futures = client.scatter(dict(zip(names, parts, strict=True)), workers=there or None, direct=True)
         known[label] = [weakref.ref(futures[name]) for name in names]
     return Feed(KeySeries(text=label), {label: futures}, {label: set()}, label)
 

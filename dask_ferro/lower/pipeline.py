@@ -9,6 +9,7 @@ gives the same bits.  Which tasks there are is `pipeline_tasks`'.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,20 +17,26 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.cost import costs, seconds
 from dask_ferro.graph.load import load
+from dask_ferro.graph.optim import Optimizer
 from dask_ferro.graph.pipeline import LOSS, Piece, Signals, Staged, pieces, staged
 from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.edges import lowering
-from dask_ferro.graph.schedules.known import NAMES, known
+from dask_ferro.graph.schedules.action import BACKWARD
+from dask_ferro.graph.schedules.edges import Lowering, check_form, lowering
+from dask_ferro.graph.schedules.known import NAMES, known, usual_chunks
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tree import Tree
+from dask_ferro.kernels.executable import nodes_between
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.pipeline_run import PipelineRun, arrays_like, form_of
 from dask_ferro.lower.pipeline_tasks import action_refs, action_regions
-from dask_ferro.lower.signature import as_array, check_arrays, shape_of
+from dask_ferro.lower.pipeline_update import Update, update
+from dask_ferro.lower.signature import as_array, check_arrays, shape_of, types_for
 
-_CHUNKS = {"interleaved": 2, "zb-v": 2}  # a stage, where nobody says otherwise
+# From the end of a task until one that waited for it starts: design.md, section 4.
+_HOP_S = 6e-3
 
 
 def pipeline(
@@ -39,8 +46,11 @@ def pipeline(
     stages: int | Signals | None = None,
     micro_batches: int | None = None,
     schedule: str | os.PathLike[str] | Schedule = "1f1b",
+    chunks: int | None = None,
+    batch: Sequence[str] | None = None,
     reduction: str = "mean",
-    workers: Sequence[str] | None = None,
+    optimizer: Optimizer | None = None,
+    workers: Sequence[str | int] | None = None,
     edges: str | None = None,
 ) -> Pipeline:
     """Return a model as a pipeline: a function of batches.
@@ -48,8 +58,7 @@ def pipeline(
     Parameters
     ----------
     graph : Tensor, mapping of str to Tensor, or what `from_onnx` takes
-        With `params` the loss of one micro-batch, a scalar; otherwise what to compute.  The batch is axis 0 of its
-        first argument, and of all arguments whose axis 0 has the same name or size.
+        With `params` the loss of one micro-batch, a scalar; otherwise what to compute.
     params : Tensor, or lists and dicts of Tensor, optional
         What to differentiate the loss with respect to: constants, which are then inputs bound to their values, or
         arguments.  Without them the schedule's forwards run.
@@ -60,17 +69,27 @@ def pipeline(
         Equal parts of the batch.  A schedule that is given whole says it itself.
     schedule : str, path or Schedule
         "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", a CSV file, or a schedule.
+    chunks : int, optional
+        Of a schedule by name: pieces of the model on each stage, 2 or more for "interleaved" (2 if not given).
+    batch : sequence of str, optional
+        The arguments of which axis 0 is the batch; without it the first one, and all of which axis 0 has the same
+        name or size.
     reduction : {"mean", "sum"}, optional
         How the losses of micro-batches make the loss of the batch.
-    workers : sequence of str, optional
-        The address or name of each stage's worker; without them those of the cluster, in the order of addresses.
+    optimizer : Optimizer, optional
+        With it a call is a whole training step, and gives parameters and state after it in the place of gradients;
+        each parameter is updated on the stage where its gradient is made.
+    workers : sequence of str or int, optional
+        The address or name of each stage's worker, or its number in the order of names; without them those of the
+        cluster, in the order of addresses.
     edges : {"window", "chain", "queue"}, optional
-        What keeps the order of a schedule; `graph.schedules.edges` says what each is for, and chooses otherwise.
+        What keeps the order of a schedule; `graph.schedules.edges` says what each is for, and chooses otherwise, by
+        the projected seconds of the shortest action.
 
     Raises
     ------
     ConfigError
-        Stages, micro-batches, signals or schedule that do not go together.
+        Stages, micro-batches, chunks, signals or schedule that do not go together, or a batch of no arguments.
     UnsupportedOp
         Some op has no gradient, or no engine.
 
@@ -78,10 +97,16 @@ def pipeline(
     --------
     >>> step = pipeline(loss, weights, stages=4, micro_batches=16, schedule="zb-h1")  # doctest: +SKIP
     >>> value, gradients = step(x=images, labels=labels).compute()  # doctest: +SKIP
+
+    Parameters that stay on the stages from step to step:
+
+    >>> step = pipeline(loss, weights, stages=4, micro_batches=16, optimizer=SGD(0.1))  # doctest: +SKIP
+    >>> now = step(x=images, labels=labels).submit()  # doctest: +SKIP
+    >>> now = step(x=images, labels=labels, params=now.params, state=now.state).submit()  # doctest: +SKIP
     """
     if reduction not in ("mean", "sum"):
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
-    plan = _schedule(schedule, stages, micro_batches)
+    plan = _schedule(schedule, stages, micro_batches, chunks)
     trains = any(action.kind != "F" for row in plan.stages for action in row)
     if params is None:
         plan = plan.forward() if trains else plan
@@ -90,25 +115,38 @@ def pipeline(
             f"schedule {plan.name!r} has forwards alone; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
+    if optimizer is not None and params is None:
+        raise ConfigError("pipeline: optimizer: there are no parameters; give them too")
     model = staged(_outputs(graph, params), params, chunks=plan.chunks, signals=signals)
-    return Pipeline(model, form_of(params), plan, reduction=reduction, workers=workers, edges=edges)
+    made = Pipeline(
+        *(model, form_of(params), plan), reduction=reduction, workers=workers, edges=edges, batch=batch
+    )
+    if optimizer is not None:
+        made.updates(optimizer, params)
+    return made
 
 
-def _schedule(schedule: Any, stages: Any, micro_batches: int | None) -> Schedule:
+def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int | None) -> Schedule:
     if isinstance(schedule, str) and schedule in NAMES:
         if stages is None or micro_batches is None:
             raise ConfigError(f"schedule {schedule!r}: wanted stages and micro_batches, got neither or one")
-        each = _CHUNKS.get(schedule, 1)
+        each = usual_chunks(schedule) if chunks is None else chunks
         count = stages if isinstance(stages, int) else len(stages)
-        if not isinstance(stages, int) and count % each:
+        if isinstance(stages, int):
+            return known(schedule, count, micro_batches, chunks)
+        if not isinstance(each, int) or each < 1 or count % each:
             raise ConfigError(
                 f"schedule {schedule!r}: got {count} signals, wanted a multiple of the {each} chunks of each stage"
             )
-        return known(schedule, count if isinstance(stages, int) else count // each, micro_batches)
+        return known(schedule, count // each, micro_batches, chunks)
     if isinstance(schedule, str) and not os.path.exists(schedule):
         raise ConfigError(f"schedule: got {schedule!r}, wanted one of {', '.join(NAMES)}, or a CSV file")
     found = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     _check_count("micro_batches", micro_batches, found.micro_batches, found)
+    if chunks is not None:
+        raise ConfigError(
+            f"schedule {found.name!r}: chunks: got {chunks!r}, but its lists say it; leave it out"
+        )
     if isinstance(stages, int):
         _check_count("stages", stages, len(found.stages), found)
     elif stages is not None:
@@ -130,14 +168,12 @@ class Pipeline:
     form : tree of int
         The form of the parameters, a position in the place of each; None where there are none.
     schedule : Schedule
-    reduction, workers, edges
+    reduction, workers, edges, batch
         Those of `pipeline`.
 
     Attributes
     ----------
     schedule : Schedule
-    lowering : Lowering
-        The schedule as edges and priorities.
     pieces : tuple of Piece
         Each chunk's actions by the values that they read and give.
     """
@@ -149,44 +185,72 @@ class Pipeline:
         schedule: Schedule,
         *,
         reduction: str = "mean",
-        workers: Sequence[str] | None = None,
+        workers: Sequence[str | int] | None = None,
         edges: str | None = None,
+        batch: Sequence[str] | None = None,
     ) -> None:
-        self.schedule, self.lowering = schedule, lowering(schedule, edges)
+        check_form(edges)
+        self.schedule, self._edges = schedule, edges
         self._form, self._reduction, self._workers = form, reduction, workers
         self._params, self._grads, self._bound = model.params, model.grads, model.bound
         self._opened = _opened(model.model)
         self.pieces: tuple[Piece, ...] = pieces(self._opened.loaded.model, schedule.chunks)
         self._refs = action_refs(self._opened, self.pieces)
         self._regions = action_regions(self._opened, self._refs)
-        self._batch = self._carriers()
+        self._batch = self._carriers() if batch is None else self._named(batch)
+        self._lowered: dict[Any, Lowering] = {}
+        self._update: Update | None = None
+        self._home = self._homes()
+
+    def updates(self, optimizer: Optimizer, params: Tree) -> None:
+        """Let each call be a whole training step; `params` are the tensors that the pipeline was made with."""
+        self._update = update(optimizer, params, self._params, self._grads, self.pieces, _opened)
+        names = (*self._update.params, *self._update.state)
+        self._home |= {name: self._update.chunk_of(name) for name in names}
+
+    def _homes(self) -> dict[str, int]:
+        """The chunk that each input had best lie with: for a parameter that of its gradient, else the first reader."""
+        made = {name: c for c, piece in enumerate(self.pieces) for name in piece.results}
+        first = {n: c for c, p in reversed([*enumerate(self.pieces)]) for part in p[:3] for n in part.inputs}
+        return first | {w: made[g] for w, g in zip(self._params, self._grads, strict=False) if g in made}
 
     def __repr__(self) -> str:
-        form = self.lowering.form
-        return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}, {form} edges\n{self.schedule}>"
+        return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}\n{self.schedule}>"
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that are no parameters."""
         return tuple(s.name for s in self._opened.signature.inputs if s.name not in self._params)
 
+    def _named(self, batch: Sequence[str]) -> frozenset[str]:
+        names = [batch] if isinstance(batch, str) else list(batch)
+        if not names or (unknown := [name for name in names if name not in self.inputs]):
+            got = f"the model has no argument {unknown}" if names else "got no arguments"
+            raise ConfigError(f"pipeline: batch: {got}; it has {', '.join(self.inputs) or 'none'}")
+        return frozenset(names)
+
     def _carriers(self) -> frozenset[str]:
-        """The inputs that carry the batch."""
+        """The inputs that carry the batch, where nobody says: the first one, and those that look like it."""
         shapes = {
             s.name: s.shape for s in self._opened.signature.inputs if s.name not in self._params and s.shape
         }
         batch = next((shape[0] for shape in shapes.values() if shape), None)
         return frozenset(name for name, shape in shapes.items() if shape and shape[0] == batch is not None)
 
-    def __call__(self, inputs: Any = None, *, params: Tree | None = None, **named: Any) -> PipelineRun:
+    def __call__(
+        self, inputs: Any = None, *, params: Tree | None = None, state: Tree | None = None, **named: Any
+    ) -> PipelineRun:
         """Return the pipeline on a batch.
 
         Parameters
         ----------
         inputs : array or mapping of str to array, optional
             One array where there is one input; what an argument is bound to need not be given.
-        params : tree of arrays, optional
+        params : tree of arrays or futures, optional
             Values of the parameters, in the form that they were given in, in the place of those of the constants.
+            Futures stay where they are.
+        state : tree of arrays or futures, optional
+            Of the optimizer, as the step before gave it; without it the one to start from.
         **named
             Inputs by name.
 
@@ -197,7 +261,7 @@ class Pipeline:
         """
         arrays = dict(self._bound)
         if params is not None:
-            arrays |= zip(self._params, arrays_like(self._form, params), strict=True)
+            arrays |= zip(self._params, arrays_like(self._form, params, "params"), strict=True)
         arrays |= self._given(inputs) | named
         specs = {s.name: s for s in self._opened.signature.inputs}
         unknown, missing = sorted(arrays.keys() - specs.keys()), sorted(specs.keys() - arrays.keys())
@@ -205,7 +269,20 @@ class Pipeline:
             listed = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
             raise ConfigError(f"pipeline: {', '.join(listed)}; it takes {', '.join(self.inputs) or 'none'}")
         arrays = {name: as_array(spec, arrays[name]) for name, spec in specs.items()}
-        return PipelineRun(self, arrays, self._rows(arrays))
+        rows = self._rows(arrays)
+        one = {name: value[:rows] if name in self._batch else value for name, value in arrays.items()}
+        check_arrays(self._opened.signature, one, "pipeline")
+        return PipelineRun(self, arrays | self._state(state), rows, self._lowering(one))
+
+    def _state(self, state: Tree | None) -> dict[str, Any]:
+        if self._update is None:
+            if state is not None:
+                raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
+            return {}
+        if state is None:
+            return dict(self._update.start)
+        found = arrays_like(self._update.form, state, "state")
+        return dict(zip(self._update.state, found, strict=True))
 
     def _given(self, inputs: Any) -> dict[str, Any]:
         if inputs is None:
@@ -219,7 +296,7 @@ class Pipeline:
         return {self.inputs[0]: inputs}
 
     def _rows(self, arrays: dict[str, Any]) -> int:
-        """The rows of a micro-batch, when the arrays have been checked."""
+        """The rows of a micro-batch."""
         m, lengths = self.schedule.micro_batches, {}
         for name in self._batch:
             shape = shape_of(arrays[name])
@@ -230,12 +307,37 @@ class Pipeline:
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1 or any(n % m or not n for n in lengths.values()):
             raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches"
+                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; say with batch="
+                "[...] which inputs carry the batch, if not these"
             )
-        rows = next(iter(lengths.values()), 0) // m
-        one = {name: value[:rows] if name in self._batch else value for name, value in arrays.items()}
-        check_arrays(self._opened.signature, one, "pipeline")
-        return rows
+        return next(iter(lengths.values()), 0) // m
+
+    def _lowering(self, one: Mapping[str, Any]) -> Lowering:
+        """The schedule as edges and priorities, for arrays like those of one micro-batch."""
+        key = tuple(shape_of(value) for value in one.values())
+        if key not in self._lowered:
+            shortest = min(self._seconds(one), default=0.0)
+            hop = _HOP_S / shortest if shortest else math.inf
+            self._lowered[key] = lowering(self.schedule, self._edges, hop=hop)
+        return self._lowered[key]
+
+    def _seconds(self, one: Mapping[str, Any]) -> list[float]:
+        """Projected seconds of each chunk's actions, of those that compute anything."""
+        model = self._opened.loaded.model
+        types = types_for(model, self._opened.signature, one, None)
+        nodes = zip(model.graph, costs(model, types), strict=True)
+        each = {node: seconds(node, cost, types=types) for node, cost in nodes}
+        whole = any(action.kind == BACKWARD for row in self.schedule.stages for action in row)
+        found = []
+        for refs in self._refs:
+            taken = {
+                kind: sum(each[n] for n in nodes_between(model, r.inputs, r.outputs))
+                for kind, r in refs.items()
+            }
+            backward = [taken[kind] for kind in "IW" if kind in taken]
+            found += [taken["F"]] if "F" in taken else []
+            found += [sum(backward)] if whole and backward else backward
+        return found
 
 
 def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
@@ -250,6 +352,7 @@ def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
 
 
 def _opened(model: ir.Model) -> Opened:
+    """The model as a file of its own.  Weights that lie in another file go into it: their paths mean nothing there."""
     from dask_ferro.lower import _open
 
-    return _open(ir.to_proto(model))  # type: ignore[no-any-return]
+    return _open(ir.to_proto(ir.external_data.load_to_model(model)))  # type: ignore[no-any-return]

@@ -7,9 +7,8 @@ It knows its arrays, cut into micro-batches, and the client whose workers hold t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 import numpy as np
@@ -20,12 +19,16 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import tree
 from dask_ferro.graph.pipeline import LOSS
+from dask_ferro.graph.schedules.edges import Lowering
 from dask_ferro.graph.tree import Tree
+from dask_ferro.lower.actions import of_dtype
 from dask_ferro.lower.inputs import Feed, current_client, feed, is_dask_array, token_of, whole_rest
 from dask_ferro.lower.layer import KeySeries, Literal
 from dask_ferro.lower.pipeline_tasks import Wiring, stage_layer
+from dask_ferro.lower.pipeline_update import Ends, update_layer
+from dask_ferro.lower.retry import retried
 from dask_ferro.lower.shipping import copy_for
-from dask_ferro.lower.stage_workers import watch_over
+from dask_ferro.lower.stage_workers import stage_workers
 
 if TYPE_CHECKING:
     from dask_ferro.lower.pipeline import Pipeline
@@ -34,25 +37,40 @@ if TYPE_CHECKING:
 # or four that read them, so that they are there in order, and are made again where they are lost.  More is sent to the
 # workers directly; Dask warns of graphs of 10 MB.
 _IN_GRAPH_BYTES = 2 << 20
-_TRIES = 3  # of a step whose inputs were lost: each takes another worker's death
+
+
+class Step(NamedTuple):
+    """What a training step gives: the loss before it; parameters and the optimizer's state after it, in their forms."""
+
+    loss: Any
+    params: Any
+    state: Any
 
 
 class PipelineRun(DaskMethodsMixin):
     """A pipeline on a batch.  Computes to (loss, gradients) or, without parameters, to the outputs.
 
-    Gradients have the form of the parameters; a single output is an array, several are a dict by name.
+    Gradients have the form of the parameters; a single output is an array, several are a dict by name.  With an
+    optimizer it computes to a `Step`.
+
+    Attributes
+    ----------
+    lowering : Lowering
+        The schedule as edges and priorities.
     """
 
     __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
-    def __init__(self, whole: Pipeline, arrays: Mapping[str, Any], rows: int) -> None:
-        self._whole, self._arrays, self._rows = whole, arrays, rows
+    def __init__(self, whole: Pipeline, arrays: Mapping[str, Any], rows: int, lowering: Lowering) -> None:
+        self._whole, self._arrays, self._rows, self.lowering = whole, arrays, rows, lowering
+        self._homes: list[str] | None = None
         self._made: dict[Any, tuple[HighLevelGraph, list[Any]]] = {}
         self._kept: HighLevelGraph | None = None
 
     def __repr__(self) -> str:
-        return f"<PipelineRun of {self._rows * self._whole.schedule.micro_batches} rows in {self._whole!r}>"
+        rows = self._rows * self._whole.schedule.micro_batches
+        return f"<PipelineRun of {rows} rows, {self.lowering.form} edges, in {self._whole!r}>"
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self._kept if self._kept is not None else self._graph(current_client())[0]
@@ -70,8 +88,39 @@ class PipelineRun(DaskMethodsMixin):
         whole = self._whole
         if whole._form is None:
             return outputs_of, (tuple(s.name for s in whole._opened.signature.outputs),)
+        if whole._update is not None:
+            return step_of, (whole._form, whole._update.form)
+        return gradients_of, (whole._form, whole._grads, *self._share)
+
+    @property
+    def _share(self) -> tuple[int, dict[str, Any]]:
+        """What sums over micro-batches are divided by, and the dtypes of what they are of."""
+        whole = self._whole
         share = whole.schedule.micro_batches if whole._reduction == "mean" else 1
-        return gradients_of, (whole._form, whole._grads, share)
+        return share, {spec.name: spec.dtype for spec in whole._opened.signature.outputs}
+
+    def submit(self) -> Step:
+        """Begin a training step on the client at hand; return futures, whose values stay on their stages.
+
+        They can be parameters and state of the next call.  Dask remembers how each was made, to make it again should
+        its worker die: take them to the client every so many steps (`client.gather`) and go on with what you have
+        there, which is a checkpoint too.
+
+        Raises
+        ------
+        ConfigError
+            Without an optimizer, or a client.
+        """
+        client = current_client()
+        if self._whole._update is None:
+            raise ConfigError(
+                "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
+            )
+        if client is None:
+            raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+        graph, keys = self._graph(client)
+        rebuild, arguments = self.__dask_postcompute__()
+        return rebuild(client.get(graph, keys, sync=False), *arguments)  # type: ignore[no-any-return]
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         return self._persisted, ()
@@ -79,7 +128,7 @@ class PipelineRun(DaskMethodsMixin):
     def _persisted(self, graph: Mapping[Any, Any], *, rename: Mapping[str, str] | None = None) -> PipelineRun:
         if rename:
             raise NotImplementedError("keys of a pipeline name its content and cannot be renamed")
-        kept = PipelineRun(self._whole, self._arrays, self._rows)
+        kept = PipelineRun(self._whole, self._arrays, self._rows, self.lowering)
         kept._made = self._made
         kept._kept = HighLevelGraph.from_collections(
             f"ferro-kept-{self._token}", dict(graph), dependencies=[]
@@ -101,17 +150,15 @@ class PipelineRun(DaskMethodsMixin):
         owner = getattr(schedule, "__self__", None)
         client = owner if hasattr(owner, "scatter") else None
         rebuild, arguments = self.__dask_postcompute__()
-        return rebuild(self._tried(schedule, client, kwargs, _TRIES), *arguments)
 
-    def _tried(self, schedule: Any, client: Any, options: Mapping[str, Any], tries: int) -> Any:
-        graph = self._kept or self._graph(client)[0]
-        try:
-            return schedule(graph, self.__dask_keys__(), **options)
-        except CancelledError:
-            if client is None or self._kept is not None or tries == 1:
-                raise
-        self._made.clear()  # what was sent died with its worker, and is sent again
-        return self._tried(schedule, client, options, tries - 1)
+        def run() -> Any:
+            graph = self._kept or self._graph(client)[0]
+            return schedule(graph, self.__dask_keys__(), **kwargs)
+
+        if client is None or self._kept is not None:
+            return rebuild(run(), *arguments)
+        # What was sent died with its worker, and is sent again.
+        return rebuild(retried(run, self._made.clear), *arguments)
 
     @cached_property
     def _tokens(self) -> dict[str, str]:
@@ -120,32 +167,58 @@ class PipelineRun(DaskMethodsMixin):
     @cached_property
     def _token(self) -> str:
         whole = self._whole
-        lists, edges = whole.schedule.to_csv(), whole.lowering.form
-        return tokenize(whole._opened.loaded.digest, lists, edges, whole._refs, self._tokens)
+        lists, edges = whole.schedule.to_csv(), self.lowering.form
+        after = None if whole._update is None else whole._update.opened.loaded.digest
+        return tokenize(
+            *(whole._opened.loaded.digest, lists, edges, whole._refs, self._tokens, after, whole._reduction)
+        )
 
     def _graph(self, client: Any) -> tuple[HighLevelGraph, list[Any]]:
         """The graph and its keys, for a client's workers as they are now, or for this process."""
         live = None if client is None or client.asynchronous else client
-        homes = stage_workers(live, self._whole._workers, len(self._whole.schedule.stages)) if live else ()
+        homes = self._stage_workers(live)
         key = (live and live.id, *homes)
         if key not in self._made:
             self._made.clear()  # what was sent to workers that are gone is gone with them
             self._made[key] = self._lowered(live, homes)
         return self._made[key]
 
+    def _stage_workers(self, client: Any) -> Sequence[str]:
+        """The worker of each stage.  Those that were named stay named: of one that died since, the scheduler's plugin
+        gives the stages to another.
+        """
+        if client is None:
+            return ()
+        wanted, stages = self._whole._workers, len(self._whole.schedule.stages)
+        if wanted is None or self._homes is None:
+            self._homes = stage_workers(client, wanted, stages)
+        return self._homes
+
     def _lowered(self, client: Any, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
         whole = self._whole
-        feeds = self._feeds(client)
+        feeds = self._feeds(client, homes)
         copy = copy_for(whole._opened, client)
         sources = {n: one.source if n in whole._batch else _for_all(one.source) for n, one in feeds.items()}
         wiring = Wiring(
-            whole.lowering, whole.pieces, whole._refs, whole._regions, whole._grads != (), self._token
+            self.lowering, whole.pieces, whole._refs, whole._regions, whole._grads != (), self._token
         )
         layer, keys = stage_layer(wiring, whole._opened.ref, sources, copy, homes)
         sent = [*feeds.values(), *([copy] if copy is not None else [])]
-        return _joined(f"ferro-pipeline-{self._token}", layer, sent), keys
+        name = f"ferro-pipeline-{self._token}"
+        graph = _joined(name, layer, sent)
+        if whole._update is None:
+            return graph, keys
+        chunks = [c for c, piece in enumerate(whole.pieces) if piece.results]
+        ends = Ends(dict(zip(chunks, keys, strict=True)), *self._share)
+        copy = copy_for(whole._update.opened, client)
+        sources = {n: _for_all(feeds[n].source) for n in (*whole._update.params, *whole._update.state)}
+        last, keys = update_layer(whole._update, ends, self.lowering, sources, copy, homes, self._token)
+        below = [] if copy is None else [copy]
+        graph = HighLevelGraph.merge(graph, _joined(f"{name}-update", last, below))
+        graph.dependencies[f"{name}-update"] |= {name, *(f.top for f in feeds.values() if f.top is not None)}
+        return graph, keys
 
-    def _feeds(self, client: Any) -> dict[str, Feed]:
+    def _feeds(self, client: Any, homes: Sequence[str]) -> dict[str, Feed]:
         """How each input gets to the tasks: rows of the batch by micro-batch, all else as one value."""
         nbytes = sum(getattr(value, "nbytes", 0) for value in self._arrays.values())
         sender = client if nbytes > _IN_GRAPH_BYTES else None
@@ -154,7 +227,8 @@ class PipelineRun(DaskMethodsMixin):
             rows = [self._rows] * self._whole.schedule.micro_batches if name in self._whole._batch else None
             if is_dask_array(value):
                 value = whole_rest(value.rechunk({0: self._rows})) if rows else value.rechunk(-1)
-            one = feed(name, value, rows, self._tokens[name], sender)
+            workers = [homes[self._whole.schedule.stage_of[self._whole._home[name]]]] if homes else None
+            one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
             alone = rows is None and client is not None
             feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one
         return feeds
@@ -188,27 +262,18 @@ def _joined(name: str, layer: Any, feeds: Sequence[Feed]) -> HighLevelGraph:
     return HighLevelGraph({**layers, name: layer}, {**dependencies, name: tops})
 
 
-def stage_workers(client: Any, wanted: Sequence[str] | None, stages: int) -> list[str]:
-    """Return the worker of each stage; a cluster with fewer workers has several stages on one.
-
-    In the order of addresses, so that stages that talk to each other are on one host where they can be.
-
-    Raises
-    ------
-    ConfigError
-        Not one worker a stage.
-    """
-    if wanted is not None and len(wanted) != stages:
-        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} stages")
-    watch_over(client)
-    there = list(wanted) if wanted is not None else sorted(client.nthreads())
-    return [there[stage % len(there)] for stage in range(stages)] if there else []
-
-
-def gradients_of(results: Any, form: Any, names: Sequence[str], share: int) -> tuple[Any, Any]:
+def gradients_of(
+    results: Any, form: Any, names: Sequence[str], share: int, dtypes: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """Return the loss, and the gradients in the form of the parameters, from the chunks' sums."""
-    sums = {name: np.asarray(value / share) for part in results for name, value in part.items()}
+    sums = {n: of_dtype(value, share, dtypes[n]) for part in results for n, value in part.items()}
     return sums[LOSS], _filled(form, [sums[name] for name in names])
+
+
+def step_of(results: Any, form: Any, state_form: Any) -> Step:
+    """Return what a training step gives, parameters and state in their forms."""
+    loss, params, state = results
+    return Step(loss, _filled(form, params), _filled(state_form, state))
 
 
 def outputs_of(results: Any, names: Sequence[str]) -> Any:
@@ -226,7 +291,7 @@ def form_of(params: Tree | None) -> Any:
     return None if params is None else tree.like(params, range(len(tree.leaves(params))))
 
 
-def arrays_like(form: Any, values: Any) -> list[Any]:
+def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
     """Return the arrays of a tree that has a form, in order.
 
     Raises
@@ -239,11 +304,9 @@ def arrays_like(form: Any, values: Any) -> list[Any]:
     named = isinstance(form, Mapping)
     fits = isinstance(values, Mapping) == named and hasattr(values, "__len__") and len(values) == len(form)
     if not fits or (named and values.keys() != form.keys()):
-        raise ConfigError(
-            f"pipeline: params: got {_sketch(values)}, wanted {_sketch(form)}, as the parameters are"
-        )
+        raise ConfigError(f"pipeline: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
     pairs = [(form[k], values[k]) for k in form] if named else list(zip(form, values, strict=True))
-    return [array for part, value in pairs for array in arrays_like(part, value)]
+    return [array for part, value in pairs for array in arrays_like(part, value, what)]
 
 
 def _sketch(value: Any) -> str:

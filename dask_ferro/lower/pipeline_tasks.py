@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import MaterializedLayer
 
-from dask_ferro.graph.pipeline import Part, Piece
+from dask_ferro.graph.pipeline import Piece
 from dask_ferro.graph.schedules.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.schedules.edges import WINDOW, Edge, Lowering
 from dask_ferro.kernels.executable import nodes_between
@@ -56,22 +56,30 @@ class Wiring(NamedTuple):
 
 def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
     """Return the bundles of each chunk."""
-    positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
-
-    def ref(chunk: int, kind: str, part: Part) -> BundleRef:
-        nodes = nodes_between(opened.loaded.model, part.inputs, part.outputs)
-        return BundleRef(
-            part.inputs,
-            part.outputs,
-            _engines(opened.support, [positions[node] for node in nodes]),
-            tuple((i, -1) for i in range(len(part.inputs))),
-            by_name=True,
-            title=f"chunk {chunk} {kind}",
-        )
-
     return tuple(
-        {kind: ref(c, kind, part) for kind, part in zip("FIW", piece[:3], strict=True) if part.outputs}
+        {
+            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {c} {kind}")
+            for kind, part in zip("FIW", piece[:3], strict=True)
+            if part.outputs
+        }
         for c, piece in enumerate(pieces)
+    )
+
+
+def bundle_between(
+    opened: Opened, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
+) -> BundleRef:
+    """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
+    positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
+    nodes = nodes_between(opened.loaded.model, inputs, outputs)
+    return BundleRef(
+        inputs,
+        outputs,
+        _engines(opened.support, [positions[node] for node in nodes]),
+        tuple((i, -1) for i in range(len(inputs))),
+        by_name=True,
+        exact=True,
+        title=title,
     )
 
 
@@ -138,13 +146,16 @@ class _Wirer:
         """What an action's task does."""
         chunk, kind, micro_batch = action
         piece = self.pieces[chunk]
+        frees: tuple[str, ...] = ()
         if kind == FORWARD:
             sent, kept = piece.forward.sent, piece.forward.kept
         elif kind == INPUT_GRAD:
             sent, kept = piece.input_grad.sent, piece.input_grad.kept
         else:
             sent, kept = (piece.input_grad.sent if kind == BACKWARD else ()), piece.results
+            frees = (*piece.forward.kept, *piece.input_grad.kept)
         ref, results = self._reads(action, _STEPS[kind], sent, kept)
+        ref = ref._replace(frees=frees)
         if kind == WEIGHT_GRAD and self.folding[chunk]:
             return _Call(run_sum, ref, results, (self._before(chunk, micro_batch),))
         return _Call(run_action, ref, results)
@@ -153,7 +164,7 @@ class _Wirer:
         """What the task does that adds the gradients of a B, or of a W out of turn."""
         ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
         own = self.key(action)
-        ref = ref._replace(results=ref.results + 1)
+        ref = ref._replace(results=ref.results + 1, frees=ref.kept)
         return _Call(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
 
     def _before(self, chunk: int, micro_batch: int) -> Key | None:

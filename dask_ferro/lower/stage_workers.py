@@ -3,19 +3,28 @@
 A stage must run on its worker alone, since work that wanders leaves the order of its list; so its tasks are
 restricted to it, and Dask would let them wait for ever once it is lost.  This plugin, on the scheduler, gives all
 tasks of such a stage to the worker that has the fewest of them, and the step goes on.  It looks when a worker goes
-or comes, and never else.
+or comes, and when a pipeline's graph does: its client may not know yet who died.
+
+What a stage keeps for itself is not sent along, so of a result's replicas its own worker's is worth most.  Dask's
+active memory manager takes them all for equal, and drops that of the worker that has the least memory left; here it
+drops those of the others alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from distributed import SchedulerPlugin
+from distributed.active_memory_manager import ReduceReplicas, Suggestion
+
+from dask_ferro.errors import ConfigError
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
+    from distributed.active_memory_manager import SuggestionGenerator
     from distributed.scheduler import TaskState
 
 STAGE = "ferro_stage"  # the annotation of a stage's tasks
@@ -23,10 +32,24 @@ _has: WeakSet[Any] = WeakSet()
 
 
 class StageWorkers(SchedulerPlugin):
-    """Keeps stages of pipelines on workers that are there."""
+    """Keeps stages of pipelines on workers that are there, and what they keep for themselves where it is whole."""
 
     name = "ferro-stage-workers"
     idempotent = True
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Let the active memory manager, where it drops replicas, keep a stage's own."""
+        manager = scheduler.extensions.get("amm")
+        for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
+            manager.policies.discard(policy)
+            manager.add_policy(_KeepsOwn())
+
+    def update_graph(
+        self, scheduler: Scheduler, *, annotations: Mapping[str, Any], stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Give stages that were sent to a worker that is gone to others."""
+        if any(_is_lost(scheduler, scheduler.tasks[key]) for key in annotations.get(STAGE, ())):
+            rehome(scheduler, stimulus_id)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give it the stages that nobody could take."""
@@ -37,17 +60,31 @@ class StageWorkers(SchedulerPlugin):
         rehome(scheduler, stimulus_id)
 
 
+class _KeepsOwn(ReduceReplicas):
+    """Dask's policy, which of a stage's result drops the replicas of other workers alone."""
+
+    def run(self) -> SuggestionGenerator:
+        for found in super().run():
+            suggestion = Suggestion(*found)
+            ts = suggestion.ts
+            if STAGE in (ts.annotations or {}):
+                others = {ws for ws in ts.who_has or () if ws.address not in (ts.worker_restrictions or ())}
+                suggestion = Suggestion("drop", ts, others)
+            yield suggestion
+
+
 def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
-    """Give the tasks of lost stages to workers that run; nothing if there are none."""
-    if not scheduler.running:
+    """Give the tasks of lost stages to workers that run, or to paused ones where none does; nothing without any."""
+    there = [ws.address for ws in scheduler.running] or list(scheduler.workers)
+    if not there:
         return
     lost: dict[Any, list[TaskState]] = {}
-    load: Counter[str] = Counter({ws.address: 0 for ws in scheduler.running})
+    load: Counter[str] = Counter(dict.fromkeys(there, 0))
     for ts in scheduler.tasks.values():
         if STAGE not in (ts.annotations or {}):
             continue
         homes = frozenset(ts.worker_restrictions or ())
-        if homes and homes.isdisjoint(scheduler.workers):
+        if _is_lost(scheduler, ts):
             lost.setdefault(homes, []).append(ts)
         elif ts.state != "memory":
             load.update(homes & load.keys())
@@ -60,8 +97,44 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
         scheduler.transitions(stuck, stimulus_id)
 
 
+def _is_lost(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Whether a stage's task may run on no worker that is there."""
+    return bool(ts.worker_restrictions) and scheduler.workers.keys().isdisjoint(ts.worker_restrictions or ())
+
+
 def watch_over(client: Client) -> None:
     """Put the plugin on the scheduler of a client that is not asynchronous; once."""
     if client not in _has:
         client.register_plugin(StageWorkers())
         _has.add(client)
+
+
+def stage_workers(client: Client, wanted: Sequence[str | int] | None, stages: int) -> list[str]:
+    """Return the address of each stage's worker; a cluster with fewer workers has several stages on one.
+
+    In the order of addresses, so that stages that talk to each other are on one host where they can be.
+
+    Parameters
+    ----------
+    wanted : sequence of str or int, optional
+        The address or name of each, or its number in the order of names.
+
+    Raises
+    ------
+    ConfigError
+        Not one worker a stage, or one that is not there.
+    """
+    if wanted is not None and len(wanted) != stages:
+        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} stages")
+    watch_over(client)
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    if wanted is None:
+        there = sorted(known)
+        return [there[stage % len(there)] for stage in range(stages)] if there else []
+    order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
+    by_name: dict[str | int, str] = dict(enumerate(order))
+    by_name |= {known[address]["name"]: address for address in order} | {a: a for a in order}
+    if missing := [worker for worker in wanted if worker not in by_name]:
+        has = ", ".join(f"{facts['name']!r} at {address}" for address, facts in sorted(known.items()))
+        raise ConfigError(f"pipeline: workers: the cluster has no {missing}; it has {has or 'none'}")
+    return [by_name[worker] for worker in wanted]

@@ -66,6 +66,8 @@ class BundleRef(NamedTuple):
         Projected, of a whole chunk; 0: not known.
     down : tuple of int
         Outputs, by position, that are the model's own: on a device, they come down to the host.
+    exact : bool
+        Whether its bits may not depend on where the model was cut.
     """
 
     inputs: tuple[str, ...]
@@ -79,6 +81,7 @@ class BundleRef(NamedTuple):
     title: str = ""
     flops: float = 0.0
     down: tuple[int, ...] = ()
+    exact: bool = False
 
 
 Compute = Callable[..., tuple[Any, ...]]
@@ -168,7 +171,7 @@ def _executables() -> Cache[Any]:
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.flag("onnxruntime.prepack")
-    key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, threads, prepack)
+    key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
         return compile_bundle(
@@ -178,6 +181,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
             bundle.engines,
             threads=threads,
             prepack=prepack,
+            exact=bundle.exact,
         )
 
     return _executables().get(key, build)  # type: ignore[no-any-return]
@@ -197,7 +201,7 @@ def _placed(
     prepack = config.flag("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, threads, prepack),
+        *(residency, engines, bundle.exact, threads, prepack),
     )
 
     def build() -> DeviceExecutable:

@@ -1,42 +1,34 @@
-"""Pipelines: every schedule gives the same bits, and the order of a list is kept by real workers."""
+"""Pipelines: every schedule gives the same bits, and what is wrong is refused."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from pathlib import Path
 
 import dask.array as da
-import distributed
 import numpy as np
-import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-from distributed import get_task_stream
+from dask.callbacks import Callback
 from hypothesis import given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph import nn, tree
 from dask_ferro.graph.autodiff import grad
 from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.action import Action
 from dask_ferro.graph.schedules.closed import StageSeconds
 from dask_ferro.graph.schedules.known import NAMES, known
 from dask_ferro.graph.sleeping import sleeping
 from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import build
 from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
 from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
 from tests.graph.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
+from tests.lower.pipeline_runs import M, same, whole_model
 
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
-KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
-M = 4
 
 
 @pytest.fixture(scope="module")
@@ -49,51 +41,15 @@ def reference():
     }
 
 
-def whole_model(outputs):
-    """The outputs as one model in this process."""
-    model, bound = build(outputs)
-    graph = ff.from_onnx(ir.to_proto(model), granularity="model")
-    return lambda feeds: graph(bound | feeds).compute(scheduler="sync")
-
-
-def same(result, wanted):
-    loss, grads = result
-    np.testing.assert_array_equal(loss, wanted[0])
-    flat = [array for part in leaves(grads) for array in part]
-    assert len(flat) == len(wanted[1])
-    for got, value in zip(flat, wanted[1], strict=True):
-        np.testing.assert_array_equal(got, value)
-
-
-def leaves(part):
-    if isinstance(part, np.ndarray):
-        return [[part]]
-    return [found for p in (part.values() if isinstance(part, dict) else part) for found in leaves(p)]
-
-
 # ---- the same numbers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", NAMES)
-@pytest.mark.parametrize("name", ["mlp", "tied"])
+@pytest.mark.parametrize("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, batch, *wanted = reference[name]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
     same(step(batch).compute(scheduler="sync"), wanted)
-
-
-@pytest.mark.parametrize("schedule", NAMES)
-def test_where_the_engine_fuses_nodes_the_bits_are_those_of_one_worker_with_the_same_cut(reference, schedule):
-    net, batch, loss, grads = reference["transformer"]
-    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
-    chunks = range(step.schedule.chunks)
-    turn = [f"{c}F{{0}}" for c in chunks] + [f"{c}B{{0}}" for c in reversed(chunks)]
-    alone = Schedule.of([[cell.format(i) for i in range(M) for cell in turn]], "one by one")
-    value, found = pipeline(net.loss, net.params, schedule=alone)(batch).compute(scheduler="sync")
-    same(step(batch).compute(scheduler="sync"), (value, [g for [g] in leaves(found)]))
-    assert value == pytest.approx(loss, rel=1e-9)
-    for [g], wanted in zip(leaves(found), grads, strict=True):
-        np.testing.assert_allclose(g, wanted, rtol=1e-5, atol=1e-9)
 
 
 @settings(max_examples=6, deadline=None)
@@ -121,6 +77,31 @@ def test_a_schedule_from_a_file(reference, tmp_path):
     step = pipeline(net.loss, net.params, schedule=str(tmp_path / "own.csv"))
     assert step.schedule.stages == Schedule.of(rows).stages
     same(step(batch).compute(scheduler="sync"), wanted)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
+    rng = np.random.default_rng(2)
+    x, w = (
+        argument("x", ("N", 4), np.float16),
+        asarray(rng.standard_normal((4, 4)).astype(np.float16), name="w"),
+    )
+    hidden = nn.sigmoid(x @ w)
+    loss = nn.mse(nn.sigmoid(hidden @ w), x)
+    batch, m = rng.standard_normal((96, 4)).astype(np.float16), 48
+    run = whole_model({"loss": loss, "g": grad(loss, [w])[0]})
+    parts = [run({"x": part}) for part in np.split(batch, m)]
+    sums = {
+        n: sum((p[n].astype(np.float32) for p in parts[1:]), parts[0][n].astype(np.float32)) for n in parts[0]
+    }
+    value, [found] = pipeline(loss, [w], stages=2, micro_batches=m, schedule=schedule)(batch).compute(
+        scheduler="sync"
+    )
+    assert (value.dtype, found.dtype) == (np.float16, np.float16)
+    np.testing.assert_array_equal(found, (sums["g"] / m).astype(np.float16))
+    np.testing.assert_array_equal(value, (sums["loss"] / m).astype(np.float16))
+    narrow = sum((p["g"] for p in parts[1:]), parts[0]["g"]) / np.float16(m)
+    assert (narrow != found).any()
 
 
 def test_losses_are_summed_if_asked(reference):
@@ -193,6 +174,81 @@ def test_a_dask_array_is_cut_into_micro_batches(reference):
     same(pipeline(net.loss, net.params, stages=2, micro_batches=M)(lazy).compute(scheduler="sync"), wanted)
 
 
+def test_a_model_whose_weights_lie_in_a_file_is_cut():
+    path = Path(__file__).parents[2] / "examples" / "models" / "digits_mlp.onnx"
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    [entry] = session.get_inputs()
+    x = np.random.default_rng(0).random((12, *entry.shape[1:]), dtype=np.float32)
+    got = pipeline(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
+    wanted = dict(
+        zip([o.name for o in session.get_outputs()], session.run(None, {entry.name: x}), strict=True)
+    )
+    got = got if isinstance(got, dict) else {next(iter(wanted)): got}
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+# ---- how it is cut and kept in order -----------------------------------------------------------------------
+
+
+def test_a_stage_has_as_many_chunks_as_asked_for(reference):
+    net, batch, *wanted = reference["mlp"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3)
+    assert step.schedule.chunks == 6
+    same(step(batch).compute(scheduler="sync"), wanted)
+    signals = [f"layer{i}" for i in range(6)]
+    small = mlp(layers=6)
+    step = pipeline(
+        small.loss, small.params, stages=signals, micro_batches=4, schedule="interleaved", chunks=3
+    )
+    assert (len(step.schedule.stages), step.schedule.chunks) == (2, 6)
+
+
+def test_who_carries_the_batch_is_guessed_by_size_unless_it_is_said():
+    x, table = argument("x", (1, 3), np.float64), argument("table", (1, 3), np.float64)
+    y = nn.relu(x) + nn.relu(table).sum()
+    options = {"stages": 2, "micro_batches": 4, "schedule": "gpipe"}
+    rows = {"x": np.arange(12.0).reshape(4, 3)}
+    given = rows | {"table": np.ones((1, 3))}
+    with pytest.raises(ff.ConfigError, match=r"got rows {.*'table': 1.*batch=\[...\]"):
+        pipeline({"y": y}, **options)(given)
+    got = pipeline({"y": y}, batch=["x"], **options)(given).compute(scheduler="sync")
+    np.testing.assert_array_equal(got, rows["x"] + 3.0)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "interleaved"])
+def test_the_shorter_the_actions_the_less_they_are_chained(name):
+    schedule = known(name, 2, 4)
+    x = np.zeros((4, 1), np.float32)
+    forms = [
+        Pipeline(sleeping(schedule.chunks, StageSeconds(s, s, s)), list(range(schedule.chunks)), schedule)(
+            x
+        ).lowering.form
+        for s in (1.0, 0.001)
+    ]
+    assert forms == ["chain", "window"]
+
+
+@pytest.mark.parametrize("edges", ["window", "chain"])
+@pytest.mark.parametrize("schedule", NAMES)
+def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
+    net, batch, *_ = reference["mlp"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, edges=edges)
+    home, most = step.schedule.stage_of, [0] * 2
+    gradients = []
+
+    def count(key, result, graph, state, worker):
+        there = {k: v for k, v in state["cache"].items() if isinstance(v, Values) and v.kept}
+        forwards = [home[k[1]] for k in there if k[0].startswith("forward-")]
+        most[:] = [max(m, forwards.count(stage)) for stage, m in enumerate(most)]
+        gradients.append(sum(k[0].startswith(("backward-", "weight_grad-")) for k in there))
+
+    with Callback(posttask=count):
+        step(batch).compute(scheduler="sync")
+    assert all(0 < found <= peak for found, peak in zip(most, step.schedule.peaks, strict=True))
+    assert gradients[-1] == 0
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
@@ -218,6 +274,27 @@ def test_a_dask_array_is_cut_into_micro_batches(reference):
             {"schedule": Schedule.of([["0F0"]])},
             "has forwards alone",
             id="parameters and nothing to train with",
+        ),
+        pytest.param(
+            {"stages": 2, "micro_batches": 2, "chunks": 3},
+            "chunks: got 3 a stage, wanted 1",
+            id="chunks where the schedule has one",
+        ),
+        pytest.param(
+            {"schedule": Schedule.of([["0F0", "0B0"]]), "chunks": 2},
+            "chunks: got 2, but its lists say it",
+            id="chunks of lists",
+        ),
+        pytest.param(
+            {"stages": 2, "micro_batches": 2, "batch": ["x", "y"]},
+            r"batch: the model has no argument \['y'\]; it has x, t",
+            id="a batch of what is no argument",
+        ),
+        pytest.param(
+            {"stages": 2, "micro_batches": 2, "batch": []}, "batch: got no arguments", id="a batch of nothing"
+        ),
+        pytest.param(
+            {"stages": 2, "micro_batches": 2, "edges": "knot"}, "form: got 'knot'", id="edges of no form"
         ),
         pytest.param(
             {"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"
@@ -304,128 +381,3 @@ def test_the_first_forwards_stand_in_line():
     }
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
     assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1)}, {(0, 2), (1, 0)}]
-
-
-# ---- real workers ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def four():
-    """Four worker processes of one thread each, and a client of theirs."""
-    with (
-        ff.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client
-
-
-def order_of(client, run):
-    """The actions that each worker computed, in order, and the value."""
-    with get_task_stream(client) as stream:
-        value = run.compute()
-    rows = {}
-    for record in sorted(
-        stream.data, key=lambda r: min(s["start"] for s in r["startstops"] if s["action"] == "compute")
-    ):
-        name, *numbers = record["key"] if isinstance(record["key"], tuple) else (record["key"],)
-        kind = KINDS.get(name.rpartition("-")[0])
-        if kind is not None:
-            chunk, micro_batch = numbers
-            rows.setdefault(record["worker"], []).append(Action(chunk, kind, micro_batch))
-    return [tuple(rows[worker]) for worker in sorted(rows)], value
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_four_processes_keep_the_exact_order_of_the_list(four, name):
-    model = sleeping(4, StageSeconds(0.1, 0.1, 0.1))
-    step = Pipeline(model, list(range(4)), pipeline_of(name), edges="chain")
-    order, (loss, grads) = order_of(four, step(np.arange(12, dtype=np.float32)[:, None]))
-    nothing = {Action(0, "I", i) for i in range(6)}  # nobody asks for the gradient of the batch itself
-    assert order == [tuple(a for a in row if a not in nothing) for row in step.schedule.stages]
-    assert loss == 5.5
-    assert [g.ravel().tolist() for g in grads] == [[5.0, 6.0]] * 4
-
-
-@pytest.mark.cluster
-def test_a_window_keeps_the_memory_of_the_list_where_a_busy_machine_leaves_its_order(four):
-    step = Pipeline(sleeping(4, StageSeconds(0.01, 0.01, 0.01)), list(range(4)), pipeline_of("1f1b"))
-    assert step.lowering.form == "window"
-    order, _ = order_of(four, step(np.zeros((6, 1), np.float32)))
-    kept = [max(accumulate({"F": 1, "B": -1}[action.kind] for action in row)) for row in order]
-    assert all(k <= peak for k, peak in zip(kept, (4, 3, 2, 1), strict=True))
-
-
-def pipeline_of(name):
-    return known(name, 4, 6)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])
-def test_workers_give_the_bits_of_one_process(four, schedule):
-    net = tied(layers=12)
-    batch = net.batch(12)
-    run = pipeline(net.loss, net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
-    wanted = run.compute(scheduler="sync")
-    for result in (run.compute(), four.compute(run).result(), run.persist().compute()):
-        np.testing.assert_array_equal(result[0], wanted[0])
-        for name, value in wanted[1].items():
-            np.testing.assert_array_equal(result[1][name], value)
-
-
-@pytest.mark.cluster
-def test_stages_run_on_the_workers_that_are_named(four):
-    workers = sorted(four.nthreads(), reverse=True)
-    step = Pipeline(sleeping(4, StageSeconds(0, 0, 0)), list(range(4)), pipeline_of("gpipe"), workers=workers)
-    order, _ = order_of(four, step(np.zeros((6, 1), np.float32)))
-    assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
-    net = mlp(layers=2)
-    run = pipeline(net.loss, net.params, stages=2, micro_batches=1, workers=workers)(net.batch(2))
-    with pytest.raises(ff.ConfigError, match="got 4, wanted one for each of the 2 stages"):
-        run.compute()
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("schedule", "in_graph"),
-    [
-        pytest.param("1f1b", 2 << 20, id="whole backwards"),
-        pytest.param("zb-h1", 2 << 20, id="split backwards"),
-        pytest.param("1f1b", 0, id="inputs that are lost and sent again"),
-    ],
-)
-def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
-    four, monkeypatch, schedule, in_graph
-):
-    monkeypatch.setattr("dask_ferro.lower.pipeline_run._IN_GRAPH_BYTES", in_graph)
-    net = mlp(layers=8, width=64)
-    step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
-    run = step(net.batch(24 * 8, seed=7))
-    wanted = run.compute(scheduler="sync")
-    pids = four.run(os.getpid)
-    victim = sorted(pids)[1]
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(run.compute, scheduler=four)
-        while four.run_on_scheduler(furthest, chunk=1) < 5:
-            assert not step.done()
-            time.sleep(0.02)
-        os.kill(pids[victim], signal.SIGKILL)
-        loss, grads = step.result(timeout=60)
-    assert victim not in four.nthreads()
-    np.testing.assert_array_equal(loss, wanted[0])
-    for got, value in zip(grads, wanted[1], strict=True):
-        np.testing.assert_array_equal(got["w"], value["w"])
-        np.testing.assert_array_equal(got["b"], value["b"])
-    four.wait_for_workers(4, timeout=30)
-
-
-def furthest(chunk, dask_scheduler):
-    """The last micro-batch of a chunk of which a backward's result is there; runs in the scheduler."""
-    return max(
-        (
-            ts.key[2]
-            for ts in dask_scheduler.tasks.values()
-            if ts.state == "memory" and ts.prefix.name in ("backward", "input_grad") and ts.key[1] == chunk
-        ),
-        default=0,
-    )

@@ -98,9 +98,8 @@ def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -
     ConfigError
         For another form.
     """
+    check_form(form)
     form = best_form(schedule, hop) if form is None else form
-    if form not in FORMS:
-        raise ConfigError(f"lowering: form: got {form!r}, wanted one of {', '.join(FORMS)}")
     edges = {WINDOW: _windows, CHAIN: _chains, QUEUE: _queues}[form](schedule)
     needs = schedule.dependencies
     return Lowering(
@@ -110,6 +109,12 @@ def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -
         tuple(Edge(need, action) for action in needs for need in needs[action]),
         tuple(edge for edge in dict.fromkeys(edges) if edge.before not in needs[edge.after]),
     )
+
+
+def check_form(form: str | None) -> None:
+    """Raise `ConfigError` for a form that is not known; None is whichever is best."""
+    if form is not None and form not in FORMS:
+        raise ConfigError(f"lowering: form: got {form!r}, wanted one of {', '.join(FORMS)}")
 
 
 def best_form(schedule: Schedule, hop: float = 0.0) -> str:

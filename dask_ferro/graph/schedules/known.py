@@ -25,6 +25,11 @@ NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 _CHUNKS = {"interleaved": 2, "zb-v": 2}  # a stage, where nobody says; the others have one
 
 
+def usual_chunks(name: str) -> int:
+    """Return how many pieces of the model a stage has in the schedule of a name, where nobody says otherwise."""
+    return _CHUNKS.get(name, 1)
+
+
 def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule of a name.
 
@@ -54,7 +59,7 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
-    usual = _CHUNKS.get(name, 1)
+    usual = usual_chunks(name)
     each = usual if chunks is None else chunks
     if name == "interleaved":
         _check_rounds(stages, micro_batches, each)

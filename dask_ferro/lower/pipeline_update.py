@@ -1,0 +1,214 @@
+"""The end of a training step: the optimizer's part of it, each parameter's where its gradient is made.
+
+    last sum of a chunk ──share, rounded──> optimizer's nodes ──> parameter and state after the step, one key each
+
+An optimizer is array math, so its step is a model of its own: parameters, gradients and state in, parameters and state
+out.  It is cut by the chunks whose gradients each of its outputs needs; a plain optimizer needs that of the parameter
+alone, and nothing leaves the stage.  One that needs them all (a norm over all parameters) gets them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import MaterializedLayer
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph import tree
+from dask_ferro.graph.optim import Optimizer
+from dask_ferro.graph.pipeline import LOSS, Piece
+from dask_ferro.graph.schedules.edges import Lowering
+from dask_ferro.graph.tensor import argument
+from dask_ferro.graph.tensor_model import build
+from dask_ferro.graph.tree import Tree
+from dask_ferro.kernels.executable import nodes_between
+from dask_ferro.lower.actions import UpdateRef, run_share, run_update
+from dask_ferro.lower.inputs import Feed
+from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.opened import Opened
+from dask_ferro.lower.pipeline_tasks import bundle_between
+from dask_ferro.lower.stage_workers import STAGE
+from dask_ferro.lower.task import BundleRef, pick
+
+Source = KeySeries | Literal
+
+
+class Part(NamedTuple):
+    """What is computed where a chunk is: its bundle, and the chunks whose sums it reads, that one first."""
+
+    chunk: int
+    bundle: BundleRef
+    reads: tuple[int, ...]
+
+
+class Update(NamedTuple):
+    """An optimizer's step as a model, cut.
+
+    Attributes
+    ----------
+    opened : Opened
+    parts : tuple of Part
+    params, state : tuple of str
+        Inputs, in the order of their trees; the output of an input `w` is `next w`.
+    form : tree of int
+        Of the state.
+    start : dict
+        The state before the first step, by name.
+    """
+
+    opened: Opened
+    parts: tuple[Part, ...]
+    params: tuple[str, ...]
+    state: tuple[str, ...]
+    form: Any
+    start: dict[str, Any]
+
+    def chunk_of(self, name: str) -> int:
+        """The chunk that makes the next value of a parameter, or of a part of the state."""
+        return next(part.chunk for part in self.parts if _next(name) in part.bundle.outputs)
+
+
+def update(
+    optimizer: Optimizer,
+    params: Tree,
+    names: Sequence[str],
+    grads: Sequence[str],
+    pieces: Sequence[Piece],
+    opened: Any,
+) -> Update:
+    """Return an optimizer's step, cut by chunks.
+
+    Parameters
+    ----------
+    params : tree of Tensor
+    names, grads : sequence of str
+        Of the parameters and their gradients in the model that `pieces` are of, in the order of the tree.
+    opened : callable
+        From a model to its `Opened`.
+
+    Raises
+    ------
+    ConfigError
+        A parameter that is given twice, or an optimizer that reads anything else.
+    """
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
+    began = optimizer.init(params)
+    kept = tree.leaves(began, "optimizer's state")
+    state = tuple(f"state_{i}" for i in range(len(kept)))
+    given = {
+        name: argument(name, leaf.shape, leaf.dtype)
+        for name, leaf in zip((*names, *grads, *state), (*(2 * tree.leaves(params)), *kept), strict=True)
+    }
+    trees = (
+        tree.like(like, [given[name] for name in of])
+        for like, of in ((params, names), (params, grads), (began, state))
+    )
+    after, then = optimizer.step(*trees)
+    then = tree.mapped(lambda _, now: now, began, then) if kept else {}
+    ends = (*tree.leaves(after), *(tree.leaves(then) if kept else ()))
+    outputs = {_next(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    model = build(outputs, list(given.values()), name="update").model
+    if foreign := [str(v.name) for v in model.graph.inputs if v.name not in given]:
+        raise ConfigError(
+            f"pipeline: optimizer: it reads the argument {foreign}; a pipeline has its step read parameters,"
+            " gradients and state alone: make the rate a number, or a part of the state"
+        )
+    start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
+    values = dict(zip(state, start.values(), strict=True))
+    ready = opened(model)
+    homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
+    form = tree.like(began, range(len(kept))) if kept else {}
+    return Update(ready, _cut(ready, homes, len(pieces)), tuple(names), state, form, values)
+
+
+def _next(name: str) -> str:
+    return f"next {name}"
+
+
+def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
+    """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
+    model = opened.loaded.model
+    entries = {str(v.name) for v in model.graph.inputs}
+    reads: dict[str, dict[str, None]] = {}
+    for out in model.graph.outputs:
+        nodes = nodes_between(model, (), (str(out.name),))
+        reads[str(out.name)] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
+    needs = {out: sorted({homes[n] for n in names if n in homes}) for out, names in reads.items()}
+    alone: dict[int, list[str]] = {}
+    for out, wanted in needs.items():
+        alone.setdefault(wanted[-1] if wanted else chunks - 1, []).append(out)
+
+    def part(chunk: int, outputs: list[str]) -> Part:
+        inputs = tuple(dict.fromkeys(name for out in outputs for name in reads[out]))
+        wanted = {c for out in outputs for c in needs[out]} - {chunk}
+        bundle = bundle_between(opened, inputs, tuple(outputs), f"chunk {chunk} update")
+        return Part(chunk, bundle, (chunk, *sorted(wanted)))
+
+    return tuple(part(chunk, outputs) for chunk, outputs in sorted(alone.items()))
+
+
+class Ends(NamedTuple):
+    """Where a step's sums are: the key of each chunk's, their share in the whole, and the dtypes of what is in them."""
+
+    sums: Mapping[int, Key]
+    share: int
+    dtypes: Mapping[str, Any]
+
+
+def update_layer(
+    step: Update,
+    ends: Ends,
+    plan: Lowering,
+    sources: Mapping[str, Source],
+    copy: Feed | None,
+    homes: Sequence[str],
+    token: str,
+) -> tuple[MaterializedLayer, list[Any]]:
+    """Return the layer of the optimizer's tasks, and the keys of loss, parameters and state after the step.
+
+    Parameters
+    ----------
+    sources : mapping of str to KeySeries or Literal
+        Where tasks find parameters and state.
+    copy : Feed, optional
+        The update model's content, where workers cannot see its path.
+    homes : sequence of str
+        The worker of each stage; empty: tasks run anywhere.
+    """
+    extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
+    stages = {action.chunk: stage for action, stage in plan.stage.items()}
+    tasks: dict[Key, Task] = {}
+    stage: dict[Key, int] = {}
+    found: dict[str, Key] = {}
+    for part in step.parts:
+        given = tuple(name for name in part.bundle.inputs if name in sources)
+        reads = [ends.sums[chunk] for chunk in part.reads if chunk in ends.sums]
+        ref = UpdateRef(part.bundle, given, ends.share, dict(ends.dtypes))
+        whole = (f"update-{token}", part.chunk)
+        arguments = [_argument(sources[name]) for name in given] + [TaskRef(key) for key in reads]
+        tasks[whole] = Task(whole, run_update, step.opened.ref, ref, *arguments, **extra)
+        number = count()
+        for out in part.bundle.outputs:
+            found[out] = key = (f"updated-{token}", part.chunk, next(number))
+            tasks[key] = Task(key, pick, TaskRef(whole), out)
+        stage.update(dict.fromkeys((k for k in tasks if k not in stage), stages[part.chunk]))
+    last = max(ends.sums)
+    loss = (f"loss-{token}", last)
+    tasks[loss] = Task(loss, run_share, TaskRef(ends.sums[last]), LOSS, ends.share, ends.dtypes[LOSS])
+    stage[loss] = stages[last]
+    lowest = min(plan.priority.values()) - 1
+    annotations = {
+        "priority": dict.fromkeys(tasks, lowest).__getitem__,
+        "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__ if homes else None,
+        STAGE: stage.__getitem__,
+    }
+    keys = [loss, *([found[_next(name)] for name in names] for names in (step.params, step.state))]
+    return MaterializedLayer(tasks, annotations=annotations if homes else None), keys
+
+
+def _argument(source: Source) -> Any:
+    return TaskRef(source.at(0)) if isinstance(source, KeySeries) else source.at(0)

@@ -1,0 +1,88 @@
+"""A model without a pipeline, and what a pipeline gives held against it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.graph import tree
+from dask_ferro.graph.autodiff import grad
+from dask_ferro.graph.optim import SGD, Adam
+from dask_ferro.graph.tensor import argument
+from dask_ferro.graph.tensor_model import build
+
+M = 4  # micro-batches
+
+
+def whole_model(outputs):
+    """The outputs as one model in this process."""
+    model, bound = build(outputs)
+    graph = ff.from_onnx(ir.to_proto(model), granularity="model")
+    return lambda feeds: graph(bound | feeds).compute(scheduler="sync")
+
+
+def same(result, wanted):
+    loss, grads = result
+    np.testing.assert_array_equal(loss, wanted[0])
+    flat = [array for part in leaves(grads) for array in part]
+    assert len(flat) == len(wanted[1])
+    for got, value in zip(flat, wanted[1], strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
+def leaves(part):
+    if isinstance(part, np.ndarray):
+        return [[part]]
+    return [found for p in (part.values() if isinstance(part, dict) else part) for found in leaves(p)]
+
+
+def trained(net, optimizer, batches):
+    """Loss, parameters and state after each batch, without a pipeline."""
+    named = tree.leaves(net.params)
+    model, bound = build(
+        {"loss": net.loss, **{f"g{i}": g for i, g in enumerate(grad(net.loss, named))}}, named
+    )
+    names = list(bound)
+    run = ff.from_onnx(ir.to_proto(model), granularity="model")
+    w, g = ([argument(f"{kind}{i}", p.shape, p.dtype) for i, p in enumerate(named)] for kind in "wg")
+    began = optimizer.init(w)
+    kept = tree.leaves(began)
+    s = tree.like(began, [argument(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
+    after, then = optimizer.step(w, g, s)
+    ends = {
+        **{f"w{i}": x for i, x in enumerate(after)},
+        **{f"s{i}": x for i, x in enumerate(tree.leaves(then))},
+    }
+    update = ff.from_onnx(
+        ir.to_proto(build({f"next {n}": x for n, x in ends.items()}).model), granularity="model"
+    )
+    now = {f"w{i}": bound[n] for i, n in enumerate(names)}
+    now |= {f"s{i}": np.zeros(x.shape, x.dtype) for i, x in enumerate(kept)}
+    for batch in batches:
+        weights = {n: now[f"w{i}"] for i, n in enumerate(names)}
+        total = {}
+        for part in range(M):
+            rows = {n: np.split(a, M)[part] for n, a in batch.items()}
+            found = run(weights | rows).compute(scheduler="sync")
+            total = {n: total[n] + v for n, v in found.items()} if total else found
+        mean = {n: v / M for n, v in total.items()}
+        loss = mean.pop("loss")
+        now = {n.removeprefix("next "): v for n, v in update(now | mean).compute(scheduler="sync").items()}
+        yield loss, [now[f"w{i}"] for i in range(len(names))], [now[f"s{i}"] for i in range(len(kept))]
+
+
+OPTIMIZERS = [
+    pytest.param(SGD(0.1), id="SGD"),
+    pytest.param(SGD(0.1, momentum=0.9), id="momentum"),
+    pytest.param(Adam(0.01), id="Adam"),
+]
+
+
+def equal(step, wanted):
+    loss, params, state = wanted
+    assert step.loss == loss
+    for parts, found in ((step.params, params), (step.state, state)):
+        for [got], value in zip(leaves(parts), found, strict=True):
+            np.testing.assert_array_equal(got, value)

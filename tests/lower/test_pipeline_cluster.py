@@ -1,0 +1,320 @@
+"""Pipelines on real workers: order, memory and numbers, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import dask
+import distributed
+import numpy as np
+import pytest
+from distributed import get_task_stream
+from distributed.core import Status
+
+import dask_ferro as ff
+from dask_ferro.graph.optim import SGD
+from dask_ferro.graph.schedules.action import Action
+from dask_ferro.graph.schedules.closed import StageSeconds
+from dask_ferro.graph.schedules.known import known
+from dask_ferro.graph.sleeping import sleeping
+from dask_ferro.lower.actions import Values
+from dask_ferro.lower.pipeline import Pipeline, pipeline
+from tests.graph.pipeline_nets import mlp, tied
+from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
+
+KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four worker processes of one thread each, and a client of theirs."""
+    with (
+        ff.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def order_of(client, run):
+    """The actions that each worker computed, in order, and the value."""
+    with get_task_stream(client) as stream:
+        value = run.compute()
+    rows = {}
+    for record in sorted(
+        stream.data, key=lambda r: min(s["start"] for s in r["startstops"] if s["action"] == "compute")
+    ):
+        name, *numbers = record["key"] if isinstance(record["key"], tuple) else (record["key"],)
+        kind = KINDS.get(name.rpartition("-")[0])
+        if kind is not None:
+            chunk, micro_batch = numbers
+            rows.setdefault(record["worker"], []).append(Action(chunk, kind, micro_batch))
+    return [tuple(rows[worker]) for worker in sorted(rows)], value
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("name", "edges", "form"),
+    [
+        pytest.param("1f1b", None, "window", id="1f1b, by default"),
+        pytest.param("1f1b", "chain", "chain", id="1f1b, as a chain"),
+        pytest.param("zb-h1", None, "chain", id="zb-h1, by default"),
+    ],
+)
+def test_four_processes_keep_the_exact_order_of_the_list(four, name, edges, form):
+    model = sleeping(4, StageSeconds(0.1, 0.1, 0.1))
+    step = Pipeline(model, list(range(4)), pipeline_of(name), edges=edges)
+    run = step(np.arange(12, dtype=np.float32)[:, None])
+    assert run.lowering.form == form
+    order, (loss, grads) = order_of(four, run)
+    nothing = {Action(0, "I", i) for i in range(6)}  # nobody asks for the gradient of the batch itself
+    assert order == [tuple(a for a in row if a not in nothing) for row in step.schedule.stages]
+    assert loss == 5.5
+    assert [g.ravel().tolist() for g in grads] == [[5.0, 6.0]] * 4
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
+def test_real_workers_keep_no_more_activations_than_the_table_says(four, name):
+    net = mlp(layers=8, width=16)
+    step = pipeline(net.loss, net.params, stages=4, micro_batches=12, schedule=name)
+    with watched(four, Live()) as live:
+        step(net.batch(24, seed=3)).compute()
+        most = live()
+    assert all(0 < found <= peak for found, peak in zip(most, step.schedule.peaks, strict=True))
+
+
+class Live(distributed.WorkerPlugin):
+    """The most forwards of a worker that have kept something, whenever one is done."""
+
+    name = "live"
+
+    def setup(self, worker):
+        self.worker, self.most = worker, 0
+
+    def transition(self, key, start, finish, **kwargs):
+        if finish == "memory" and str(key[0]).startswith("forward-"):
+            there = [v for k, v in self.worker.data.items() if str(k[0]).startswith("forward-")]
+            self.most = max(self.most, sum(bool(values.kept) for values in there))
+
+
+@contextmanager
+def watched(client, plugin):
+    """A plugin on all workers; gives a function that reads it, in the order of addresses."""
+    client.register_plugin(plugin)
+    try:
+        yield lambda: [
+            n for _, n in sorted(client.run(lambda dask_worker: dask_worker.plugins["live"].most).items())
+        ]
+    finally:
+        client.unregister_worker_plugin(plugin.name)
+
+
+def pipeline_of(name):
+    return known(name, 4, 6)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])
+def test_workers_give_the_bits_of_one_process(four, schedule):
+    net = tied(layers=12)
+    batch = net.batch(12)
+    run = pipeline(net.loss, net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
+    wanted = run.compute(scheduler="sync")
+    for result in (run.compute(), four.compute(run).result(), run.persist().compute()):
+        np.testing.assert_array_equal(result[0], wanted[0])
+        for name, value in wanted[1].items():
+            np.testing.assert_array_equal(result[1][name], value)
+
+
+@pytest.mark.cluster
+def test_stages_run_on_the_workers_that_are_named(four):
+    workers = sorted(four.nthreads(), reverse=True)
+    step = Pipeline(sleeping(4, StageSeconds(0, 0, 0)), list(range(4)), pipeline_of("gpipe"), workers=workers)
+    order, _ = order_of(four, step(np.zeros((6, 1), np.float32)))
+    assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
+    names = [facts["name"] for _, facts in sorted(four.scheduler_info()["workers"].items(), reverse=True)]
+    by_name = Pipeline(
+        sleeping(4, StageSeconds(0, 0, 0)), list(range(4)), pipeline_of("gpipe"), workers=names
+    )
+    order, _ = order_of(four, by_name(np.ones((6, 1), np.float32)))
+    assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        pytest.param(
+            ["tcp://127.0.0.1:1", 0], r"has no \['tcp://127.0.0.1:1'\]; it has .*0 at tcp", id="not there"
+        ),
+        pytest.param([0, 1, 2, 3], "got 4, wanted one for each of the 2 stages", id="too many"),
+    ],
+)
+def test_workers_that_cannot_be_the_stages_are_refused(four, workers, said):
+    net = mlp(layers=2)
+    run = pipeline(net.loss, net.params, stages=2, micro_batches=1, workers=workers)(net.batch(2))
+    with pytest.raises(ff.ConfigError, match=said):
+        run.compute()
+
+
+@pytest.mark.cluster
+def test_a_worker_that_died_before_the_graph_came_is_replaced():
+    net = mlp(layers=4)
+    with (
+        ff.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        workers = sorted(client.nthreads())
+        run = pipeline(net.loss, net.params, stages=2, micro_batches=2, workers=workers)(net.batch(4))
+        wanted = run.compute(scheduler="sync")
+        run.__dask_graph__()
+        client.retire_workers(workers[:1])
+        loss, grads = client.compute(run).result(timeout=60)
+        assert loss == wanted[0]
+        np.testing.assert_array_equal(grads[0]["w"], wanted[1][0]["w"])
+
+
+@pytest.mark.cluster
+def test_a_stage_goes_to_a_paused_worker_if_none_runs():
+    with (
+        ff.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        last, first = sorted(client.nthreads())
+        step = Pipeline(
+            sleeping(2, StageSeconds(0.1, 0.1, 0.1)), [0, 1], known("1f1b", 2, 2), workers=[first, last]
+        )
+        result = client.compute(step(np.arange(2, dtype=np.float32)[:, None]))
+        client.run(partial(turn, status=Status.paused), workers=[last])
+        client.run_on_scheduler(until_paused, address=last)
+        client.retire_workers([first], close_workers=True, remove=True)
+        client.run(partial(turn, status=Status.running), workers=[last])
+        loss, _ = result.result(timeout=60)
+        assert loss == 0.5
+
+
+def turn(status, dask_worker):
+    """Pause a worker, or let it go on."""
+    dask_worker.status = status
+
+
+async def until_paused(address, dask_scheduler):
+    """Come back when the scheduler knows that a worker is paused."""
+    while dask_scheduler.workers[address].status is not Status.paused:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.cluster
+def test_of_replicas_the_one_that_has_everything_stays(four):
+    """Dask's own policy drops the replica of the worker with the most memory in use: here that of the home."""
+    home, *others = sorted(four.nthreads())
+    pipeline(mlp(2).loss, mlp(2).params, stages=2, micro_batches=1)(
+        mlp(2).batch(2)
+    ).compute()  # the plugin is there
+    with dask.annotate(workers=[home], ferro_stage=0):
+        made = dask.delayed(values_of)(300 << 20, dask_key_name="forward-of-replicas")
+    [held] = distributed.futures_of(made.persist(optimize_graph=False))
+    four.replicate(held, workers=others[:2])
+    assert len(four.who_has([held])[held.key]) > 1
+    for _ in range(100):
+        four.amm.run_once()
+        if len(there := four.who_has([held])[held.key]) == 1:
+            break
+        time.sleep(0.1)
+    assert list(there) == [home]
+
+
+def values_of(nbytes):
+    """A result of which most is kept."""
+    return Values({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("schedule", "in_graph"),
+    [
+        pytest.param("1f1b", 2 << 20, id="whole backwards"),
+        pytest.param("zb-h1", 2 << 20, id="split backwards"),
+        pytest.param("1f1b", 0, id="inputs that are lost and sent again"),
+    ],
+)
+def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
+    four, monkeypatch, schedule, in_graph
+):
+    monkeypatch.setattr("dask_ferro.lower.pipeline_run._IN_GRAPH_BYTES", in_graph)
+    net = mlp(layers=8, width=64)
+    step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
+    run = step(net.batch(24 * 8, seed=7))
+    wanted = run.compute(scheduler="sync")
+    pids = four.run(os.getpid)
+    victim = sorted(pids)[1]
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(run.compute, scheduler=four)
+        while four.run_on_scheduler(furthest, chunk=1) < 5:
+            assert not step.done()
+            time.sleep(0.02)
+        os.kill(pids[victim], signal.SIGKILL)
+        loss, grads = step.result(timeout=60)
+    assert victim not in four.nthreads()
+    np.testing.assert_array_equal(loss, wanted[0])
+    for got, value in zip(grads, wanted[1], strict=True):
+        np.testing.assert_array_equal(got["w"], value["w"])
+        np.testing.assert_array_equal(got["b"], value["b"])
+    four.wait_for_workers(4, timeout=30)
+
+
+def furthest(chunk, dask_scheduler):
+    """The last micro-batch of a chunk of which a backward's result is there; runs in the scheduler."""
+    return max(
+        (
+            ts.key[2]
+            for ts in dask_scheduler.tasks.values()
+            if ts.state == "memory" and ts.prefix.name in ("backward", "input_grad") and ts.key[1] == chunk
+        ),
+        default=0,
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("in_graph", [2 << 20, 0])
+def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, optimizer, in_graph):
+    monkeypatch.setattr("dask_ferro.lower.pipeline_run._IN_GRAPH_BYTES", in_graph)
+    net = mlp(layers=4, width=64)
+    batches = [net.batch(2 * M, seed) for seed in range(3)]
+    step = pipeline(
+        *(net.loss, net.params), stages=[f"layer{i}" for i in range(4)], micro_batches=M, optimizer=optimizer
+    )
+    now, homes = None, sorted(four.nthreads())
+    for batch in batches:
+        now = step(batch, **({} if now is None else {"params": now.params, "state": now.state})).submit()
+        distributed.wait([f for part in now.params for f in part.values()])
+        for home, part in zip(homes, now.params, strict=True):
+            assert all(four.who_has([f])[f.key] == (home,) for f in part.values())
+    *_, wanted = trained(net, optimizer, batches)
+    equal(type(now)(*four.gather(list(now))), wanted)
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_between_two_steps_changes_nothing(four):
+    net, optimizer = mlp(layers=4, width=16), SGD(0.1, momentum=0.9)
+    batches = [net.batch(2 * M, seed) for seed in range(3)]
+    step = pipeline(net.loss, net.params, stages=4, micro_batches=M, optimizer=optimizer)
+    one = step(batches[0]).submit()
+    two = step(batches[1], params=one.params, state=one.state).submit()
+    distributed.wait([f for part in two.params for f in part.values()])
+    os.kill(four.run(os.getpid)[sorted(four.nthreads())[1]], signal.SIGKILL)
+    three = step(batches[2], params=two.params, state=two.state).submit()
+    *_, wanted = trained(net, optimizer, batches)
+    equal(type(three)(*four.gather(list(three))), wanted)
+    four.wait_for_workers(4, timeout=30)
