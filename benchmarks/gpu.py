@@ -22,10 +22,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Barrier
 from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
@@ -41,8 +42,9 @@ from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.load import load  # noqa: E402
 from dask_ferro.kernels.device import CupyDevice, cupy_devices  # noqa: E402
-from dask_ferro.kernels.executable import Executable, compile_bundle  # noqa: E402
+from dask_ferro.kernels.ondevice import DeviceExecutable, compile_on_device  # noqa: E402
 from dask_ferro.kernels.onnxruntime_device import CUDA, as_value, place_of, works  # noqa: E402
+from dask_ferro.kernels.resident import Residency  # noqa: E402
 from dask_ferro.kernels.standin import StandIn  # noqa: E402
 from dask_ferro.lower import device as computing  # noqa: E402
 from dask_ferro.lower.device_engines import engines_on  # noqa: E402
@@ -70,16 +72,19 @@ class Size(NamedTuple):
 TOY = Size((16,), 2, 3, (1, 2), (1, 2), 16, 4, 2, 4, 32)
 
 
-def compiled(device: Any, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str) -> Executable:
-    """The whole model as one bundle on a device: by one engine, or by those that the cost model chooses."""
+def compiled(
+    residency: Residency, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str
+) -> DeviceExecutable:
+    """The whole model as a worker runs it: one bundle on a device, by one engine or by what the cost model chooses."""
     model = load(proto).model
     outputs = [v.name for v in model.graph.outputs]
     chosen = (
-        engines_on(device, model, list(inputs), outputs, list(inputs.values()))
+        engines_on(residency.device, model, list(inputs), outputs, list(inputs.values()))
         if engine == "chosen"
+        else [] if engine == "array"
         else [(engine, len(list(model.graph)))]
-    )
-    return compile_bundle(model, list(inputs), outputs, chosen, device=device)
+    )  # fmt: skip
+    return compile_on_device(model, list(inputs), outputs, residency, engines=chosen)
 
 
 def synchronized(device: Any, run: Run) -> Any:
@@ -118,19 +123,21 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
     with device.stream():
         values, w = [device.to_device(x) for x in hosts], device.to_device(weight)
         device.synchronize()
-    chain = compiled(device, one, {"x0": values[0]}, "array")
+    chain = compiled(Residency(device), one, {"x0": values[0]}, "array")
+    pools = {count: Threads(count) for count in size.threads}
     runs: dict[str, Run] = {
         ALONE: partial(_alone, device, values, w, size.length),
         COPIES: partial(_copies, device, hosts, weight, length_of(size, COPIES)),
     }
-    for threads in size.threads:
-        runs[f"{RESIDENT}, {threads} thread{'s' * (threads > 1)}"] = partial(
-            _in_threads, device, chain, values, threads
-        )
+    for count, pool in pools.items():
+        runs[f"{RESIDENT}, {count} thread{'s' * (count > 1)}"] = partial(pool, chain, values)
     with (
+        ExitStack() as ended,
         Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client,
         computing_on(device),
     ):
+        for pool in pools.values():
+            ended.callback(pool.close)
         model = ff.from_onnx(networks.products(size.chains, size.length, m, dtype))
         task = model({f"x{i}": x for i, x in enumerate(hosts)})
         runs[DASK] = partial(task.compute, scheduler=client)
@@ -185,12 +192,22 @@ def _copies(device: Any, hosts: Sequence[np.ndarray], weight: np.ndarray, length
                 )
 
 
-def _in_threads(device: Any, chain: Executable, values: Sequence[Any], threads: int) -> None:
-    if threads == 1:
-        synchronized(device, lambda: [chain(value) for value in values])
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda value: synchronized(device, lambda: chain(value)), values))
+class Threads:
+    """As many threads as a worker has: they stay, each with its stream, from the first round to the last."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads)
+        together = Barrier(threads, timeout=60)
+        list(self._pool.map(lambda _: together.wait(), range(threads)))  # all of them are there
+
+    def __call__(self, run: Callable[[Any], Any], values: Sequence[Any]) -> None:
+        """Run each value in one of them, and let go of what it gives."""
+        for _ in self._pool.map(run, values):
+            pass
+
+    def close(self) -> None:
+        """End them."""
+        self._pool.shutdown()
 
 
 # ---- networks ---------------------------------------------------------------------------------------------
@@ -221,16 +238,13 @@ def _net(device: Any, proto: onnx.ModelProto, x: np.ndarray, rounds: int, note: 
     with device.stream():
         value = device.to_device(x)
         device.synchronize()
-    made = {engine: compiled(device, proto, {"x": value}, engine) for engine in _engines(device)}
-    runs: dict[str, Run] = {
-        engine: partial(synchronized, device, partial(run, value)) for engine, run in made.items()
-    }
+    residency = Residency(device)
+    made = {engine: compiled(residency, proto, {"x": value}, engine) for engine in _engines(device)}
+    runs: dict[str, Run] = {engine: partial(run, value) for engine, run in made.items()}
     rival = _rival(device, proto, value)
     if rival is not None:
         runs[rival[0]] = partial(synchronized, device, rival[1])
-    results = {
-        name: device.to_host(synchronized(device, partial(run, value))[0]) for name, run in made.items()
-    }
+    results = {name: residency.on_host(run(value)[0]) for name, run in made.items()}
     first = next(iter(results.values()))
     for name, result in results.items():
         np.testing.assert_allclose(result, first, rtol=2e-2, atol=2e-3, err_msg=f"{name} differs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,33 @@ def judged(results: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def tests() -> dict[str, Any]:
-    """Run the tests marked `gpu`; return whether some ran and none failed, and pytest's own account of them."""
+    """Run the tests marked `gpu`; return whether they pass (see `verdict`), and pytest's own account of them."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider"],
         cwd=Path(__file__).resolve().parents[1],
         capture_output=True,
         text=True,
         check=False,
     )
     account = done.stdout.splitlines()
+    is_installed = _version("onnxruntime-gpu") is not None
+    return {"passed": done.returncode == 0 and verdict(account, is_installed), "told": account[-60:]}
+
+
+def verdict(account: Sequence[str], onnxruntime_gpu: bool) -> bool:
+    """Return whether pytest's account tells of tests that ran, and of none that was skipped for want of what is there.
+
+    Parameters
+    ----------
+    account : sequence of str
+        Lines, with the reasons of skips.
+    onnxruntime_gpu : bool
+        Whether the package is installed: then its provider has to work, or nothing was seen of that engine.
+    """
     ran = bool(account) and re.search(r"\d+ passed", account[-1]) is not None
-    return {"passed": done.returncode == 0 and ran, "told": account[-60:]}
+    skipped = [line for line in account if line.startswith("SKIPPED")]
+    missing = ("GPU that", *(("CUDA provider that works",) if onnxruntime_gpu else ()))
+    return ran and not any(what in line for line in skipped for what in missing)
 
 
 def described(device: Any) -> dict[str, Any]:

@@ -4,16 +4,28 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dask_ferro.kernels.ondevice import DeviceExecutable
+from dask_ferro.kernels.resident import DeviceArray, Residency
+from dask_ferro.kernels.standin import StandIn
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
 # What a worker's heap may grow by while it runs a model, weights aside.
 ALLOWANCE_MIB = 15
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+# As pytest tells of tests that were not run.
+SKIPPED = (
+    "SKIPPED [9] tests/kernels/test_onnxruntime_device.py:45: no ONNX Runtime with a CUDA provider that works"
+)
+NO_COMPILER = "SKIPPED [1] tests/kernels/test_device.py:288: needs a C++ compiler"
+NO_GPU = "SKIPPED [9] tests/kernels/test_device.py:31: needs CuPy and a GPU that it sees"
 
 
 @pytest.fixture
@@ -170,6 +182,47 @@ def test_gpu_at_toy_size(tmp_path):
     )  # nothing is judged without a GPU
     for name in ("products", "networks", "of library"):
         assert name in printed
+
+
+def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
+    """Compiled for the device, weights and results there; threads and their streams as old as the first round."""
+    gpu, networks = importlib.import_module("gpu"), importlib.import_module("networks")
+    device = StandIn()
+    residency = Residency(device)
+    value = device.to_device(np.ones((1, 4, 16), np.float32))
+    chain = gpu.compiled(residency, networks.transformer(16, 4, 2), {"x": value}, "array")
+    assert type(chain) is DeviceExecutable
+    (result,) = chain(value)
+    assert type(result) is DeviceArray
+    ran = []
+
+    def run(value):
+        ran.append(threading.current_thread())
+        return chain(value)
+
+    before = device.traffic.counts()
+    threads = gpu.Threads(2)
+    for _ in range(3):
+        threads(run, [value] * 8)
+    threads.close()
+    assert (len(ran), len(set(ran)) <= 2) == (24, True)
+    assert device.traffic.counts() == before
+
+
+@pytest.mark.parametrize(
+    ("claim", "account", "installed", "wanted"),
+    [
+        ("all of them ran", ["....", "4 passed in 2.0s"], True, True),
+        ("none ran", ["4 deselected in 2.0s"], False, False),
+        ("the engine is there and was skipped", [SKIPPED, "4 passed, 9 skipped in 2.0s"], True, False),
+        ("the engine is not there", [SKIPPED, "4 passed, 9 skipped in 2.0s"], False, True),
+        ("a compiler is missing", [NO_COMPILER, "4 passed, 1 skipped in 2.0s"], True, True),
+        ("the GPU was not seen", [NO_GPU, "4 passed, 9 skipped in 2.0s"], False, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_tests_on_a_gpu_are_held_to_run(measure, claim, account, installed, wanted):
+    assert importlib.import_module("gpu_checks").verdict(account, installed) is wanted
 
 
 def test_a_gpu_is_held_to_its_bounds(measure):

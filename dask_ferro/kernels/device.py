@@ -23,8 +23,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from dask_ferro.kernels.cupy_memory import account
+
 # CuPy reads it at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
+# CuPy's pool rounds what it allocates up to multiples of so many bytes.
+_ROUNDED = 512
 
 
 class Memory(NamedTuple):
@@ -34,7 +38,7 @@ class Memory(NamedTuple):
     ----------
     total : int
     free : int
-        What may still be allocated: the driver's free bytes, and the blocks that the pool keeps for reuse.
+        What may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
     live : int
         What arrays of this process occupy.
     """
@@ -114,6 +118,9 @@ class Device(Protocol):
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a copy on the host, once all that this thread queued is done."""
 
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+
     def memory(self) -> Memory:
         """Return the memory as it is now."""
 
@@ -168,12 +175,16 @@ class CupyDevice:
         found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
         return found
 
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        size = int(array.data.mem.size)
+        return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
+
     def memory(self) -> Memory:
         """Return the memory as it is now."""
         with self._device:
-            free, total = self._cupy.cuda.runtime.memGetInfo()
-            pool = self._cupy.get_default_memory_pool()
-            return Memory(total, free + pool.free_bytes(), pool.used_bytes())
+            found = account(self._cupy)
+        return Memory(found.total, found.free, found.own)
 
     def release(self) -> None:
         """Give blocks that no array occupies back to the driver."""

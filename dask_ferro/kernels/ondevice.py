@@ -20,6 +20,7 @@ from array_api_compat import array_namespace
 from dask_ferro.kernels import array
 from dask_ferro.kernels.array.sides import SMALL_BYTES
 from dask_ferro.kernels.device import Device
+from dask_ferro.kernels.device_results import results_of
 from dask_ferro.kernels.device_route import ON_HOST, device_engines
 from dask_ferro.kernels.executable import Run, boundary, build_run, nodes_between
 from dask_ferro.kernels.extract import weights_of
@@ -196,7 +197,7 @@ class DeviceExecutable:
 
     def _left(self, values: Values) -> tuple[Any, ...]:
         """The outputs as they leave the bundle."""
-        return tuple(values.leaving(n, down=i in self._down) for i, n in enumerate(self._outputs))
+        return results_of(values.leaving(n, down=i in self._down) for i, n in enumerate(self._outputs))
 
 
 def _row(array: Any, number: int) -> Any:

@@ -15,6 +15,11 @@ Key = Hashable
 Address = str
 
 
+def kind_of(device: str) -> str:
+    """Return what a device class is a kind of: "gpu" of "gpu: T4", as workers of a second model are told apart."""
+    return device.partition(":")[0]
+
+
 class Replica(NamedTuple):
     """An input of a task: its size, who holds it, and in which kind of memory; which one it is, where that is told."""
 
@@ -77,13 +82,13 @@ class Task(NamedTuple):
 
     def admits(self, worker: Worker) -> bool:
         """Return whether restrictions, resources and its device class let it run on a worker."""
-        if self.must and worker.device != self.must:
+        if self.must and kind_of(worker.device) != self.must:
             return False
         return self.allowed is None or worker.address in self.allowed
 
     def wants(self, worker: Worker) -> bool:
         """Return whether a worker is one of those that it would rather run on."""
-        if self.likes and worker.device != self.likes:
+        if self.likes and kind_of(worker.device) != self.likes:
             return False
         return self.preferred is None or worker.address in self.preferred
 

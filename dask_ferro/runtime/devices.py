@@ -29,7 +29,10 @@ _FEW_DEPENDENTS = 8
 
 
 class _Told(NamedTuple):
-    """What a worker with a device said last: bytes by its allocator and by Dask's books, both of that moment."""
+    """What a worker with a device said last: bytes by its allocator and by Dask's books, both of that moment.
+
+    `live` is without what a device drops where room is wanted, and uploads again: no task waits for that.
+    """
 
     live: int
     managed: int
@@ -52,12 +55,15 @@ class Devices:
         self._links = links
         self._told: dict[str, _Told] = {}
         self._heard: set[str] = set()  # workers that told of their links
+        self._first: dict[str, str] = {}  # model that a class's plain name stands for
 
     # -- what workers say ----------------------------------------------------------------------------------
 
     def heard(self, ws: WorkerState, told: Mapping[str, Any], ledger: Ledger) -> None:
-        """Take what a worker says of itself in a heartbeat."""
-        device = told["device"]
+        """Take what a worker says of itself in a heartbeat; of one that measures still, what is known stands."""
+        if not told["flops"] and ws.address in self._told:
+            return
+        device = self._class(told)
         if ledger.rows[ws.address].device != device:
             ledger.set_device(ws.address, device)
         if told["flops"] and told["bandwidth"]:
@@ -67,14 +73,23 @@ class Devices:
             if self._told.pop(ws.address, None) is not None:
                 ledger.set_memory(ws.address, None)
             return
-        if ws.address not in self._heard:
+        if gpu["links"] and ws.address not in self._heard:
             self._heard.add(ws.address)
             for kind, nbytes, seconds in gpu["links"]:
                 self._links.add(kind, nbytes, seconds)
         managed = int(ws.metrics.get("managed_bytes", 0))
-        self._told[ws.address] = _Told(int(gpu["live"]), managed, frozenset(gpu["types"]))
+        live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
+        self._told[ws.address] = _Told(live, managed, frozenset(gpu["types"]))
         if ledger.rows[ws.address].most != gpu["total"]:
             ledger.set_memory(ws.address, int(gpu["total"]))
+
+    def _class(self, told: Mapping[str, Any]) -> str:
+        """The class that a worker's seconds are learned for: of the first model, "gpu"; of others, "gpu: T4"."""
+        device: str = told["device"]
+        model = (told.get("gpu") or {}).get("model")
+        if not model or self._first.setdefault(device, model) == model:
+            return device
+        return f"{device}: {model}"
 
     def received(self, sender: str, to: str, sample: tuple[str, int, float]) -> None:
         """Take what a transfer between two workers took: what left or entered a device in that time is taken off."""

@@ -26,7 +26,7 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
-from dask_ferro.policy.snapshot import Task, Worker
+from dask_ferro.policy.snapshot import Task, Worker, kind_of
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.affinity import estimate_of, wish_of
 from dask_ferro.runtime.settings import Settings
@@ -162,7 +162,7 @@ class Placing:
         self._waits_begun += 1
         self._waiting[ts] = self._waits_begun
         ledger = self.stealing.ledger
-        if ledger.counts_bytes and wish_of(ts.annotations).must in ("", *ledger.devices):
+        if ledger.counts_bytes and wish_of(ts.annotations).must in ("", *map(kind_of, ledger.devices)):
             grows = self.stealing.devices.grows(ts, ledger)
             heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
             if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:

@@ -20,17 +20,18 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.config
 import numpy as np
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.kernels.cupy_memory import account
+from dask_ferro.kernels.device import cupy_devices
 from dask_ferro.policy.cost import Speed
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,7 @@ def detected() -> str:
     device = dask.config.get("ferro.worker.device", default=None)
     if device not in (None, "auto"):
         return str(declared(device))
-    if find_spec("cupy") is None:
-        return "cpu"
-    cupy = _cupy()
-    try:
-        return "gpu" if cupy.cuda.runtime.getDeviceCount() else "cpu"
-    except cupy.cuda.runtime.CUDARuntimeError:  # no driver
-        return "cpu"
+    return "gpu" if cupy_devices() else "cpu"
 
 
 def memory() -> dict[str, Any] | None:
@@ -81,33 +76,49 @@ def memory() -> dict[str, Any] | None:
     -------
     dict or None
         "device", as the environment names it: processes of a host that share one say the same; "used" and "total",
-        of the whole device; "own", what CuPy's pool has given out here; "live", what is used less the blocks that
-        pools of this process keep for reuse: so much no allocation can have.
+        of the whole device; "own", what was given out here; "live", what is used less the blocks that pools of this
+        process keep for reuse: so much no allocation can have; "evictable", what of that goes as soon as somebody
+        wants the room, because another upload brings it back.
     """
     cupy = _cupy()
     try:
-        free, total = cupy.cuda.runtime.memGetInfo()
-        pool = cupy.get_default_memory_pool()
-        own, kept = pool.used_bytes(), pool.free_bytes() + _kept_by_rmm()
+        found = account(cupy)
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
-    live = max(total - free - kept, own)
-    return {"device": device, "used": total - free, "total": total, "own": own, "live": live}
+    return {
+        "device": device,
+        "used": found.used,
+        "total": found.total,
+        "own": found.own,
+        "live": found.live,
+        "evictable": _evictable(),
+    }
 
 
-def _kept_by_rmm() -> int:
-    """Bytes that RMM's pool keeps for reuse: dask-cuda's workers allocate there.
+def _evictable() -> int:
+    """Bytes of caches on the device; nothing is there where nobody has loaded what keeps them."""
+    resident = sys.modules.get("dask_ferro.kernels.resident")
+    here = resident.current() if resident is not None else None
+    return 0 if here is None else here.evictable
 
-    It counts them with a tracking adaptor alone (``--rmm-track-allocations``); without one, its whole pool is in use.
-    """
-    if "rmm" not in sys.modules:
-        return 0
-    from distributed.diagnostics import rmm
 
-    told = rmm.real_time()
-    used = int(told["rmm-used"] or 0)
-    return int(told["rmm-total"] or 0) - used if used else 0
+class Figures(NamedTuple):
+    """What is measured of a device once: its speed, its name, and copies as (class of link, bytes, seconds)."""
+
+    speed: Speed
+    model: str = ""
+    links: Sequence[tuple[str, int, float]] = ()
+
+
+def figures(device: str) -> Figures:
+    """Return all that is measured of this process' device; what that took of a GPU's memory is given back."""
+    if device != "gpu":
+        return Figures(speed(device))
+    try:
+        return Figures(speed(device), model(), links())
+    finally:
+        _cupy().get_default_memory_pool().free_all_blocks()
 
 
 def model() -> str:

@@ -45,6 +45,8 @@ class StandIn(WorkerPlugin):
         Bytes a second out of its memory, and into it.
     spills : bool
         Whether it moves results to the host to make room, as dask-cuda's workers do, and refuses no kernel.
+    cached : int
+        Bytes of weights and inputs that lie there and go where a kernel wants the room.
     """
 
     name = NAME
@@ -56,12 +58,14 @@ class StandIn(WorkerPlugin):
         total: int = 16 * 2**30,
         bandwidth: float = OUT_OF_DEVICE.bandwidth,
         spills: bool = False,
+        cached: int = 0,
     ) -> None:
         self.device = device
         self.faster = faster
         self.total = total
         self.bandwidth = bandwidth
         self.spills = spills
+        self.cached = cached
         self.model = f"stand-in, {faster:g} times a core"
         self.speed = Speed(CORE.flops * faster, CORE.bandwidth * faster)
 
@@ -83,8 +87,15 @@ class StandIn(WorkerPlugin):
 
     def memory(self, worker: Worker) -> dict[str, Any]:
         """Return the memory as `runtime.speed.memory` tells a GPU's."""
-        live = min(_blocks(worker.data.values()), self.total)
-        return {"device": worker.address, "used": live, "total": self.total, "own": live, "live": live}
+        live = min(_blocks(worker.data.values()) + self.cached, self.total)
+        return {
+            "device": worker.address,
+            "used": live,
+            "total": self.total,
+            "own": live,
+            "live": live,
+            "evictable": self.cached,
+        }
 
     def take(self, worker: Worker, nbytes: int, inputs: Iterable[Any] = ()) -> None:
         """Allocate bytes for the result of a kernel whose inputs have come.

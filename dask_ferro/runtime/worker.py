@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -23,7 +23,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dask_ferro import config
 from dask_ferro.policy.cost import Speed
 from dask_ferro.runtime import standin
-from dask_ferro.runtime.speed import declared, detected, links, memory, model, speed
+from dask_ferro.runtime.speed import declared, detected, figures, memory
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Report:
         self._stand_in = stand_in
         self._speed: Speed | None = None
         self._model = ""
-        self._links: list[tuple[str, int, float]] = []
+        self._links: Sequence[tuple[str, int, float]] = ()
         self._measuring: asyncio.Task[None] | None = None
         self._beat = 0
         self._last: object = None
@@ -117,7 +117,7 @@ class Report:
         found = memory() if self._stand_in is None else self._stand_in.memory(worker)
         if found is None:
             return None
-        return {**found, "model": self._model, "types": types_on_device(worker), "links": self._links}
+        return {**found, "model": self._model, "types": types_on_device(worker), "links": list(self._links)}
 
     async def measure(self) -> None:
         """Measure in a thread; return when that is done, or goes on in the background."""
@@ -137,9 +137,9 @@ class Report:
         try:
             if self._declared is None:
                 self._device = await asyncio.to_thread(detected)
-            self._speed = await asyncio.to_thread(speed, self._device)
-            if self._device == "gpu":
-                self._model, self._links = await asyncio.to_thread(model), await asyncio.to_thread(links)
+            found = await asyncio.to_thread(figures, self._device)
+            # Together: a heartbeat between two of them would tell of a GPU without links, and be believed.
+            self._speed, self._model, self._links = found
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
             logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
 
@@ -161,14 +161,16 @@ class Report:
 def types_on_device(worker: Worker) -> list[str]:
     """Return the types, as Dask writes them, of the worker's results that lie in the memory of its device.
 
-    By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself.
+    By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself, unless
+    its class says that it is (`kernels.device_results`).
     """
     types = {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
     return sorted(typename(found) for found in types if _is_on_device(found))
 
 
 def _is_on_device(found: type) -> bool:
-    return hasattr(found, "__cuda_array_interface__") or found.__module__.partition(".")[0] == "cudf"
+    marked = getattr(found, "lies_on_device", False) is True or hasattr(found, "__cuda_array_interface__")
+    return marked or found.__module__.partition(".")[0] == "cudf"
 
 
 def _host(address: str | None) -> str:

@@ -138,19 +138,25 @@ class TestCounting:
             kept + 1
         assert device.memory() == (100, 20, 80)
 
-    def test_each_thread_has_a_stream_of_its_own(self) -> None:
+    def test_each_thread_has_a_stream_of_its_own(self, device: Device) -> None:
         from concurrent.futures import ThreadPoolExecutor
         from threading import Barrier
 
-        device, barrier = StandIn(), Barrier(3, timeout=5)
+        barrier = Barrier(3, timeout=5)
 
-        def work(_: int) -> None:
+        def stream_of(_: int) -> Any:
             with device.stream():
                 barrier.wait()
+                if isinstance(device, StandIn):
+                    return None
+                import cupy
+
+                return cupy.cuda.get_current_stream().ptr
 
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(work, range(3)))
-        assert len(device.streams) == 3
+            streams = list(pool.map(stream_of, range(3)))
+        assert len(device.streams if isinstance(device, StandIn) else set(streams)) == 3
+        assert 0 not in streams  # the default stream waits for all others
 
 
 def _on(device: Device, case: Case) -> bool:

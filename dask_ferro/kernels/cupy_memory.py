@@ -1,0 +1,117 @@
+"""A GPU's memory as this process can have it: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
+
+    free    driver's free + what CuPy's allocator keeps for reuse (its own pool, or RMM's where it allocates there)
+    kept    what all pools of this process keep for reuse
+    own     what was given out here
+
+The driver sees a pool as taken, whoever uses it.  RMM's is often 0.9 of a device (dask-cuda's ``--rmm-pool-size``),
+and says what is given out of it where a resource above it counts that (``--rmm-track-allocations``) and not else: an
+uncounted pool is taken as a whole, for too little is waited for and too much runs out of memory.  Either switch that
+is missing is a warning, once a process.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+
+class Account(NamedTuple):
+    """The memory of a process's GPU.
+
+    Attributes
+    ----------
+    total, used : int
+        The device's, and what the driver has given to any process.
+    free : int
+        What CuPy may still allocate.
+    own : int
+        What this process has given out.
+    kept : int
+        What this process's pools keep for reuse, CuPy's and others.
+    """
+
+    total: int
+    used: int
+    free: int
+    own: int
+    kept: int
+
+    @property
+    def live(self) -> int:
+        """What no allocation of this process can have: all that is used, less what its pools keep."""
+        return max(self.used - self.kept, self.own)
+
+
+class Pool(NamedTuple):
+    """RMM's memory: the bytes of its pool, 0 without one; and those given out, None where nothing counts them."""
+
+    nbytes: int
+    used: int | None
+
+    @property
+    def kept(self) -> int:
+        """Bytes that it keeps for reuse, as far as is known."""
+        return 0 if self.used is None else max(self.nbytes - self.used, 0)
+
+
+def account(cupy: Any) -> Account:
+    """Return the memory of CuPy's current device.
+
+    Raises
+    ------
+    cupy.cuda.runtime.CUDARuntimeError
+        Where the driver does not tell.
+    """
+    free, total = cupy.cuda.runtime.memGetInfo()
+    pool = cupy.get_default_memory_pool()
+    own, kept = pool.used_bytes(), pool.free_bytes()
+    rmm = _rmm()
+    if rmm is None:
+        return Account(total, total - free, free + kept, own, kept)
+    is_cupys = _module(cupy.cuda.get_allocator()) == "rmm"
+    _check(rmm, is_cupys, total)
+    reach = free + kept + (rmm.kept if is_cupys else 0)
+    return Account(total, total - free, reach, own + (rmm.used or 0), kept + rmm.kept)
+
+
+def _rmm() -> Pool | None:
+    """RMM's current memory; None where nobody in this process uses it."""
+    if "rmm" not in sys.modules:
+        return None
+    used, resource = None, sys.modules["rmm"].mr.get_current_device_resource()
+    while resource is not None:
+        if used is None and hasattr(resource, "get_allocated_bytes"):
+            used = int(resource.get_allocated_bytes())
+        if hasattr(resource, "pool_size"):  # what counts below it counts the pool itself
+            return Pool(int(resource.pool_size()), used)
+        resource = getattr(resource, "upstream_mr", None)
+    return Pool(0, used)
+
+
+def _module(function: Any) -> str:
+    """The package of an allocator: RMM's moved between modules of it."""
+    return str(getattr(function, "__module__", None) or "").partition(".")[0]
+
+
+def _check(rmm: Pool, is_cupys: bool, total: int) -> None:
+    if rmm.nbytes and not is_cupys:
+        _warn(
+            f"RMM's pool has {rmm.nbytes:,} of {total:,} bytes of the GPU, and CuPy does not allocate there, so that"
+            " bundles have the rest alone; start the worker with --set-rmm-allocator-for-libs cupy (LocalCUDACluster:"
+            ' rmm_allocator_external_lib_list="cupy")'
+        )
+    if rmm.used is None and (rmm.nbytes or is_cupys):
+        _warn(
+            "RMM's memory is in use and nothing counts what is given out of it, so that all of its pool is taken to be"
+            " in use; start the worker with --rmm-track-allocations (LocalCUDACluster: rmm_track_allocations=True)"
+        )
+
+
+@cache
+def _warn(text: str) -> None:
+    logger.warning("dask_ferro: %s", text)
