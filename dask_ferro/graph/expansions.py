@@ -29,7 +29,9 @@ from dask_ferro.graph.gradient_rules import Call
 from dask_ferro.graph.gradients_reduce import standardized
 from dask_ferro.graph.nn import causal
 from dask_ferro.graph.tensor import Tensor, cast, elementwise, emit, widened
+from dask_ferro.graph.tensor_dims import is_static, sizes
 from dask_ferro.graph.tensor_layout import ints, reshape_like, sliced
+from dask_ferro.graph.tensor_reduce import reduce, root
 
 Expansion = Callable[[Call], tuple[Tensor, ...]]
 
@@ -58,7 +60,9 @@ def _group(call: Call) -> Tensor:
     x, groups = call.input(0), int(call.get("num_groups"))
     if call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
-    parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, None))
+    rest = x.shape[1:]
+    each = math.prod(sizes(rest)) // groups if is_static(rest) else None
+    parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, each))
     wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
     z = reshape_like(cast(wide, x.type.dtype), x)
     return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
@@ -74,15 +78,13 @@ def _rms(call: Call) -> Tensor:
 def _mean_variance(call: Call) -> Tensor:
     x, axes = call.input(0), tuple(call.get("axes") or (0, 2, 3))
     centred = x - mean(x, axis=axes, keepdims=True)
-    return centred / (sqrt(mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
+    return centred / (root(mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
 
 
 def _lp(call: Call) -> Tensor:
     x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
-    norm = (
-        sum(absolute(x), axis=axis, keepdims=True) if p == 1 else sqrt(sum(x * x, axis=axis, keepdims=True))
-    )
-    return x / norm
+    norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
+    return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
 
 
 def _across_channels(call: Call) -> Tensor:
@@ -113,7 +115,7 @@ def _over_space(call: Call) -> tuple[int, ...]:
 def _global_lp(call: Call) -> Tensor:
     p = int(call.get("p", 2))
     powers = sum(absolute(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
-    return powers ** (1 / p)
+    return root(powers, p)
 
 
 def _lp_pool(call: Call) -> Tensor:
@@ -121,7 +123,7 @@ def _lp_pool(call: Call) -> Tensor:
     window = {name: call.get(name) for name in ("kernel_shape", "strides", "pads", "dilations", "auto_pad")}
     average = emit("AveragePool", [absolute(call.input(0)) ** p], call.y.shape, count_include_pad=1,
                    ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
-    return (average * float(math.prod(kernel))) ** (1 / p)
+    return root(average * float(math.prod(kernel)), p)
 
 
 # Attention
@@ -142,7 +144,9 @@ def _without_heads(x: Tensor, like: Tensor) -> Tensor:
     if like.ndim == 4:
         return x
     turned = permute_dims(x, (0, 2, 1, 3))
-    return emit("Reshape", [turned, ints([0, 0, -1])], (*turned.shape[:2], None))
+    batch, length, heads, size = turned.shape
+    width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
+    return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
 
 
 def _rotary(call: Call) -> Tensor:
@@ -181,8 +185,12 @@ def _attention(call: Call) -> Tensor:
     scores = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(size))
     cap = call.get("softcap", 0.0)
     scores = cap * tanh(scores / cap) if cap else scores
-    weights = elementwise("Softmax", _masked(scores, call), axis=-1)
-    return _without_heads(weights @ v, call.input(0))
+    masked = _masked(scores, call)
+    if call.maybe(3) is None:
+        return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
+    blind = reduce("ReduceMax", masked, -1, keepdims=True) == float("-inf")  # sees no key, and gives zeros
+    weights = elementwise("Softmax", where(blind, 0.0, masked), axis=-1)
+    return _without_heads(where(blind, 0.0, weights) @ v, call.input(0))
 
 
 def _refuse_caches(call: Call) -> None:

@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph import gradients_elementwise, gradients_layout, gradients_linear, gradients_reduce
+from dask_ferro.graph import (
+    gradients_elementwise,
+    gradients_indices,
+    gradients_layout,
+    gradients_linear,
+    gradients_reduce,
+)
 from dask_ferro.graph.expansions import EXPANSIONS
 from dask_ferro.graph.gradient_rules import Call, Row, Rule
 from dask_ferro.graph.tensor_origin import Node
@@ -21,6 +27,7 @@ RULES: Mapping[str, Row] = {
     **gradients_elementwise.TABLE,
     **gradients_reduce.TABLE,
     **gradients_layout.TABLE,
+    **gradients_indices.TABLE,
     **gradients_linear.TABLE,
 }
 

@@ -96,7 +96,7 @@ def _clip_input(call: Call) -> Tensor:
 def _clip_low(call: Call) -> Tensor:
     x, high = call.input(0), call.maybe(2)
     below = x < call.x
-    return where(below if high is None else below & (call.x <= high), call.g, 0.0)
+    return where(below if high is None else below & (call.x < high), call.g, 0.0)
 
 
 def _clip_high(call: Call) -> Tensor:
@@ -132,10 +132,10 @@ def _selu(x: Tensor, call: Call) -> Tensor:
     return where(x > 0, gamma, call.y + gamma * alpha)
 
 
-def _hard_sigmoid(x: Tensor, call: Call) -> Tensor:
-    alpha = call.get("alpha", 0.2)
-    line = alpha * x + call.get("beta", 0.5)
-    return where((line > 0) & (line < 1), alpha, line * 0.0)
+def _hard_sigmoid(call: Call) -> Tensor:
+    alpha: float = call.get("alpha", 0.2)
+    line = alpha * call.x + call.get("beta", 0.5)
+    return where((line > 0) & (line < 1), call.g * alpha, 0.0)
 
 
 def _hard_swish(x: Tensor, call: Call) -> Tensor:
@@ -210,7 +210,7 @@ TABLE: dict[str, Row] = {
     "Sigmoid": _times(lambda x, c: c.y * (1 - c.y)),
     "Softplus": _times(lambda x, c: _sigmoid(x)),
     "Softsign": _times(lambda x, c: reciprocal((1 + absolute(x)) ** 2)),
-    "HardSigmoid": _times(_hard_sigmoid),
+    "HardSigmoid": (_hard_sigmoid,),
     "HardSwish": _times(_hard_swish),
     "Mish": _times(_mish),
     "Swish": _times(_swish),

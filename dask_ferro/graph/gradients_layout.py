@@ -1,6 +1,6 @@
-"""Gradients of ops that move elements: each moves the gradient back, and adds up what was read twice.
+"""Gradients of ops that move elements to places known beforehand: each moves the gradient back.
 
-Elements that were not read get zeros.  What was read by indices goes back through a scatter that adds.
+What was read twice is added up.  Elements that were not read get zeros.
 """
 
 from __future__ import annotations
@@ -8,22 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
 
-from dask_ferro.graph.array_api import concat, permute_dims, reshape, zeros_like
+from dask_ferro.graph.array_api import concat, permute_dims, reshape, take, zeros_like
 from dask_ferro.graph.gradient_rules import Call, Row, summed_to
+from dask_ferro.graph.gradients_indices import scattered
 from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.tensor import Tensor, cast, constant_of, emit, emit_all
-from dask_ferro.graph.tensor_dims import is_static, sizes
-from dask_ferro.graph.tensor_layout import (
-    expand_dims,
-    ints,
-    moveaxis,
-    positions,
-    reshape_like,
-    size_of,
-)
+from dask_ferro.graph.tensor_dims import cut_size, is_static, sizes
+from dask_ferro.graph.tensor_layout import ints, positions, reshape_like, size_of
 from dask_ferro.graph.tensor_origin import TensorType
+
+_Cut = tuple[int, int, int]  # start, end and step of a slice
 
 
 def _reshaped(call: Call) -> Tensor:
@@ -39,6 +34,8 @@ def _tiled(call: Call) -> Tensor:
     repeats = call.constant(1, "repeats")
     assert repeats is not None
     dims = [d for n, dim in zip(repeats, call.x.shape, strict=True) for d in (n, dim)]
+    if 0 in dims:
+        return zeros_like(call.x)
     folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))
     axes = ints(range(0, 2 * len(repeats), 2))
     return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
@@ -85,27 +82,27 @@ def _sliced(call: Call) -> Tensor:
         return emit("Pad", [call.g, ints(pads)], call.x.shape)
     if len(cuts) == 1:
         ((axis, cut),) = cuts.items()
-        return _scattered(call.x, axis, _cut_positions(call.x, axis, cut), call.g)
+        return scattered(call.x, axis, _cut_positions(call.x, axis, cut), call.g)
     return _uncut(call.x, list(cuts.items()), call.g)
 
 
-def _uncut(x: Tensor, cuts: list[tuple[int, tuple[int, int, int]]], g: Tensor) -> Tensor:
+def _uncut(x: Tensor, cuts: list[tuple[int, _Cut]], g: Tensor) -> Tensor:
     """Zeros like `x`, with g where the slices are: one axis after the other, the last cut first."""
     steps = [x]
     for axis, cut in cuts[:-1]:
         steps.append(_cut(steps[-1], axis, cut))
     for before, (axis, cut) in zip(reversed(steps), reversed(cuts), strict=True):
-        g = _scattered(before, axis, _cut_positions(before, axis, cut), g)
+        g = scattered(before, axis, _cut_positions(before, axis, cut), g)
     return g
 
 
-def _cut(x: Tensor, axis: int, cut: tuple[int, int, int]) -> Tensor:
+def _cut(x: Tensor, axis: int, cut: _Cut) -> Tensor:
     start, end, step = cut
-    shape = tuple(None if i == axis else dim for i, dim in enumerate(x.shape))
+    shape = tuple(cut_size(dim, slice(*cut)) if i == axis else dim for i, dim in enumerate(x.shape))
     return emit("Slice", [x, ints([start]), ints([end]), ints([axis]), ints([step])], shape)
 
 
-def _slice_pads(x: Tensor, cuts: dict[int, tuple[int, int, int]]) -> list[int] | None:
+def _slice_pads(x: Tensor, cuts: dict[int, _Cut]) -> list[int] | None:
     """The zeros before and after g on every axis, if steps are 1 and the sizes known."""
     before, after = [0] * x.ndim, [0] * x.ndim
     for axis, (start, end, step) in cuts.items():
@@ -117,18 +114,41 @@ def _slice_pads(x: Tensor, cuts: dict[int, tuple[int, int, int]]) -> list[int] |
     return before + after
 
 
-def _cut_positions(x: Tensor, axis: int, cut: tuple[int, int, int]) -> Tensor:
+def _cut_positions(x: Tensor, axis: int, cut: _Cut) -> Tensor:
     """Which places of an axis a slice takes."""
-    return _cut(positions(x, axis), 0, cut)
+    dim = x.shape[axis]
+    return ints(range(dim)[slice(*cut)]) if isinstance(dim, int) else _cut(positions(x, axis), 0, cut)
 
 
 def _padded(call: Call) -> Tensor:
     """What was padded is cut off: a pad by less than nothing."""
     if call.get("mode", "constant") != "constant":
-        raise call.unsupported(f"its mode is {call.get('mode')!r}; only 'constant' has one")
+        return _unrepeated(call)
     pads, axes = -call.input(1), call.maybe(3)
     inputs = [call.g, pads] if axes is None else [call.g, pads, None, axes]
     return emit("Pad", inputs, call.x.shape)
+
+
+def _unrepeated(call: Call) -> Tensor:
+    """Of a pad that repeats elements: each gets what its copies got, one axis after the other."""
+    pads = call.constant(1, "pads")
+    assert pads is not None
+    axes = [axis % call.x.ndim for axis in call.constant(3, "axes") or range(call.x.ndim)]
+    widths = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
+    moved = {axis: (before, after) for axis, before, after in widths if before or after}
+    steps, places = [call.x], []
+    for axis, (before, after) in moved.items():
+        dim = call.x.shape[axis]
+        if not isinstance(dim, int):
+            raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
+        left = np.arange(dim)[max(-before, 0) : dim + min(after, 0)]
+        copied = np.pad(left, (max(before, 0), max(after, 0)), mode=call.get("mode"))
+        places.append(ints(copied.tolist()))
+        steps.append(take(steps[-1], places[-1], axis=axis))
+    g = call.g
+    for read, axis, at in zip(reversed(steps[:-1]), reversed(moved), reversed(places), strict=True):
+        g = scattered(read, axis, at, g)
+    return g
 
 
 def _pad_value(call: Call) -> Tensor:
@@ -150,69 +170,6 @@ def _center_cropped(call: Call) -> Tensor:
         before[axis] = less // 2 if less >= 0 else -(-less // 2)
         after[axis] = less - before[axis]
     return emit("Pad", [call.g, ints(before + after)], call.x.shape)
-
-
-# Indices
-
-
-def _scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
-    """Zeros like `x`, and g added along an axis at `indices`, whose dimensions g has in the axis's place."""
-    rank = indices.ndim
-    order = [axis + i for i in range(rank)] + [i for i in range(g.ndim) if not axis <= i < axis + rank]
-    rows = zeros_like(moveaxis(x, axis, 0)) if axis else zeros_like(x)
-    at = expand_dims(indices, axis=rank)
-    added = emit(
-        "ScatterND", [rows, cast(at, ir.DataType.INT64), permute_dims(g, order)], rows.shape, reduction="add"
-    )
-    return moveaxis(added, 0, axis) if axis else added
-
-
-def _gathered(call: Call) -> Tensor:
-    return _scattered(call.x, call.get("axis", 0) % call.x.ndim, call.input(1), call.g)
-
-
-def _gathered_elements(call: Call) -> Tensor:
-    inputs = [zeros_like(call.x), call.input(1), call.g]
-    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", 0), reduction="add")
-
-
-def _gathered_nd(call: Call) -> Tensor:
-    if call.get("batch_dims", 0):
-        raise call.unsupported(
-            "its batch_dims are not 0; gather along one axis, or with batches in the indices"
-        )
-    return emit("ScatterND", [zeros_like(call.x), call.input(1), call.g], call.x.shape, reduction="add")
-
-
-def _top(call: Call) -> Tensor:
-    inputs = [zeros_like(call.x), call.output(1), call.g]
-    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", -1), reduction="add")
-
-
-def _scatter_reduction(call: Call) -> str:
-    reduction = str(call.get("reduction", "none"))
-    if reduction not in ("none", "add"):
-        raise call.unsupported(f"its reduction is {reduction!r}; 'none' and 'add' have one")
-    return reduction
-
-
-def _scatter_data(call: Call) -> Tensor:
-    """g, but zeros where an element was replaced."""
-    if _scatter_reduction(call) == "add":
-        return call.g
-    axis = {"axis": call.get("axis", 0)} if call.node.op_type == "ScatterElements" else {}
-    inputs = [call.g, call.input(1), zeros_like(call.input(2))]
-    return emit(call.node.op_type, inputs, call.g.shape, **axis)
-
-
-def _scatter_elements_updates(call: Call) -> Tensor:
-    _scatter_reduction(call)
-    return emit("GatherElements", [call.g, call.input(1)], call.x.shape, axis=call.get("axis", 0))
-
-
-def _scatter_nd_updates(call: Call) -> Tensor:
-    _scatter_reduction(call)
-    return emit("GatherND", [call.g, call.input(1)], call.x.shape)
 
 
 # Blocks and dtypes
@@ -275,12 +232,6 @@ TABLE: dict[str, Row] = {
     "Slice": (_sliced, None),
     "Pad": (_padded, None, _pad_value, None),
     "CenterCropPad": (_center_cropped, None),
-    "Gather": (_gathered, None),
-    "GatherElements": (_gathered_elements, None),
-    "GatherND": (_gathered_nd, None),
-    "ScatterElements": (_scatter_data, None, _scatter_elements_updates),
-    "ScatterND": (_scatter_data, None, _scatter_nd_updates),
-    "TopK": (_top, None),
     "Trilu": (_triangle, None),
     "DepthToSpace": (lambda c: reshape_like(_space_to_depth(c.g, c), c.x),),
     "SpaceToDepth": (lambda c: reshape_like(_depth_to_space(c.g, c), c.x),),

@@ -7,15 +7,19 @@ the batch may be named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import string
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.array_api import permute_dims
+from dask_ferro.graph.array_api import permute_dims, reshape, squeeze
 from dask_ferro.graph.gradient_rules import Call, Row, summed_to
+from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.tensor import Tensor, asarray, emit, emit_all
+from dask_ferro.graph.tensor_dims import Shape, broadcast, is_static, sizes, window_size
 from dask_ferro.graph.tensor_layout import broadcast_like, expand_dims, ints, reshape_like, sliced, zeros_like
 from dask_ferro.graph.tensor_origin import TensorType
 
@@ -50,8 +54,9 @@ def _rows(x: Tensor) -> Tensor:
     """All leading dimensions as one."""
     last = x.shape[-1]
     if isinstance(last, int) and last > 0:
-        return emit("Reshape", [x, ints([-1, last])], (None, last))
-    return emit("Flatten", [x], (None, last), axis=x.ndim - 1)
+        return reshape(x, (-1, last))
+    rows = math.prod(sizes(x.shape[:-1])) if is_static(x.shape[:-1]) else None
+    return emit("Flatten", [x], (rows, last), axis=x.ndim - 1)
 
 
 def _gemm_left(call: Call) -> Tensor:
@@ -75,26 +80,63 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
 
 
 def _einsum(call: Call) -> Tensor:
-    """The other terms with g in the place of the result; labels that only this term has are repeated."""
+    """The other terms with g in the place of the result; labels that only this term has are repeated.
+
+    A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
+    """
     terms, result = _einsum_terms(call)
-    own = terms[call.index]
-    others = [(t, x) for i, (t, x) in enumerate(zip(terms, call.node.inputs, strict=True)) if i != call.index]
-    found = set(result).union(*(t for t, _ in others))
-    common = "".join(label for label in own if label in found)
-    equation = ",".join([result, *(t for t, _ in others)]) + "->" + common
-    shape = tuple(dim for label, dim in zip(own, call.x.shape, strict=True) if label in found)
-    g = emit("Einsum", [call.g, *(x for _, x in others)], shape, equation=equation)
-    missing = [i for i, label in enumerate(own) if label not in found]
-    return broadcast_like(expand_dims(g, axis=missing), call.x) if missing else g
+    own, x = terms[call.index], call.x
+    size = _label_sizes(terms, call)
+    factors = [(result, call.g)]
+    shared: set[str] = set()
+    for i, term in enumerate(terms):
+        if i != call.index:
+            shared.update(term)
+            factors.append(_without_ones(term, call.input(i), size))
+    found = set("").union(*(term for term, _ in factors))
+    kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
+    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
+    shape = tuple(size[own[i]] for i in kept)
+    g = emit("Einsum", [factor for _, factor in factors], shape, equation=equation)
+    g = expand_dims(g, axis=[i for i in range(x.ndim) if i not in kept])
+    unknown = any(x.shape[i] is None and own[i] in shared for i in kept)
+    g = summed_to(g, x) if unknown else g
+    return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
+
+
+def _label_sizes(terms: Sequence[str], call: Call) -> dict[str, Dim]:
+    """What the dimensions of each label broadcast to."""
+    dims: dict[str, list[Shape]] = {}
+    for i, term in enumerate(terms):
+        for label, dim in zip(term, call.input(i).shape, strict=True):
+            dims.setdefault(label, []).append((dim,))
+    return {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
+
+
+def _without_ones(term: str, x: Tensor, size: Mapping[str, Dim]) -> tuple[str, Tensor]:
+    ones = [i for i, label in enumerate(term) if x.shape[i] == 1 and size[label] != 1]
+    return "".join(label for i, label in enumerate(term) if i not in ones), squeeze(x, ones)
 
 
 def _einsum_terms(call: Call) -> tuple[list[str], str]:
+    """The labels of each input and of the result, an ellipsis written out with labels that are free."""
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
-    if "." in equation or any(len(set(term)) != len(term) for term in terms):
-        raise call.unsupported(f"{equation!r} has an ellipsis or a label twice in one term; write it out")
-    return terms, result if arrow else "".join(sorted(x for x in set(left) - {","} if left.count(x) == 1))
+    if any(len(set(label)) != len(label) for label in (t.replace("...", "") for t in terms)):
+        raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
+    ranks = [
+        x.ndim - len(t.replace("...", ""))
+        for t, x in zip(terms, call.node.inputs, strict=True)
+        if x is not None
+    ]
+    free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
+    dots = "".join(free)
+    spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]
+    if arrow:
+        return spelled, result.replace("...", dots)
+    alone = sorted(x for x in set(left) - {",", "."} if left.count(x) == 1)
+    return spelled, dots + "".join(alone)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
@@ -167,50 +209,70 @@ def _transposed_conv(g: Tensor, w: Tensor, x: Tensor, window: _Window, group: in
             zip(space, counts, window.strides, window.before, window.after, strict=True)
         )
     ]
+    over = (max(-e, 0) for e in extra)  # a last window that ceil_mode lets end behind the padding
+    after = [pad + e for pad, e in zip(window.after, over, strict=True)]
     return emit(
         "ConvTranspose",
         [g, w],
         x.shape,
         strides=list(window.strides),
         dilations=list(window.dilations),
-        pads=window.pads,
-        output_padding=extra,
+        pads=[*window.before, *after],
+        output_padding=[max(e, 0) for e in extra],
         group=group,
     )
 
 
-def _weight_of(x: Tensor, g: Tensor, w: Tensor, window: _Window, group: int) -> Tensor:
-    """The gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
-    as_batch = _channels_first(x, group)
-    kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
-    product = emit(
+def _conv(x: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+    """A convolution of `x` by `w`, in the window's steps."""
+    space = [
+        window_size(*axis, "Conv")
+        for axis in zip(
+            _space(x, call),
+            _space(w, call),
+            window.strides,
+            zip(window.before, window.after, strict=True),
+            window.dilations,
+            strict=True,
+        )
+    ]
+    return emit(
         "Conv",
-        [as_batch, kernel],
-        (w.shape[1], w.shape[0], *(None,) * len(window.kernel)),
-        strides=list(window.dilations),
-        dilations=list(window.strides),
+        [x, w],
+        (x.shape[0], w.shape[0], *space),
+        strides=list(window.strides),
+        dilations=list(window.dilations),
         pads=window.pads,
         group=group,
     )
-    cuts = {2 + i: slice(0, size) for i, size in enumerate(window.kernel)}
-    cut = permute_dims(sliced(product, cuts), [1, 0, *range(2, w.ndim)])
-    return Tensor(cut.origin, cut.index, cut.type._replace(shape=w.shape))
 
 
-def _channels_first(x: Tensor, group: int) -> Tensor:
+def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
+    """The first elements of every spatial axis: strides leave a rest that belongs to no window."""
+    cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
+    return sliced(x, cuts)
+
+
+def _weight_of(x: Tensor, g: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+    """The gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
+    swapped = window._replace(strides=window.dilations, dilations=window.strides)
+    kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
+    product = _conv(_channels_first(x, group, call), kernel, swapped, group, call)
+    return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, w.ndim)])
+
+
+def _channels_first(x: Tensor, group: int, call: Call) -> Tensor:
     """(N, group * C, ...) as (C, group * N, ...)."""
     if group == 1:
         return permute_dims(x, [1, 0, *range(2, x.ndim)])
-    channels, space = x.shape[1], x.shape[2:]
-    assert isinstance(channels, int)
+    (batch, channels), space = x.shape[:2], _space(x, call)
+    if not isinstance(channels, int):
+        raise call.unsupported(f"the channels of {x!r} are not known; give them")
     each = channels // group
-    parts = emit("Reshape", [x, ints([-1, group, each, *_known(space)])], (x.shape[0], group, each, *space))
+    parts = emit("Reshape", [x, ints([-1, group, each, *space])], (batch, group, each, *space))
     turned = permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)])
-    return emit("Reshape", [turned, ints([each, -1, *_known(space)])], (each, None, *space))
-
-
-def _known(dims: Sequence[int | str | None]) -> list[int]:
-    return [dim for dim in dims if isinstance(dim, int)]
+    rows = group * batch if isinstance(batch, int) else None
+    return emit("Reshape", [turned, ints([each, -1, *space])], (each, rows, *space))
 
 
 def _conv_input(call: Call) -> Tensor:
@@ -218,7 +280,7 @@ def _conv_input(call: Call) -> Tensor:
 
 
 def _conv_weight(call: Call) -> Tensor:
-    return _weight_of(call.input(0), call.g, call.x, _conv_window(call), call.get("group", 1))
+    return _weight_of(call.input(0), call.g, call.x, _conv_window(call), call.get("group", 1), call)
 
 
 def _per_channel(call: Call) -> Tensor:
@@ -228,19 +290,13 @@ def _per_channel(call: Call) -> Tensor:
 
 def _conv_transpose_input(call: Call) -> Tensor:
     window = _conv_transpose_window(call)
-    return emit(
-        "Conv",
-        [call.g, call.input(1)],
-        call.x.shape,
-        strides=list(window.strides),
-        dilations=list(window.dilations),
-        pads=window.pads,
-        group=call.get("group", 1),
-    )
+    read = _conv(call.g, call.input(1), window, call.get("group", 1), call)
+    return _cut_to(read, call.x.shape[2:])
 
 
 def _conv_transpose_weight(call: Call) -> Tensor:
-    return _weight_of(call.g, call.input(0), call.x, _conv_transpose_window(call), call.get("group", 1))
+    window = _conv_transpose_window(call)
+    return _weight_of(call.g, call.input(0), call.x, window, call.get("group", 1), call)
 
 
 # ---- pooling -----------------------------------------------------------------------------------------------
@@ -267,15 +323,15 @@ def _flat(x: Tensor) -> Tensor:
 
 def _average_pool(call: Call) -> Tensor:
     """g over the count of its window, spread over the window by a transposed convolution with ones."""
-    if call.get("ceil_mode", 0):
-        raise call.unsupported("its ceil_mode is 1; pad instead")
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
-    single = emit("Reshape", [shared, ints([-1, 1, *counts])], (None, 1, *counts))
+    outer = call.x.shape[:2]
+    planes = math.prod(sizes(outer)) if is_static(outer) else None
+    single = emit("Reshape", [shared, ints([-1, 1, *counts])], (planes, 1, *counts))
     ones = asarray(np.ones((1, 1, *window.kernel), call.g.dtype))
-    like = Tensor(call.x.origin, call.x.index, call.x.type._replace(shape=(None, 1, *space)))
+    like = Tensor(call.x.origin, call.x.index, call.x.type._replace(shape=(planes, 1, *space)))
     return reshape_like(_transposed_conv(single, ones, like, window, 1, call), call.x)
 
 

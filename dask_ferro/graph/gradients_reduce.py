@@ -1,4 +1,4 @@
-"""Gradients of reductions, cumulative sums, softmax and layer normalization.
+"""Gradients of reductions, cumulative sums and products, softmax and layer normalization.
 
 A reduction's gradient goes back over the axes by broadcasting.  Elements that share a maximum share its
 gradient evenly (PyTorch's amax).  The gradient of a product holds where factors are 0.
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dask_ferro.graph.array_api import exp, reciprocal, sign, sqrt, where
 from dask_ferro.graph.gradient_rules import Call, Row, kept, reduced_axes, shared_over, summed_to
 from dask_ferro.graph.tensor import Tensor, cast, emit, widened
-from dask_ferro.graph.tensor_layout import broadcast_like
+from dask_ferro.graph.tensor_dims import axis_of
+from dask_ferro.graph.tensor_layout import broadcast_like, flip, ints
 from dask_ferro.graph.tensor_reduce import reduce
 
 
@@ -19,8 +20,6 @@ def _back(rule: Callable[[Call, Tensor, Tensor], Tensor]) -> Row:
     """Of a reduction: `rule(call, g, y)`, where g and y have kept their axes."""
 
     def fn(call: Call) -> Tensor:
-        if not reduced_axes(call):
-            raise call.unsupported("it reduces nothing (noop_with_empty_axes); name its axes")
         return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
 
     return (fn, None)
@@ -66,6 +65,38 @@ def _cumulative_sum(call: Call) -> Tensor:
     other_way = 1 - int(call.get("reverse", 0))
     exclusive = int(call.get("exclusive", 0))
     return emit("CumSum", [call.g, call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way)
+
+
+def _cumulative_product(call: Call) -> Tensor:
+    """Of y[k] = x[0] ... x[k]: at j, what stands before it times s[j] = g[j] + x[j + 1] s[j + 1].
+
+    The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
+    """
+    given = call.constant(1, "axis")
+    assert given is not None
+    axis = axis_of(given[0], call.x.ndim, "CumProd")
+    size = call.x.shape[axis]
+    if not isinstance(size, int):
+        raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
+    if size == 0:
+        return call.g
+    backwards = bool(call.get("reverse", 0))
+    g, x = (flip(t, axis=axis) if backwards else t for t in (call.g, call.x))
+    total = _moved_up(g, axis, 1) if call.get("exclusive", 0) else g
+    factor, step = _moved_up(x, axis, 1), 1
+    while step < size:
+        total = total + factor * _moved_up(total, axis, step)
+        factor, step = factor * _moved_up(factor, axis, step), 2 * step
+    before = emit("CumProd", [x, call.input(1)], x.shape, exclusive=1, opset=call.node.opset)
+    found = before * total
+    return flip(found, axis=axis) if backwards else found
+
+
+def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
+    """Every element `step` places nearer to the start; zeros follow the last."""
+    pads = [0] * (2 * x.ndim)
+    pads[axis], pads[x.ndim + axis] = -step, step
+    return emit("Pad", [x, ints(pads)], x.shape)
 
 
 def _softmax(call: Call) -> Tensor:
@@ -124,6 +155,7 @@ TABLE: dict[str, Row] = {
     "ReduceLogSum": _back(_log_sum),
     "ReduceLogSumExp": _back(_log_sum_exp),
     "CumSum": (_cumulative_sum, None),
+    "CumProd": (_cumulative_product, None),
     "Softmax": (_softmax,),
     "LogSoftmax": (_log_softmax,),
     "LayerNormalization": (_layer_input, _layer_scale, lambda c: summed_to(c.g, c.x)),

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import Tensor, asarray, cast, emit
 from dask_ferro.graph.tensor_dims import Shape, axes_of, axis_of
+from dask_ferro.graph.tensor_math import where
 
 Axis = int | Sequence[int] | None
 
@@ -81,9 +82,18 @@ def var(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The standard deviation over `axis`: the square root of `var`."""
-    spread = var(x, axis=axis, keepdims=keepdims)
-    return emit("Sqrt", [spread], spread.shape)
+    """The standard deviation over `axis`: the square root of `var`. Where all are equal its slope is 0."""
+    return root(var(x, axis=axis, keepdims=keepdims))
+
+
+def root(x: Tensor, degree: int = 2) -> Tensor:
+    """The root of numbers from 0 on, with slope 0 at 0, as a norm has it: the slope of a bare root is infinite."""
+    if degree == 1:
+        return x
+    zero = x == 0
+    above = where(zero, 1.0, x)
+    found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
+    return where(zero, 0.0, found)
 
 
 def argmax(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients: every op against finite differences, at kinks, of graphs drawn at random."""
+"""Gradients: every op against finite differences, at kinks, of imported models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import helper
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
@@ -77,11 +75,8 @@ def test_equals_finite_differences(name):
 
 # Floating results that have a gradient on paper and none here.
 WITHOUT = {
-    "Compress": "selects by values at run time",
-    "CumProd": "its products overlap",
     "DequantizeLinear": "integers in",
     "DynamicQuantizeLinear": "integers out",
-    "OneHot": "indices in",
     "Range": "its length depends on its inputs",
 }
 # Results that are no floating point numbers.
@@ -121,7 +116,9 @@ def test_every_kernel_has_a_gradient_or_a_reason():
 
 
 def test_every_rule_and_expansion_is_checked_against_differences():
-    assert {case.op for case in CASES.values()} >= (set(RULES) | set(EXPANSIONS)) - {"CastLike", "SwiGLU"}
+    # Differences of float32 say nothing; SwiGLU is compared with its parts.
+    apart = {"Cast", "CastLike", "SwiGLU"}
+    assert {case.op for case in CASES.values()} == (set(RULES) | set(EXPANSIONS)) - apart
 
 
 @pytest.mark.parametrize("op", ["Ceil", "Floor", "Round", "Sign"])
@@ -214,7 +211,10 @@ def test_a_norm_of_halves_is_differentiated_in_float32(name, dtype):
             lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"
         ),
         pytest.param(
-            lambda x: xp.where(x > 0, x, xp.exp(-1000 * x)), 1.0, 1.0, id="the branch not taken adds nothing"
+            lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))),
+            1.0,
+            0.0,
+            id="the branch not taken adds nothing, though g is infinite",
         ),
         pytest.param(lambda x: x**0, 0.0, 0.0, id="x ** 0 is flat at 0 too"),
         pytest.param(lambda x: x * x, 3.0, 6.0, id="both uses of a value count"),
@@ -294,21 +294,18 @@ def test_wrong_calls_are_refused(make, error, said):
     ("case", "said"),
     [
         pytest.param(
-            Case("Compress", (normal(3), np.array([True, False, True])), shape=(2,)),
-            "Compress has none",
+            Case("Range", (np.array(0.0), np.array(3.0), np.array(1.0)), shape=(3,)),
+            "Range has none",
             id="by op",
         ),
         pytest.param(
-            Case("Pad", (normal(3), whole(1, 1)), {"mode": "reflect"}), "its mode is 'reflect'", id="by mode"
-        ),
-        pytest.param(
-            Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "max"}),
-            "'max'",
+            Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "mul"}),
+            "'mul'",
             id="by reduction",
         ),
         pytest.param(
-            Case("AveragePool", (normal(1, 1, 5),), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}),
-            "ceil_mode",
+            Case("MaxPool", (normal(1, 1, 5, 4),), {"kernel_shape": [2, 2], "storage_order": 1}),
+            "storage_order",
             id="by attribute",
         ),
     ],
@@ -384,50 +381,6 @@ def test_a_named_batch_has_the_gradients_of_its_size(fn):
     for other in found[1:]:
         np.testing.assert_allclose(other["dx"], found[0]["dx"], rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(other["db"], found[0]["db"], rtol=1e-12, atol=1e-14)
-
-
-# ---- graphs drawn at random --------------------------------------------------------------------------------
-
-# Smooth, bounded, and of one shape, so that any of them may follow any other.
-STEPS = [
-    lambda a, b: a + b,
-    lambda a, b: a * xp.tanh(b),
-    lambda a, b: xp.sin(a) - b,
-    lambda a, b: a / (1 + b * b),
-    lambda a, b: nn.softmax(a) * b,
-    lambda a, b: a @ b,
-    lambda a, b: (a @ b.T) / 3,
-    lambda a, b: xp.mean(a, axis=0) + b,
-    lambda a, b: xp.exp(-a * a) + xp.sum(b, axis=1, keepdims=True) / 3,
-    lambda a, b: xp.concat([a[:1], b[1:]], axis=0),
-    lambda a, b: xp.where(a.reshape(9)[::-1].reshape(3, 3) > -9, a, b).T,
-    lambda a, b: nn.layer_norm(a, b[0], epsilon=0.1),
-]
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(range(len(STEPS))), st.integers(0, 99), st.integers(0, 99)),
-        min_size=1,
-        max_size=7,
-    ),
-    st.integers(0, 1000),
-)
-def test_any_graph_equals_finite_differences(steps, seed):
-    rng = np.random.default_rng(seed)
-    feeds = {name: rng.uniform(-1, 1, (3, 3)) for name in ("a", "b")}
-    params = {name: argument(name, (3, 3), np.float64) for name in feeds}
-    made = list(params.values())
-    for step, i, j in steps:
-        made.append(STEPS[step](made[i % len(made)], made[j % len(made)]))
-    loss = xp.sum(xp.tanh(made[-1]) * rng.standard_normal((3, 3)))
-    gradients = grad(loss, params)
-    got = values({f"d_{k}": g for k, g in gradients.items()}, feeds, list(params.values()))
-    model = to_model(loss, list(params.values()))
-    wanted = differences(model, feeds, lambda out: out["y"])
-    for name, slopes in wanted.items():
-        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=1e-5, atol=1e-6)
 
 
 # ---- imported models ---------------------------------------------------------------------------------------
