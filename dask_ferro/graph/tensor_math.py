@@ -160,7 +160,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     On a bound the gradient goes to x, as PyTorch's does; where the bounds cross, the result is `max`.
     """
     given = [bound for bound in (min, max) if bound is not None]
-    tensor, *bounds = promoted("clip", asarray(x), *given)
+    tensor, *bounds = promoted("clip", numbers(asarray(x), "clip"), *given)
     if not bounds:
         return tensor
     rest = iter(bounds)

@@ -175,6 +175,7 @@ REFUSED = [
     ("truths compared by size", lambda x: (x > 0) < (x > 1), "Less: takes numbers, got"),
     ("the larger truth", lambda x: xp.maximum(x > 0, x > 1), "Max: takes numbers, got"),
     ("the size of a truth", lambda x: abs(x > 0), "Abs: takes numbers, got"),
+    ("a clipped truth", lambda x: xp.clip(x > 0, False, True), "clip: takes numbers, got"),
     ("the sign of a truth", lambda x: xp.sign(x > 0), "sign: takes numbers, got"),
     ("too many indices", lambda x: x[0, 0, 0], "3 indices"),
     ("an index out of bounds", lambda x: x[:, 4], "4 is out of bounds for dimension 1"),
