@@ -227,7 +227,8 @@ class PipelineRun(DaskMethodsMixin):
             rows = [self._rows] * self._whole.schedule.micro_batches if name in self._whole._batch else None
             if is_dask_array(value):
                 value = whole_rest(value.rechunk({0: self._rows})) if rows else value.rechunk(-1)
-            workers = [homes[self._whole.schedule.stage_of[self._whole._home[name]]]] if homes else None
+            stage = self._whole.schedule.stage_of[self._whole._home[name]]
+            workers = [homes[stage]] if homes else None
             one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
             alone = rows is None and client is not None
             feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one

@@ -98,7 +98,7 @@ def update(
         raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
     began = optimizer.init(params)
     kept = tree.leaves(began, "optimizer's state")
-    state = tuple(f"state_{i}" for i in range(len(kept)))
+    state = tuple(f"optimizer.{i}" for i in range(len(kept)))
     given = {
         name: argument(name, leaf.shape, leaf.dtype)
         for name, leaf in zip((*names, *grads, *state), (*(2 * tree.leaves(params)), *kept), strict=True)
@@ -134,9 +134,9 @@ def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, .
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
     reads: dict[str, dict[str, None]] = {}
-    for out in model.graph.outputs:
-        nodes = nodes_between(model, (), (str(out.name),))
-        reads[str(out.name)] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
+    for name in (str(value.name) for value in model.graph.outputs):
+        nodes = nodes_between(model, (), (name,))
+        reads[name] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
     needs = {out: sorted({homes[n] for n in names if n in homes}) for out, names in reads.items()}
     alone: dict[int, list[str]] = {}
     for out, wanted in needs.items():
@@ -179,7 +179,7 @@ def update_layer(
     homes : sequence of str
         The worker of each stage; empty: tasks run anywhere.
     """
-    extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
+    extra: dict[str, Any] = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
     stages = {action.chunk: stage for action, stage in plan.stage.items()}
     tasks: dict[Key, Task] = {}
     stage: dict[Key, int] = {}

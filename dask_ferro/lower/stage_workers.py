@@ -40,7 +40,9 @@ class StageWorkers(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Let the active memory manager, where it drops replicas, keep a stage's own."""
         manager = scheduler.extensions.get("amm")
-        for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
+        if manager is None:
+            return
+        for policy in [p for p in manager.policies if type(p) is ReduceReplicas]:
             manager.policies.discard(policy)
             manager.add_policy(_KeepsOwn())
 
