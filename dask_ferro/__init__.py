@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from dask_ferro.instructions import tape
     from dask_ferro.lower import ModelGraph, from_onnx
     from dask_ferro.lower.pipeline import pipeline
-    from dask_ferro.lower.spmd import Ranks, gather
+    from dask_ferro.lower.sharded import gather
+    from dask_ferro.lower.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor
     from dask_ferro.runtime.affinity import Prefer, Require
     from dask_ferro.runtime.elastic import Elastic
@@ -63,7 +64,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Ranks": ("dask_ferro.lower.spmd", "Ranks"),
     "apply": ("dask_ferro.graph.apply", "apply"),
     "from_onnx": ("dask_ferro.lower", "from_onnx"),
-    "gather": ("dask_ferro.lower.spmd", "gather"),
+    "gather": ("dask_ferro.lower.sharded", "gather"),
     "pipeline": ("dask_ferro.lower.pipeline", "pipeline"),
     "grad": ("dask_ferro.graph.autodiff", "grad"),
     "nn": ("dask_ferro.graph.nn", None),

@@ -1,11 +1,12 @@
-"""Trains a network of handwritten digits four times: on one worker, and by three plans over the same code.
+"""Trains a network of handwritten digits five times: on one worker, and by four plans over the same code.
 
     python examples/train_parallel.py              # two local workers; a minute
     python examples/train_parallel.py --epochs 2   # shorter
 
 The network is array math, its gradients and its optimizer are more of it, and a training step is one graph.  How that
-graph is spread is said by the YAML files in `plans/`: data parallel, tensor parallel, and both.  The losses of all
-four are the same to 1e-5, step by step.  Parameters stay on the workers that hold them.
+graph is spread is said by the YAML files in `plans/`: data parallel, tensor parallel, both, and in pipeline stages (of
+one micro-batch a step).  The losses of all are the same to 1e-5, step by step.  Parameters stay on the workers that
+hold them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ from dask_ferro.graph.optim import SGD
 from dask_ferro.graph.signal import signal
 from dask_ferro.graph.tensor import Tensor, argument, asarray
 from dask_ferro.graph.tensor_model import Built, build
-from dask_ferro.lower.spmd import Ranks, ShardedArray
+from dask_ferro.lower.sharded import ShardedArray
+from dask_ferro.lower.spmd import Ranks
 
-PLANS = {"one worker": None, "data": "data.yaml", "tensor": "tensor.yaml", "data x tensor": "both.yaml"}
+PLANS = {
+    "one worker": None,
+    "data": "data.yaml",
+    "tensor": "tensor.yaml",
+    "data x tensor": "both.yaml",
+    "pipeline": "pipeline.yaml",
+}
 FOLDER = Path(__file__).parent / "plans"
 ROWS, HIDDEN, RATE = 336, 64, 1.0
 SAME_LOSS, LEAST_ACCURACY = 1e-5, 0.95
@@ -117,7 +125,7 @@ def digits() -> tuple[list[dict[str, np.ndarray]], np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train digits on one worker and by three plans.")
+    parser = argparse.ArgumentParser(description="Train digits on one worker and by four plans.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()

@@ -33,15 +33,11 @@ from dask_ferro.graph.shard import propagate
 from dask_ferro.graph.shard_parts import Spmd
 from dask_ferro.graph.shard_plan import Sharding
 from dask_ferro.graph.signal import BACKWARD, region_of
+from dask_ferro.graph.site import DEVICE, STAGE, WORKERS
 from dask_ferro.graph.spmd import lower
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_model import Built, build
 
-STAGE, DEVICE, WORKERS = (
-    "dask_ferro.stage",
-    "dask_ferro.device",
-    "dask_ferro.workers",
-)  # keys of node metadata
 DATA, TENSOR = "data", "tensor"
 
 Placed = Mapping[str, Placement]

@@ -8,7 +8,8 @@ there, and what nobody waits for yet, weight gradients mostly, is computed while
     rank 1   [matmul] ------^                    [dW] -----------------> (nobody waits)
 
 A *bucket* is collectives of one kind between the same ranks that do not wait for each other: they share their
-messages, up to a size.  Numbers only rise along edges, so segments and buckets never wait in a circle.
+messages, up to a size.  Where a plan has nodes elsewhere (`site`), what comes from there counts as a collective.
+Numbers only rise along edges, so segments and buckets never wait in a circle.
 Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes are bytes.
 """
 
@@ -22,6 +23,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.redistribute import COLLECTIVES
+from dask_ferro.graph.site import NOWHERE, Site, sites
 from dask_ferro.graph.spmd import RANK, RANKS
 
 # Buckets are closed at this size: beyond it the wait for the last of a bucket's values costs more than the 10 ms
@@ -41,6 +43,7 @@ class Segment(NamedTuple):
         The values between which they lie.
     before : int
         Number of the first bucket that waits for it; the number of buckets where none does.
+    site : Site
     """
 
     rank: int
@@ -48,6 +51,7 @@ class Segment(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     before: int
+    site: Site = NOWHERE
 
 
 class Bucket(NamedTuple):
@@ -64,6 +68,7 @@ class Bucket(NamedTuple):
         For each rank the values that it gives and gets, one for each collective.
     nbytes : int
         Of what one rank gives; 0 where shapes are not known.
+    site : Site
     """
 
     kind: str
@@ -72,6 +77,7 @@ class Bucket(NamedTuple):
     reads: tuple[tuple[str, ...], ...]
     makes: tuple[tuple[str, ...], ...]
     nbytes: int
+    site: Site = NOWHERE
 
 
 class Cut(NamedTuple):
@@ -92,16 +98,20 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
         What each rank gives to a bucket at most, if that is more than one value; 0: nothing shares messages.
     """
     nodes = list(model.graph)
-    waits = _depths(nodes)
-    groups = _grouped(nodes, waits, bucket_bytes)
+    where = sites(nodes)
+    waits = _depths(nodes, where)
+    groups = _grouped(nodes, waits, where, bucket_bytes)
     number = {node: i for i, group in enumerate(groups) for node in group}
     first = _first_readers(nodes, number, len(groups))
-    found: dict[tuple[int, int, int], list[int]] = {}
+    found: dict[tuple[int, int, int, Site], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
-            found.setdefault((_rank(node), waits[node], first[node]), []).append(position)
-    segments = tuple(_segment(model, nodes, key[0], mine, key[2]) for key, mine in found.items())
-    return Cut(segments, tuple(map(_bucket, groups)))
+            found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
+    segments = tuple(
+        _segment(model, nodes, rank, mine, before)._replace(site=site)
+        for (rank, _, before, site), mine in found.items()
+    )
+    return Cut(segments, tuple(_bucket(group)._replace(site=where[group[0]]) for group in groups))
 
 
 def is_collective(node: ir.Node) -> bool:
@@ -113,25 +123,29 @@ def _rank(node: ir.Node) -> int:
     return int(node.metadata_props.get(RANK, 0))
 
 
-def _depths(nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
-    """For each node how many collectives, one behind the other, it waits for."""
+def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, Site]) -> dict[ir.Node, int]:
+    """For each node how many collectives and changes of site, one behind the other, it waits for."""
     found: dict[ir.Node, int] = {}
     for node in nodes:
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        found[node] = max((found[maker] + is_collective(maker) for maker in makers), default=0)
+        steps = (found[m] + (is_collective(m) or where[m] != where[node]) for m in makers)
+        found[node] = max(steps, default=0)
     return found
 
 
 def _grouped(
-    nodes: Iterable[ir.Node], waits: Mapping[ir.Node, int], bucket_bytes: int
+    nodes: Iterable[ir.Node],
+    waits: Mapping[ir.Node, int],
+    where: Mapping[ir.Node, Site],
+    bucket_bytes: int,
 ) -> list[list[ir.Node]]:
     """Collectives by bucket: by how many others they wait for, then by where the first of each stands."""
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str], tuple[list[ir.Node], int]] = {}
+    filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int]] = {}
     for node in nodes:
         if not is_collective(node):
             continue
-        key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""))
+        key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
         group, held = filling.get(key, ([], inf))
         if held + nbytes > bucket_bytes:

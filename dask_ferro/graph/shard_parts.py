@@ -1,11 +1,11 @@
-"""Which part of a value each rank has, and how whole arrays become parts and parts whole arrays again.
+"""Which part of a value each rank has, and how whole arrays become parts.
 
-Where parts are kept, and who moves them, is not known here.
+How parts become whole arrays again (`lower.sharded`), where they are kept, and who moves them, is not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.placements import Partial, Placement, Replicate, Shard
+from dask_ferro.graph.placements import Partial, Replicate, Shard
 from dask_ferro.graph.redistribute import Layout, Mesh
 from dask_ferro.graph.shapes import Dim
 
@@ -114,10 +114,6 @@ class Spmd:
                     )
         return found
 
-    def join(self, parts: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the whole outputs by name, of those of `model`; terms are added in rank order."""
-        return {port.name: _joined(port, parts, self.mesh) for port in self.outputs}
-
 
 def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:
     if shape is None:
@@ -131,32 +127,3 @@ def _term(array: Array, port: Port, mesh: Mesh, rank: int) -> Array:
     at = mesh.coordinates(rank)
     summed = any(p == Partial() and i for p, i in zip(port.layout, at, strict=True))
     return np.zeros_like(array) if summed else array
-
-
-_REDUCE: Mapping[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-}
-
-
-def _joined(port: Port, parts: Mapping[str, Array], mesh: Mesh) -> Array:
-    """Axis by axis, the last first: what was ranks along it becomes one."""
-    grid: list[Array] = [parts[name] for name in port.parts]
-    for placement, size in reversed(list(zip(port.layout, mesh.sizes, strict=True))):
-        rows = [grid[i : i + size] for i in range(0, len(grid), size)]
-        grid = [_one(row, placement) for row in rows]
-    return grid[0]
-
-
-def _one(row: Sequence[Array], placement: Placement) -> Array:
-    if isinstance(placement, Shard):
-        return np.concatenate(row, axis=placement.dim)
-    result = row[0]
-    if isinstance(placement, Partial):
-        for term in row[1:]:
-            result = _REDUCE[placement.reduction](result, term)
-        if placement.reduction == "mean":
-            result = result / len(row)
-    return result

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
+
+# In half precision every addition would be rounded to 8 or 11 bits: such terms are added in float32.
+_HALVES = frozenset({"float16", "bfloat16"})
+
+
+class Sum(NamedTuple):
+    """Terms that were added, as precisely as they are added, and the dtype that the sum of all is to have."""
+
+    total: Any
+    dtype: Any
 
 
 def reduced(terms: Sequence[Any], reduction: str = "sum") -> Any:
     """Return terms as one array: their sum, mean, maximum or minimum, from the first to the last.
+
+    Terms in half precision are added in float32, and rounded once.
 
     Parameters
     ----------
@@ -30,14 +42,36 @@ def reduced(terms: Sequence[Any], reduction: str = "sum") -> Any:
     >>> reduced([np.array([1.0, 2.0]), np.array([3.0, 6.0])], "mean").tolist()
     [2.0, 4.0]
     """
+    if reduction in ("sum", "mean"):
+        return finished(added(terms), len(terms) if reduction == "mean" else None)
     xp = array_namespace(*terms)
     total = terms[0]
     for term in terms[1:]:
-        if reduction in ("sum", "mean"):
-            total = total + term
-        else:
-            total = xp.maximum(total, term) if reduction == "max" else xp.minimum(total, term)
-    return xp.asarray(total / len(terms) if reduction == "mean" else total)
+        total = xp.maximum(total, term) if reduction == "max" else xp.minimum(total, term)
+    return xp.asarray(total)
+
+
+def added(terms: Sequence[Any]) -> Sum:
+    """Return the sum of terms, arrays or earlier sums, from the first to the last."""
+    sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
+    total = sums[0].total
+    for term in sums[1:]:
+        total = total + term.total
+    return Sum(total, sums[0].dtype)
+
+
+def finished(found: Sum, terms: int | None = None) -> Any:
+    """Return a sum, or with a number of terms their mean, as an array of its dtype; a mean of integers is a float."""
+    total = found.total if terms is None else found.total / terms
+    xp = array_namespace(found.total)
+    if str(found.dtype) in _HALVES:
+        return xp.astype(xp.asarray(total), found.dtype)
+    return xp.asarray(total)
+
+
+def _wide(term: Any) -> Sum:
+    xp = array_namespace(term)
+    return Sum(xp.astype(term, xp.float32) if str(term.dtype) in _HALVES else term, term.dtype)
 
 
 def joined(pieces: Sequence[Any], axis: int) -> Any:

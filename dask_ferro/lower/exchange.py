@@ -20,7 +20,7 @@ from math import ceil
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.graph.segments import Bucket
-from dask_ferro.kernels.collectives import flat_piece, joined, piece, reduced, unflattened
+from dask_ferro.kernels.collectives import added, finished, flat_piece, joined, piece, reduced, unflattened
 
 Form = Literal["star", "tree", "exchange"]
 Key = Any
@@ -127,7 +127,7 @@ def _tree(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
         level = []
         for group in groups:
             key = name.key("sum", len(steps))
-            steps.append(Step(key, group[0][1], added, (ref, terms), tuple(k for k, _ in group)))
+            steps.append(Step(key, group[0][1], grouped, (ref, terms), tuple(k for k, _ in group)))
             level.append((key, group[0][1]))
     return steps, (level[0][0],) * len(given)
 
@@ -181,13 +181,19 @@ def _at_once(kind: str, how: Mapping[str, Any], index: int, terms: Sequence[Any]
     return _combined(kind, how, pieces)
 
 
-def added(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
-    """Return one group's sum (maximum, minimum) in a tree; a mean's last one is divided by the terms of all."""
+def grouped(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
+    """Return one group's sum (maximum, minimum) in a tree.
+
+    The last one, of `terms` terms in all, is as it is to be; those before it, where `terms` is 0, are not rounded.
+    """
     results = []
     for how, group in _rows(ref, given):
-        is_mean = how["reduction"] == "mean"
-        total = reduced(group, "sum" if is_mean else str(how["reduction"]))
-        results.append(total / terms if is_mean and terms else total)
+        if how["reduction"] in ("max", "min"):
+            results.append(reduced(group, str(how["reduction"])))
+            continue
+        total = added(group)
+        count = terms if how["reduction"] == "mean" else None
+        results.append(finished(total, count) if terms else total)
     return tuple(results)
 
 

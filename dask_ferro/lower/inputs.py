@@ -155,13 +155,8 @@ def _is_future(value: Any) -> bool:
 
 
 def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
-    if getattr(value, "has_one_array", True) is False:
-        raise ConfigError(f"input {name!r} is a model with several parts: pass one of its .outputs")
-    graph = value.__dask_graph__()
+    graph, top = layers_of(name, value)
     keys = list(dask.core.flatten(value.__dask_keys__()))
-    if not isinstance(graph, HighLevelGraph):
-        graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])
-    top = _top_layer(value, graph)
     if chunks is None:
         if len(keys) != 1:
             raise ConfigError(
@@ -170,6 +165,16 @@ def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
         return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
     series = KeySeries((value.name,), (0,) * (value.ndim - 1))
     return Feed(series, graph.layers, graph.dependencies, top)
+
+
+def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:
+    """Return the graph of an input that is a collection, and the layer that holds its keys."""
+    if getattr(value, "has_one_array", True) is False:
+        raise ConfigError(f"input {name!r} is a model with several parts: pass one of its .outputs")
+    graph = value.__dask_graph__()
+    if not isinstance(graph, HighLevelGraph):
+        graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])
+    return graph, _top_layer(value, graph)
 
 
 def _top_layer(value: Any, graph: HighLevelGraph) -> str:

@@ -4,7 +4,7 @@
 
 A key that holds a tuple is read by its own rank alone: what another rank or the caller reads is taken out first, so
 nothing travels that is not asked for.  Priorities are 0 for what the first bucket waits for, and fall from there.
-Workers and clients are not known here: a rank is a number.
+Workers and clients are not known here: a rank is a number, and a site what the plan says of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from dask._task_spec import Task, TaskRef
 
 from dask_ferro.graph.segments import Bucket, Cut, Segment, cut, is_collective
+from dask_ferro.graph.site import NOWHERE, Site
 from dask_ferro.kernels.route import Support, route
 from dask_ferro.lower.about import about
 from dask_ferro.lower.exchange import Key, Name, exchange
@@ -55,8 +56,14 @@ def source(model: ir.Model, ref: ModelRef, support: Sequence[Support], seconds: 
     """Return a sharded graph in its pieces."""
     pieces, nodes = cut(model), list(model.graph)
     makers = {v.name: node for node in nodes if is_collective(node) for v in node.outputs}
-    segments = [about(nodes[position] for position in segment.nodes) for segment in pieces.segments]
-    buckets = [about(makers[name] for name in bucket.makes[0]) for bucket in pieces.buckets]
+    segments = [
+        about(nodes[position] for position in segment.nodes)._replace(stage=segment.site.stage)
+        for segment in pieces.segments
+    ]
+    buckets = [
+        about(makers[name] for name in bucket.makes[0])._replace(stage=bucket.site.stage)
+        for bucket in pieces.buckets
+    ]
     return Source(model, ref, pieces, support, seconds, segments, buckets)
 
 
@@ -77,12 +84,26 @@ class Call:
         self.places: dict[str, Place] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
+        self.site: dict[Key, Site] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
+        pieces = source.pieces
+        read = [(name, s.site) for s in pieces.segments for name in s.inputs]
+        read += [(name, b.site) for b in pieces.buckets for row in b.reads for name in row]
+        self._readers = dict(reversed(read))  # the first of each has the last word
+        made = [(name, s.site) for s in pieces.segments for name in s.outputs]
+        made += [(name, b.site) for b in pieces.buckets for row in b.makes for name in row]
+        self._makers = dict(made)
+
+    def reader(self, name: str) -> Site:
+        """Return the site of the first that reads a value."""
+        return self._readers.get(name, NOWHERE)
 
     def give(self, name: str, array: Any, rank: int) -> None:
         """Let an input's part travel in the graph."""
-        self.places[name] = Place(self._add(("spmd-input", len(self.tasks)), rank, 0, same, array))
+        key = self._key("spmd-input", len(self.tasks))
+        self._task(key, (rank, self.reader(name)), 0, same, array)
+        self.places[name] = Place(key)
 
     def write(self) -> None:
         """Write the tasks of all segments and buckets; every input has its place."""
@@ -106,22 +127,23 @@ class Call:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
         lowest = min(self.priority.values(), default=0)
-        self._task(key, rank, lowest, pick, TaskRef(place.key), place.index)
+        self._task(
+            key, (rank, self._makers.get(name, NOWHERE)), lowest, pick, TaskRef(place.key), place.index
+        )
         self.places[name] = Place(key)
         return key
 
     # Pieces.
 
     def _segment(self, number: int, segment: Segment) -> None:
+        home = (segment.rank, segment.site)
         places = [self._place(name, segment.rank) for name in segment.inputs]
         keys = list(dict.fromkeys(place.key for place in places))
         bundle = self._bundle(segment.inputs, segment.outputs, segment.nodes)
         bundle = bundle._replace(picks=tuple((keys.index(place.key), place.index) for place in places))
         key = self._key("spmd-segment", number)
         reads = map(TaskRef, keys)
-        self._task(
-            key, segment.rank, -segment.before, run_bundle, self.source.ref, bundle, *reads, **self.extra
-        )
+        self._task(key, home, -segment.before, run_bundle, self.source.ref, bundle, *reads, **self.extra)
         self.about[key] = tuple(self.source.segments[number])
 
     def _bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
@@ -139,31 +161,37 @@ class Call:
     def _bucket(self, number: int, bucket: Bucket, read: set[str]) -> None:
         name = Name(bucket.kind.lower(), self.token, number)
         pairs = zip(bucket.reads, bucket.ranks, strict=True)
-        given = [self._given(name, i, names, rank, -number) for i, (names, rank) in enumerate(pairs)]
+        given = [
+            self._given(name, i, names, (rank, bucket.site), -number) for i, (names, rank) in enumerate(pairs)
+        ]
         wanted = [any(one in read for one in names) for names in bucket.makes]
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
-            self._task(step.key, step.rank, -number, step.call, *step.constants, *map(TaskRef, step.reads))
+            home = (step.rank, bucket.site)
+            self._task(step.key, home, -number, step.call, *step.constants, *map(TaskRef, step.reads))
             self.about[step.key] = tuple(self.source.buckets[number])
         for key, names in zip(results, bucket.makes, strict=True):
             self.places.update((one, Place(key, i)) for i, one in enumerate(names))
 
-    def _given(self, name: Name, index: int, values: Sequence[str], rank: int, priority: int) -> Key:
+    def _given(
+        self, name: Name, index: int, values: Sequence[str], home: tuple[int, Site], priority: int
+    ) -> Key:
         """The key that holds what a rank gives to a bucket, and nothing else."""
-        places = [self._place(value, rank) for value in values]
+        places = [self._place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
         key = name.key("given", index)
-        self._task(key, rank, priority, taken, picks, *map(TaskRef, keys))
+        self._task(key, home, priority, taken, picks, *map(TaskRef, keys))
         return key
 
     def _place(self, name: str, rank: int) -> Place:
         """Where a value is; a weight that is read as it is gets a task of its own."""
         if name not in self.places:
             key = self._key("spmd-weight", len(self.tasks))
-            self._task(key, rank, 0, run_bundle, self.source.ref, self._bundle((), (name,), ()), **self.extra)
+            bundle = self._bundle((), (name,), ())
+            self._task(key, (rank, self.reader(name)), 0, run_bundle, self.source.ref, bundle, **self.extra)
             self.places[name] = Place(key)
         return self.places[name]
 
@@ -172,18 +200,17 @@ class Call:
     def _key(self, what: str, number: int) -> Key:
         return (f"{what}-{self.token}", number)
 
-    def _add(
-        self, what: tuple[str, int], rank: int, priority: int, call: Callable[..., Any], *of: Any
-    ) -> Key:
-        key = self._key(*what)
-        self._task(key, rank, priority, call, *of)
-        return key
-
     def _task(
-        self, key: Key, rank: int, priority: int, call: Callable[..., Any], *of: Any, **by_name: Any
+        self,
+        key: Key,
+        home: tuple[int, Site],
+        priority: int,
+        call: Callable[..., Any],
+        *of: Any,
+        **by_name: Any,
     ) -> None:
         self.tasks[key] = Task(key, call, *of, **by_name)
-        self.rank[key], self.priority[key] = rank, priority
+        (self.rank[key], self.site[key]), self.priority[key] = home, priority
 
 
 def same(array: Any) -> Any:

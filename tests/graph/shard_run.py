@@ -22,6 +22,7 @@ from dask_ferro.graph.shard import propagate
 from dask_ferro.graph.shard_plan import Sharding
 from dask_ferro.graph.spmd import Spmd, lower
 from dask_ferro.kernels import array as kernels
+from dask_ferro.lower.sharded import whole
 
 R, P, S = Replicate(), Partial(), Shard
 
@@ -95,14 +96,20 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[st
 
 def evaluate_sharded(spmd: Spmd, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Whole outputs, for whole inputs."""
-    return spmd.join(evaluate(ir.to_proto(spmd.model), spmd.split(feeds)))
+    return joined(spmd, evaluate(ir.to_proto(spmd.model), spmd.split(feeds)))
+
+
+def joined(spmd: Spmd, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole outputs by name, of their parts, put together as `gather` does it."""
+    ends = {port.name: (port.layout, [parts[name] for name in port.parts]) for port in spmd.outputs}
+    return {name: whole(held, layout, spmd.mesh.sizes) for name, (layout, held) in ends.items()}
 
 
 def assert_same(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
     assert got.keys() == wanted.keys()
-    for name, whole in wanted.items():
-        assert got[name].dtype == whole.dtype, name
-        np.testing.assert_allclose(got[name], whole, rtol=1e-12, atol=1e-12, err_msg=name)
+    for name, array in wanted.items():
+        assert got[name].dtype == array.dtype, name
+        np.testing.assert_allclose(got[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
 class Net:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.apply import DEVICE, STAGE, WORKERS, apply
+from dask_ferro.graph.apply import apply
 from dask_ferro.graph.autodiff import grad
 from dask_ferro.graph.nn import relu
 from dask_ferro.graph.placements import Replicate, Shard

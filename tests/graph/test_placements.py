@@ -20,7 +20,7 @@ from dask_ferro.graph.shard_plan import Compute, Sharding
 from dask_ferro.graph.spmd import Spmd, lower
 
 from .shard_cases import CASES, Case, Weight
-from .shard_run import assert_same, evaluate
+from .shard_run import assert_same, evaluate, joined
 
 
 class Built:
@@ -104,7 +104,7 @@ def test_each_strategy_of_a_row_gives_the_same_numbers(case):
             spmd = lower(built.plan(strategy, ranks))
             parts = evaluate(ir.to_proto(spmd.model), feeds_of(spmd, built.feeds))
             try:
-                assert_same(spmd.join(parts), built.wanted)
+                assert_same(joined(spmd, parts), built.wanted)
             except AssertionError as error:
                 raise AssertionError(f"{strategy} on {ranks} ranks: {error}") from error
 
