@@ -65,6 +65,17 @@ class Cache(Generic[T]):
                     self._building.pop(key, None)
             return built
 
+    def drop(self, key: Hashable) -> None:
+        """Forget what is kept under `key`, if anything is."""
+        with self._lock:
+            dropped = self._kept.pop(key, None)
+            self.nbytes -= 0 if dropped is None else dropped.nbytes
+
+    def trim(self, limit: int) -> None:
+        """Forget the least recently used until no more than `limit` bytes are kept."""
+        with self._lock:
+            self._trim(limit)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
@@ -79,6 +90,9 @@ class Cache(Generic[T]):
             return
         self._kept[key] = built
         self.nbytes += built.nbytes
-        while self.nbytes > self.limit:
+        self._trim(self.limit)
+
+    def _trim(self, limit: int) -> None:
+        while self.nbytes > limit and self._kept:
             _, dropped = self._kept.popitem(last=False)
             self.nbytes -= dropped.nbytes

@@ -27,6 +27,8 @@ from dask_ferro.kernels.cupy_memory import account
 
 # CuPy reads it at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
+# CuPy's pool rounds what it allocates up to multiples of so many bytes.
+_ROUNDED = 512
 
 
 class Memory(NamedTuple):
@@ -116,6 +118,9 @@ class Device(Protocol):
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a copy on the host, once all that this thread queued is done."""
 
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+
     def memory(self) -> Memory:
         """Return the memory as it is now."""
 
@@ -169,6 +174,11 @@ class CupyDevice:
         self.traffic.down(array.nbytes)
         found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
         return found
+
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        size = int(array.data.mem.size)
+        return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
     def memory(self) -> Memory:
         """Return the memory as it is now."""

@@ -9,7 +9,7 @@ Nothing waits between the nodes of a device run; the bundle waits once, at its e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from dask_ferro.kernels import array
 from dask_ferro.kernels.array.sides import SMALL_BYTES
 from dask_ferro.kernels.device import Device
 from dask_ferro.kernels.device_results import results_of
-from dask_ferro.kernels.device_route import ON_HOST, device_engines
-from dask_ferro.kernels.executable import Run, boundary, build_run, nodes_between
+from dask_ferro.kernels.device_route import device_engines
+from dask_ferro.kernels.executable import Run, boundary, build_run, nodes_between, stamp
 from dask_ferro.kernels.extract import weights_of
+from dask_ferro.kernels.onnxruntime_device import DeviceSessionRun
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
 from dask_ferro.kernels.watch import Watch
@@ -62,6 +63,14 @@ class Values:
         if name not in self._up:
             self._up[name] = self._residency.weight(tensor)
         return self._up[name]
+
+    def settle(self, names: Sequence[str], down: Collection[int]) -> None:
+        """Let outputs that will stay on the device keep no memory but their own; before the wait for what is queued."""
+        for position, name in enumerate(names):
+            value = self.made[name]
+            stays = position not in down or self._residency.keeps_inputs  # known again, as an input
+            if stays and isinstance(value, self._residency.device.array_type):
+                self.made[name] = self._residency.owned(value)
 
     def leaving(self, name: str, *, down: bool) -> Any:
         """Return an output as it leaves: numpy where it comes down or was made on the host, else a `DeviceArray`."""
@@ -167,7 +176,9 @@ class DeviceExecutable:
         )
 
     def _computed(self, values: Sequence[Any]) -> Values:
-        return self._row_by_row(values) if self._split else self._stepped(values)
+        made = self._row_by_row(values) if self._split else self._stepped(values)
+        made.settle(self._outputs, self._down)
+        return made
 
     def _stepped(self, values: Sequence[Any]) -> Values:
         known = Values(self._given | dict(zip(self._inputs, values, strict=True)), self._residency)
@@ -252,8 +263,11 @@ def compile_on_device(
         if engine == "array":
             steps.append(_array_step(model, mine, reads, writes, residency))
             continue
-        run = build_run(engine, model, mine, reads, writes, threads, prepack, residency.device, exact=exact)
-        steps.append((HostStep if engine in ON_HOST else DeviceStep)(run, reads, writes))
+        if engine == "onnxruntime-device":
+            steps.append(_session_step(model, mine, reads, writes, residency, threads, exact))
+            continue
+        run = build_run(engine, model, mine, reads, writes, threads, prepack, exact=exact)
+        steps.append(HostStep(run, reads, writes))
     constants = model.graph.initializers
     given = {n: constants[n].const_value for n in outputs if n in constants}
     return DeviceExecutable(
@@ -294,3 +308,30 @@ def _array_step(
         lambda: program.bind(device.namespace, device.to_device, residency.weight), lambda ready: ready
     )
     return DeviceStep(bound, reads, writes, tuple(large.items()), program.host_inputs)
+
+
+def _session_step(
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    residency: Residency,
+    threads: int,
+    exact: bool,
+) -> DeviceStep:
+    opset, device = stamp(nodes, model.opset_imports.get("", 1)), residency.device
+
+    def built() -> DeviceSessionRun:
+        return DeviceSessionRun(
+            model,
+            nodes,
+            reads,
+            writes,
+            opset,
+            device=device,
+            threads=threads,
+            exact=exact,
+            held=residency.slot(),
+        )
+
+    return DeviceStep(residency.run(built, lambda ready: ready), reads, writes)

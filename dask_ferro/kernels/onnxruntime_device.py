@@ -5,6 +5,9 @@ an output is written into memory of the arrays' own allocator, so that its live 
 leaves the cache takes no result with it.  An output whose shape is not known before, and any of a first run, which
 shows whether shapes are as declared, is ONNX Runtime's to allocate, and is copied into that memory, on the device.
 
+Memory: a session keeps its weights on the device, so whoever manages that may keep it too, and drop it; it is built
+again for the next run.  Its arena, what it computes in, is given back after each run, for it is in nobody's account.
+
 Streams: a session runs on streams of its own, which know nothing of the stream that the inputs were made on, so the
 device is synchronized before a run, a run returns when its streams are done, and what was copied out of a session is
 waited for.  That is two or three waits a session, and none between its nodes.  The provider is the one whose memory the
@@ -14,7 +17,10 @@ provider.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -34,8 +40,14 @@ from dask_ferro.kernels.watch import Watch, Watched
 CUDA = "CUDAExecutionProvider"
 # DLPack's device types, as ONNX Runtime names provider and memory.
 _PLACES = {1: (HOST, "cpu"), 2: (CUDA, "cuda")}
-_OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory")
+_OUT_OF_MEMORY = (
+    *("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory"),
+    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),  # cuBLAS's and cuDNN's handles and workspaces
+)
+_SHRINKS = "memory.enable_memory_arena_shrinkage"
 Dim = int | str | None
+
+logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -79,7 +91,35 @@ def works(provider: str) -> bool:
     )
     probe = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     options = session_options(None, 1, True, None)
-    return bool(_session(probe.SerializeToString(), options, provider, {}).get_providers()[0] == provider)
+    try:
+        found = _session(probe.SerializeToString(), options, provider, {})
+    except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, this provider does not work
+        logger.info("dask_ferro: ONNX Runtime's %s does not work: %r", provider, error)
+        return False
+    return bool(found.get_providers()[0] == provider)
+
+
+class Held(NamedTuple):
+    """A session, and the bytes that it keeps on the device."""
+
+    session: ort.InferenceSession
+    nbytes: int
+
+
+Holder = Callable[[Callable[[], Held]], Held]
+
+
+def holder() -> Holder:
+    """Return what builds once and keeps: where nobody manages the device's memory."""
+    lock, kept = threading.Lock(), list[Held]()
+
+    def held(build: Callable[[], Held]) -> Held:
+        with lock:
+            if not kept:
+                kept.append(build())
+            return kept[0]
+
+    return held
 
 
 class DeviceSessionRun:
@@ -91,11 +131,15 @@ class DeviceSessionRun:
         Half of its memory that is free now is the most that the session's own arena may take.
     exact : bool, optional
         As `SessionRun` takes it.
+    held : callable, optional
+        Gives the session, and builds it where it is not kept any more; default: built once, and kept with the run.
 
     Raises
     ------
     ConfigError
         When the provider of the device's memory does not work here.
+    MemoryError
+        When the device has not enough of it for the session.
     """
 
     def __init__(
@@ -109,13 +153,13 @@ class DeviceSessionRun:
         device: Device,
         threads: int = 1,
         exact: bool = False,
+        held: Holder | None = None,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset)
         self._device = device
         self._place = place_of(device)
         if not works(self._place.provider):
             raise ConfigError(f"ONNX Runtime's {self._place.provider} does not work here; see docs/gpu.md")
-        self._settings = provider_options(self._place, device.memory().free // 2, device.tf32)
         self._content = piece.proto.SerializeToString()
         self._options = partial(session_options, piece.folder, threads, False)
         self._nodes = len(nodes)
@@ -124,9 +168,11 @@ class DeviceSessionRun:
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         self._kept: dict[str, bool] = {}  # output -> did its shape keep to what is declared?
-        self._session = self._built()
-        weights = sum(t.nbytes for t in weights_of(model, nodes).values())
-        self.nbytes = weights + len(self._content) * 5
+        self._run_options = run_options(self._place)
+        self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
+        self._held = holder() if held is None else held
+        self._held(self._for_keeping)
+        self.nbytes = len(self._content) * 5  # of the host; what lies on the device, `Held` tells
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         return self._on(None, arrays)
@@ -135,12 +181,17 @@ class DeviceSessionRun:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
         return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
 
+    def _for_keeping(self) -> Held:
+        return Held(self._built(), self._weights)
+
     def _built(self, profile: str | None = None) -> ort.InferenceSession:
         options = self._options(profile)
-        return _session(self._content, options, self._place.provider, self._settings, self._apart)
+        settings = provider_options(self._place, self._device.memory().free // 2, self._device.tf32)
+        with memory_errors():
+            return _session(self._content, options, self._place.provider, settings, self._apart)
 
     def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        session = self._session if session is None else session
+        session = self._held(self._for_keeping).session if session is None else session
         binding = session.io_binding()
         given = [self._device.to_device(a) if isinstance(a, np.ndarray) else a for a in arrays]
         for name, array in zip(self._inputs, given, strict=True):
@@ -152,7 +203,8 @@ class DeviceSessionRun:
             else:
                 binding.bind_output(name, self._place.memory, self._place.number)
         self._device.synchronize()
-        _run(session, binding)
+        with memory_errors():
+            session.run_with_iobinding(binding, self._run_options)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
         if len(made) < len(
@@ -191,6 +243,14 @@ def provider_options(place: Place, limit: int, tf32: bool) -> dict[str, str]:
         "cudnn_conv_algo_search": "HEURISTIC",  # the default tries all of them at each new shape
         "gpu_mem_limit": str(limit),
     }
+
+
+def run_options(place: Place) -> ort.RunOptions:
+    """Return a run's options: after it, the arena gives back what nothing lies in."""
+    options = ort.RunOptions()
+    kind = "gpu" if place.provider == CUDA else "cpu"
+    options.add_run_config_entry(_SHRINKS, f"{kind}:{place.number}")
+    return options
 
 
 def as_value(xp: Any, array: Any) -> ort.OrtValue:
@@ -248,10 +308,11 @@ def _dtype(xp: Any, value: onnx.ValueInfoProto) -> Any:
     return getattr(xp, kind.numpy().name, None)
 
 
-def _run(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
-    """Run; what ONNX Runtime reports by text alone when memory runs out is a MemoryError, for who can make room."""
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise what ONNX Runtime reports by text alone, when memory runs out, as MemoryError, for who can make room."""
     try:
-        session.run_with_iobinding(binding)
+        yield
     except Exception as error:
         if any(words in str(error) for words in _OUT_OF_MEMORY):
             raise MemoryError(str(error)) from error
@@ -267,4 +328,10 @@ def _session(
 ) -> ort.InferenceSession:
     """A session on one provider; what it has no kernel for, and what it wants on the host, runs on the CPU's."""
     providers: list[Any] = [(provider, settings)] if provider == HOST else [(provider, settings), HOST]
-    return ort.InferenceSession(content, options, providers=providers, disabled_optimizers=list(apart))
+    return ort.InferenceSession(
+        content,
+        options,
+        providers=providers,
+        disabled_optimizers=list(apart),
+        enable_fallback=0,  # which would be a session on the host, or one without our settings, where memory is short
+    )

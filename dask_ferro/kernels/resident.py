@@ -1,20 +1,27 @@
 """What lies on a device and for how long: results, inputs and weights, bounded in bytes.
 
-    weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload
+    weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload;
+              among them what is built again as they are uploaded (`slot`: sessions of ONNX Runtime)
     inputs    host arrays that were uploaded, for as long as the host array lives
     results   `DeviceArray`: on the device until it is read elsewhere or room is wanted; then on the host
 
 Room is made in the order of what it costs to come back: inputs, then results (oldest first), then weights.  What a
 running bundle reads is not moved.  A bundle that runs out of memory all the same runs again, alone, with all else
-out of the way; only what does not fit an otherwise empty device fails.  Sizes are bytes.
+out of the way; only what does not fit an otherwise empty device fails.  A result that is a part of a larger array is
+copied, or it would keep all of that.  Sizes are bytes.
+
+Arrays are known by their ids, and die whenever the collector likes, in any thread, in the middle of anything here.  So
+a finalizer only leaves the id in a queue; whoever holds the lock next empties it before it looks for anything, and so
+before an array that has the same id can be looked for.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -22,16 +29,20 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.kernels.cache import Cache
+from dask_ferro.kernels.cache import Cache, Sized
 from dask_ferro.kernels.device import Device
+from dask_ferro.kernels.exhausted import ran_out
 from dask_ferro.kernels.turns import Turns
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S", bound=Sized)
 
-# Shares of a device's memory: the rest is for what a bundle makes while it runs.
+# Shares of a device's memory; of all together the rest is for what a bundle makes while it runs.
 _RESULTS = 0.6
 _WEIGHTS = 0.5
+_TOGETHER = 0.75
+_slots = itertools.count()
 _CONTENT = "ferro.content"
 
 
@@ -108,7 +119,7 @@ class Residency:
     device : Device
     results, weights : int, optional
         Bytes of results and inputs, and of weights, that are kept at most; default: 0.6 and 0.5 of the device's
-        memory as it is free now.
+        memory as it is free now.  All together take 0.75 of it at most, or what one of them is given if that is more.
     keeps_inputs : bool
         Whether an uploaded host array is taken to stay as it is for as long as it lives, as what a Dask worker holds
         does; an array of the user's own may change under us.
@@ -126,10 +137,13 @@ class Residency:
         self.device = device
         self.limit = int(free * _RESULTS) if results is None else results
         self.weights: Cache[Any] = Cache(int(free * _WEIGHTS) if weights is None else weights)
+        self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
-        self._lock = threading.RLock()  # a finalizer may come while it is held
+        self._lock = threading.RLock()
         self._turns = Turns()
-        self._inputs: OrderedDict[int, Any] = OrderedDict()  # id of the host array -> array on the device
+        self._gone: deque[Hashable] = deque()  # ids of arrays, and slots, that are no more
+        self._followed: set[int] = set()  # ids of arrays that will tell when they are gone
+        self._inputs: dict[int, Any] = {}  # id of the host array -> array on the device
         self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
         self._pinned: Counter[int] = Counter()
         self.spilled_bytes = 0
@@ -138,6 +152,7 @@ class Residency:
     def nbytes(self) -> int:
         """Bytes of results, inputs and weights on the device."""
         with self._lock:
+            self._forget()
             return self._kept_bytes() + self.weights.nbytes
 
     @property
@@ -148,7 +163,20 @@ class Residency:
 
     def weight(self, tensor: ir.TensorProtocol) -> Any:
         """Return a weight on the device, uploaded once per content."""
-        return self.weights.get(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
+        return self._held(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
+
+    def slot(self) -> Callable[[Callable[[], S]], S]:
+        """Return what keeps one thing on the device among the weights: called with how it is built, it gives it.
+
+        It is built again where it had to make room, and forgotten with the slot.
+        """
+        key = ("slot", next(_slots))
+
+        def held(build: Callable[[], S]) -> S:
+            return self._held(key, build)
+
+        weakref.finalize(held, self._gone.append, key).atexit = False
+        return held
 
     def sent_up(self, host: np.ndarray[Any, Any]) -> Any:
         """Return a copy on the device that is there when this returns: another thread's stream may read it next."""
@@ -172,10 +200,15 @@ class Residency:
         return self.device.to_host(value) if isinstance(value, self.device.array_type) else value
 
     def keep(self, array: Any) -> DeviceArray:
-        """Return an array on the device as a result that may leave it when room is wanted."""
+        """Return an array on the device, which is `owned`, as a result that may leave it when room is wanted."""
         kept = DeviceArray(self, array)
         self._register(kept)
         return kept
+
+    def owned(self, array: Any) -> Any:
+        """Return an array that keeps no memory but its own: a copy of what is a view of more, queued as any work."""
+        views_more = self.device.allocation(array) > array.nbytes
+        return self.device.namespace.asarray(array, copy=True) if views_more else array
 
     def brought_down(self, array: Any, host: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
         """Return a copy on the host (made now, or `host`), and know it again when it comes as an input."""
@@ -200,8 +233,10 @@ class Residency:
         try:
             with self._turns.shared(), self._reading(reads):
                 return self._finished(compute, then)
-        except MemoryError:
-            pass  # what the error's frames hold has to be let go before there is room
+        except Exception as error:
+            if not ran_out(error):
+                raise
+        # Here, because what the error's frames hold has to be let go before there is room.
         with self._turns.alone(), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
@@ -209,8 +244,7 @@ class Residency:
     def clear(self) -> None:
         """Move everything out of the device that no running bundle reads."""
         with self._lock:
-            self._make_room(0)
-        self.weights.clear()
+            self._make_room(0, 0)
         self.device.release()
 
     def _finished(self, compute: Callable[[], T], then: Callable[[T], R]) -> R:
@@ -225,6 +259,7 @@ class Residency:
     def _reading(self, values: Sequence[Any]) -> Iterator[None]:
         marks = [id(v) for v in values]
         with self._lock:
+            self._forget()
             self._pinned.update(marks)
         try:
             yield
@@ -236,16 +271,17 @@ class Residency:
     def _register(self, value: DeviceArray) -> None:
         """Note a result that is on the device as the newest."""
         with self._lock:
-            if id(value) not in self._results:
-                weakref.finalize(value, self._results.pop, id(value), None).atexit = False
-                self._results[id(value)] = weakref.ref(value)
+            self._forget()
+            self._follow(value)
+            self._results[id(value)] = weakref.ref(value)
             self._results.move_to_end(id(value))
-            self._make_room(self.limit)
+            self._make_room(self.limit, self.together)
 
     def _uploaded(self, host: np.ndarray[Any, Any]) -> Any:
         if not self.keeps_inputs:
             return self.device.to_device(host)
         with self._lock:
+            self._forget()
             found = self._inputs.get(id(host))
             if found is None:
                 found = self.sent_up(host)
@@ -254,24 +290,62 @@ class Residency:
 
     def _know(self, host: np.ndarray[Any, Any], array: Any) -> None:
         with self._lock:
+            self._forget()
+            self._follow(host)
             self._inputs[id(host)] = array
-            weakref.finalize(host, self._inputs.pop, id(host), None).atexit = False
-            self._make_room(self.limit)
+            self._make_room(self.limit, self.together)
+
+    def _held(self, key: Hashable, build: Callable[[], S]) -> S:
+        """What is kept among the weights, with room made for it where it had to be built."""
+        built = False
+
+        def noted() -> S:
+            nonlocal built
+            built = True
+            return build()
+
+        found: S = self.weights.get(key, noted)
+        if built:
+            with self._lock:
+                self._forget()
+                self._make_room(self.limit, self.together)
+        return found
+
+    def _follow(self, array: Any) -> None:
+        """Hear of it, once, when an array is gone."""
+        if id(array) not in self._followed:
+            self._followed.add(id(array))
+            weakref.finalize(array, self._gone.append, id(array)).atexit = False
+
+    def _forget(self) -> None:
+        """Let go of what belonged to arrays and slots that are gone."""
+        while self._gone:
+            key = self._gone.popleft()
+            if isinstance(key, int):
+                self._followed.discard(key)
+                self._inputs.pop(key, None)
+                self._results.pop(key, None)
+            else:
+                self.weights.drop(key)
 
     def _kept_bytes(self) -> int:
-        alive = (ref() for ref in list(self._results.values()))
-        return sum(int(a.nbytes) for a in list(self._inputs.values())) + sum(
+        alive = (ref() for ref in self._results.values())
+        return sum(int(a.nbytes) for a in self._inputs.values()) + sum(
             v.nbytes for v in alive if v is not None and v.is_resident
         )
 
-    def _make_room(self, limit: int) -> None:
-        """Let go, oldest first, until no more than `limit` bytes of inputs and results are left."""
+    def _make_room(self, results: int, together: int) -> None:
+        """Let go, oldest first: of inputs and results no more than `results` bytes stay, with weights `together`."""
+        self._leave_room(min(results, together - self.weights.nbytes))
+        self.weights.trim(max(together - self._kept_bytes(), 0))
+
+    def _leave_room(self, limit: int) -> None:
         kept = self._kept_bytes()
         for key in [k for k in self._inputs if not self._pinned[k]]:
             if kept <= limit:
                 return
             kept -= int(self._inputs.pop(key).nbytes)
-        for value in [ref() for k, ref in list(self._results.items()) if not self._pinned[k]]:
+        for value in [ref() for k, ref in self._results.items() if not self._pinned[k]]:
             if kept <= limit:
                 return
             if value is not None and value.is_resident:

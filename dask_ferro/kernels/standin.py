@@ -128,6 +128,14 @@ def _unwrapped(value: Any) -> Any:
     return type(value)(map(_unwrapped, value)) if type(value) in (tuple, list) else value
 
 
+def _owner(inner: Any) -> np.ndarray[Any, Any]:
+    """The array whose bytes a strict array, or a view of it, shows."""
+    owner = np.asarray(inner)
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return owner
+
+
 class _Namespace:
     """array_api_strict, with arrays of the device instead of its own."""
 
@@ -193,6 +201,10 @@ class StandIn:
         self.traffic.down(array.nbytes)
         return np.array(array._inner)
 
+    def allocation(self, array: StandInArray) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        return int(_owner(array._inner).nbytes)
+
     def memory(self) -> Memory:
         """Return the memory as it is now."""
         with self._lock:
@@ -220,9 +232,7 @@ class StandIn:
 
     def account(self, array: StandInArray) -> None:
         """Count an array's bytes, once for all views of them; release them with the last of these."""
-        owner = np.asarray(array._inner)
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = _owner(array._inner)
         with self._lock:
             shared = self._live.setdefault(id(owner), [owner.nbytes, 0])
             if not shared[1]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # held while a device is looked for, and again by `use`
 _chosen = False
 _residency: Residency | None = None
 
@@ -50,9 +50,9 @@ def use(device: Device | None) -> Residency | None:
 def current() -> Residency | None:
     """Return what lies on this process's device, which is looked for once; None where it has none."""
     if not _chosen:
-        found = _found()
-        if not _chosen:
-            use(found)
+        with _lock:
+            if not _chosen:
+                use(_found())
     return _residency
 
 
@@ -120,11 +120,11 @@ def counts() -> dict[str, Any] | None:
     """
     if _residency is None:
         return None
-    device = _residency.device
+    device, resident_bytes = _residency.device, _residency.nbytes  # first: it lets go of what is over
     return {
         "device": device.name,
         **device.traffic.counts(),
         **device.memory()._asdict(),
-        "resident": _residency.nbytes,
+        "resident": resident_bytes,
         "spilled": _residency.spilled_bytes,
     }

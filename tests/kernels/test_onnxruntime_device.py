@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from dask_ferro.graph.load import load
 from dask_ferro.kernels.device import CupyDevice, cupy_devices
 from dask_ferro.kernels.device_route import ON_HOST, START_S, device_engines, device_route
 from dask_ferro.kernels.executable import compile_bundle
+from dask_ferro.kernels.ondevice import DeviceExecutable, compile_on_device
 from dask_ferro.kernels.onnxruntime_device import (
     CUDA,
     DeviceSessionRun,
@@ -24,9 +26,11 @@ from dask_ferro.kernels.onnxruntime_device import (
     place_of,
     provider_options,
     resolved,
+    run_options,
     sizes_of,
     works,
 )
+from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
 from dask_ferro.kernels.standin import StandIn
 from dask_ferro.kernels.watch import Kernel, Profiled
@@ -215,6 +219,80 @@ def test_running_out_of_memory_is_a_memory_error(device: Any) -> None:
     )
     with device.stream(), pytest.raises(MemoryError):
         run(device.to_device(np.array([1 << 45])))
+
+
+def managed(on: Residency, proto: onnx.ModelProto) -> DeviceExecutable:
+    """The whole model as one session on a device whose memory is managed."""
+    loaded = load(proto).model
+    inputs, outputs = ([v.name or "" for v in side] for side in (loaded.graph.inputs, loaded.graph.outputs))
+    engines = [("onnxruntime-device", len(list(loaded.graph)))]
+    return compile_on_device(loaded, inputs, outputs, on, engines=engines)
+
+
+def test_a_session_counts_as_weights_and_leaves_when_room_is_wanted(device: Any) -> None:
+    on = Residency(device)
+    run = managed(on, mlp())
+    weights = on.weights.nbytes
+    assert weights > 0
+    first = np.asarray(run(X)[0])
+    on.clear()
+    assert on.weights.nbytes == 0
+    np.testing.assert_array_equal(np.asarray(run(X)[0]), first)
+    assert on.weights.nbytes == weights
+    del run
+    on.on_device(X)
+    assert on.weights.nbytes == 0
+
+
+def test_a_session_that_is_not_kept_is_built_for_each_run(device: Any) -> None:
+    run = managed(Residency(device, weights=0), mlp())
+    for _ in range(2):
+        np.testing.assert_allclose(np.asarray(run(X)[0]), mlp_reference(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "BFCArena: Failed to allocate memory for requested buffer of size 8",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDA failure 2: out of memory",
+    ],
+)
+def test_a_session_that_finds_no_memory_is_built_alone(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told by text, and by ONNX Runtime's own way out: a session on the host, or with other settings."""
+    on, original, failures = Residency(StandIn(1 << 20)), ort.InferenceSession, [RuntimeError(told)]
+    kept = on.run(lambda: on.device.to_device(X), on.keep)
+    asked: list[Any] = []
+
+    def built(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["enable_fallback"])
+        if failures:
+            raise failures.pop()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(ort, "InferenceSession", built)
+    run = managed(on, mlp())
+    assert not kept.is_resident
+    assert asked == [0, 0]
+    np.testing.assert_allclose(np.asarray(run(X)[0]), mlp_reference(X), rtol=1e-5)
+
+
+def test_any_other_failure_of_a_session_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("This is an invalid model")
+
+    monkeypatch.setattr(ort, "InferenceSession", fails)
+    with pytest.raises(RuntimeError, match="invalid model"):
+        managed(Residency(StandIn(1 << 20)), mlp())
+
+
+@pytest.mark.parametrize(
+    ("place", "arena"),
+    [(Place(CUDA, "cuda", 1), "gpu:1"), (Place("CPUExecutionProvider", "cpu", 0), "cpu:0")],
+)
+def test_a_run_gives_its_arena_back(place: Place, arena: str) -> None:
+    """Nobody counts what lies in it."""
+    assert run_options(place).get_run_config_entry("memory.enable_memory_arena_shrinkage") == arena
 
 
 def test_the_provider_is_that_of_the_arrays_memory(device: Any) -> None:

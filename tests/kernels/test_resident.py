@@ -6,6 +6,7 @@ import gc
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,9 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.kernels import resident
+from dask_ferro.kernels.ondevice import compile_on_device
 from dask_ferro.kernels.resident import DeviceArray, Residency, content_of
 from dask_ferro.kernels.standin import OutOfMemory, StandIn
 from dask_ferro.kernels.turns import Turns
+from tests.kernels.late import Late
+from tests.kernels.test_device import model_of, node
 
 KB = 1024
 BLOCK = np.arange(256, dtype=np.float32)  # 1 kB
@@ -189,8 +193,167 @@ class TestInputs:
         assert [y.is_resident, z.is_resident] == [True, True]
         assert on.spilled_bytes == 0
 
+    def test_arrays_may_die_in_the_middle_of_anything(self) -> None:
+        """The collector runs where it likes; here, between two evictions."""
+        on = residency()
+        hosts = [BLOCK.copy() for _ in range(3)]
+
+        for host, array in zip(hosts, (Dying(hosts), on.device.to_device(BLOCK)), strict=False):
+            on.brought_down(array, host)
+        del host
+        on.limit = 0
+        on.on_device(BLOCK)
+        assert hosts == []
+        assert on.nbytes == 0
+
+    def test_an_array_is_followed_once_however_often_it_goes_up_again(self) -> None:
+        on, x = residency(results=0), BLOCK.copy()
+        for _ in range(5):
+            on.on_device(x)
+        assert on.device.traffic.ups == 5
+        assert weakref.getweakrefcount(x) == 1
+
+    def test_an_array_in_a_dead_ones_place_is_not_taken_for_it(self) -> None:
+        """Of two arrays that live one after the other, the second often has the first one's id."""
+        on, ids = residency(), set()
+        for i in range(20):
+            x = BLOCK + np.float32(i)
+            ids.add(id(x))
+            assert np.array_equal(on.device.to_host(on.on_device(x)), x)
+            del x
+        assert len(ids) < 20
+
+    def test_many_threads_come_and_go(self) -> None:
+        on = residency(results=4 * KB)
+
+        def work(seed: int) -> bool:
+            kept = []
+            for i in range(60):
+                x = BLOCK + np.float32(seed * 100 + i)
+                kept = [*kept[-2:], on.run(lambda x=x: on.on_device(x) + 0, on.keep, (x,))]
+                assert np.array_equal(np.asarray(kept[0]), kept[0].host())
+            return bool(np.asarray(kept[-1])[0] == seed * 100 + 59)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, range(4)))
+        gc.collect()
+        assert on.nbytes == 0
+
 
 class TestMemory:
+    @pytest.mark.parametrize(
+        ("module", "name", "told"),
+        [
+            ("cupy_backends.cuda.libs.cublas", "CUBLASError", "CUBLAS_STATUS_NOT_INITIALIZED"),
+            ("cupy_backends.cuda.libs.cublas", "CUBLASError", "CUBLAS_STATUS_ALLOC_FAILED"),
+            ("cupy_backends.cuda.api.driver", "CUDADriverError", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+            ("cupy.cuda.memory", "OutOfMemoryError", "cudaErrorMemoryAllocation: out of memory"),
+        ],
+    )
+    def test_what_libraries_call_it_makes_room_too(self, module: str, name: str, told: str) -> None:
+        """Inside a bundle, where errors tell their node."""
+        error = type(name, (RuntimeError,), {"__module__": module})
+        on = residency()
+        kept, calls = result(on), iter([error(told)])
+
+        def exp(x: Any) -> Any:
+            for once in calls:
+                raise once
+            return x + 1
+
+        on.device.namespace.exp = exp
+        model = model_of([node("Exp", "x", "y")], {"x": (256,)}, ["y"])
+        (y,) = compile_on_device(model, ["x"], ["y"], on)(BLOCK)
+        assert np.array_equal(np.asarray(y), BLOCK + 1)
+        assert not kept.is_resident
+
+    def test_other_errors_of_libraries_are_errors(self) -> None:
+        error = type("CUBLASError", (RuntimeError,), {"__module__": "cupy_backends.cuda.libs.cublas"})
+        calls = []
+
+        def fails() -> None:
+            calls.append(1)
+            raise error("CUBLAS_STATUS_EXECUTION_FAILED")
+
+        with pytest.raises(error):
+            residency().run(fails, same)
+        assert len(calls) == 1
+
+    def test_results_and_weights_have_one_bound_together(self) -> None:
+        """0.6 and 0.5 of the memory alone, 0.75 together: the rest is for what bundles make."""
+        on = residency(total=40 * KB)
+        weights = [ir.tensor(BLOCK + i) for i in range(20)]
+        for tensor in weights:
+            on.weight(tensor)
+        kept = [result(on, i) for i in range(24)]
+        assert on.device.memory().live == 30 * KB
+        assert [y.is_resident for y in kept] == [False] * 14 + [True] * 10
+        ups = on.device.traffic.ups
+        on.weight(weights[0])
+        assert on.device.traffic.ups == ups  # none of them had to leave
+
+    def test_weights_leave_where_results_may_not(self) -> None:
+        on = residency(total=40 * KB)
+        kept = [result(on, i) for i in range(20)]
+        with on._reading(kept):
+            for i in range(20):
+                on.weight(ir.tensor(BLOCK + i))
+        assert all(y.is_resident for y in kept)
+        assert on.device.memory().live == 30 * KB
+
+    def test_a_given_bound_may_be_more_than_that(self) -> None:
+        on = residency(total=10 * KB, results=9 * KB)
+        kept = [result(on, i) for i in range(9)]
+        assert all(y.is_resident for y in kept)
+
+    def test_what_a_slot_holds_counts_leaves_and_comes_back(self) -> None:
+        on, built = residency(), []
+
+        def build() -> np.ndarray:
+            built.append(1)
+            return BLOCK
+
+        slot = on.slot()
+        assert slot(build) is slot(build)
+        assert (on.nbytes, len(built)) == (KB, 1)
+        on.clear()
+        assert on.nbytes == 0
+        slot(build)
+        assert (on.nbytes, len(built)) == (KB, 2)
+        del slot
+        assert on.nbytes == 0
+
+    def test_a_part_of_a_large_array_that_stays_does_not_keep_the_rest(self) -> None:
+        """The result of a Slice, and of one of several products that were one; both that stay and that come down."""
+        on = residency(total=1 << 20)
+        nodes = [node("Exp", "x", "e"), node("Slice", "e zero one", "y")]
+        model = model_of(nodes, {"x": (256, 64)}, ["y"], zero=np.array([0]), one=np.array([1]))
+        x = np.zeros((256, 64), np.float32)
+        (y,) = compile_on_device(model, ["x"], ["y"], on)(x)
+        del x
+        assert (on.nbytes, on.device.memory().live, y.nbytes) == (256, 256, 256)
+        (z,) = compile_on_device(model, ["x"], ["y"], on, down=[0])(np.zeros((256, 64), np.float32))
+        assert (on.nbytes, on.device.memory().live, z.nbytes) == (512, 512, 256)
+
+    def test_a_part_is_copied_before_the_wait(self) -> None:
+        device = Waiting(1 << 20)
+        original = device.namespace.asarray
+        device.namespace.asarray = lambda *a, **o: device.log.append("copied") or original(*a, **o)
+        model = model_of(
+            [node("Slice", "x zero one", "y")], {"x": (256,)}, ["y"], zero=np.array([0]), one=np.array([1])
+        )
+        run = compile_on_device(model, ["x"], ["y"], Residency(device))
+        device.log.clear()
+        run(BLOCK)
+        assert device.log == ["copied", "done", "copied", "done"]  # the input goes up, and the part is copied
+
+    def test_a_result_of_its_own_is_not_copied(self) -> None:
+        on = residency()
+        array = on.device.to_device(BLOCK)
+        assert on.owned(array) is array
+        reshaped = on.device.namespace.reshape(array, (16, 16))
+        assert on.owned(reshaped) is reshaped
+
     def test_a_bundle_that_runs_out_runs_again_alone(self) -> None:
         on = residency(total=4 * KB, results=4 * KB)
         kept = [result(on, i) for i in range(3)]
@@ -248,6 +411,19 @@ class TestMemory:
         assert all(np.array_equal(np.asarray(y), BLOCK + i) for i, y in alive.items())
 
 
+class Dying:
+    """An array on the device during whose eviction other host arrays die."""
+
+    def __init__(self, hosts: list[Any]) -> None:
+        self._hosts = hosts
+
+    @property
+    def nbytes(self) -> int:
+        if len(self._hosts) == 3 and sys._getframe(1).f_code.co_name in ("_make_room", "_leave_room"):
+            self._hosts.clear()
+        return KB
+
+
 class Waiting(StandIn):
     """A stand-in that writes down when it was waited for."""
 
@@ -279,6 +455,46 @@ class TestOrder:
         on.weight(ir.tensor(BLOCK))
         on.on_device(BLOCK)
         assert device.log == ["done", "done"]
+
+    def work(self, device: Late) -> list[Any]:
+        """Chains of bundles by four threads, that share inputs, a weight and results, with memory for few of them."""
+        on = Residency(device, results=3 * KB)
+        nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Slice", "b zero half", "y")]
+        shape, half = (16, 16), np.array([16])
+        weights = {"w": np.eye(16, dtype=np.float32), "zero": np.array([0]), "half": half}
+        run = compile_on_device(model_of(nodes, {"x": shape}, ["y"], **weights), ["x"], ["y"], on)
+        x = np.zeros(shape, np.float32)
+        with ThreadPoolExecutor(4) as pool:
+            first = list(pool.map(lambda _: run(x)[0], range(8)))
+            return [np.asarray(y) for (y,) in pool.map(run, first)]
+
+    def test_of_many_threads_nobody_reads_what_is_not_there_yet(self) -> None:
+        device = Late(64 * KB)
+        found = self.work(device)
+        assert all(np.allclose(y, np.exp(1)) for y in found)
+        assert device.early == []
+
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_a_wait_that_is_missing_would_be_seen(self, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a weight that went up, and of a bundle's result: by the stand-in of the test above."""
+        device = Late(64 * KB)
+        on = Residency(device)
+        if not waits:
+            monkeypatch.setattr(device, "synchronize", lambda: None)
+        weight, y = on.weight(ir.tensor(BLOCK)), on.run(lambda: device.to_device(BLOCK), on.keep)
+        with ThreadPoolExecutor(1) as pool:
+            for array in (weight, y.array()):
+                error = pool.submit(lambda array=array: array + 0).exception()
+                assert isinstance(error, AssertionError) == (not waits)
+
+    def test_memory_that_is_let_go_too_early_would_be_seen(self) -> None:
+        device = Late(64 * KB)
+        arrays = [device.to_device(BLOCK)]
+        device.synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: arrays[0] + 0).result()
+            arrays.clear()
+            assert len(device.early) == 1
 
 
 class TestTurns:

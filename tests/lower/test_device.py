@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask
@@ -255,6 +258,32 @@ def test_a_failing_node_is_named_as_on_the_host(on: Residency) -> None:
     model = model_of(nodes, {"x": ["a", "b"], "z": ["c", "d"]}, ["y"])
     with pytest.raises(RuntimeError, match=r"node 'product' \(MatMul"):
         computed(model, {"x": X, "z": X})
+
+
+def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a residency of its own would take the memory several times."""
+    start = threading.Barrier(4, timeout=5)
+
+    def found() -> StandIn:
+        time.sleep(0.05)  # as CuPy's import takes
+        return StandIn()
+
+    def asks(_: int) -> Residency | None:
+        start.wait()
+        return devices.current()
+
+    def slowly(device: StandIn) -> Residency:
+        time.sleep(0.05)  # as the driver takes to tell its free memory at first
+        return Residency(device)
+
+    monkeypatch.setattr(devices, "_found", found)
+    monkeypatch.setattr(devices, "residency_of", slowly)
+    monkeypatch.setattr(devices, "_chosen", False)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(asks, range(4)))) == 1
+    finally:
+        devices.use(None)
 
 
 @pytest.mark.parametrize(

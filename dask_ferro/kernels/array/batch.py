@@ -3,7 +3,8 @@
 A small product leaves most of a GPU idle (512 x 512 fills 16 of an A100's 108 multiprocessors) and costs a launch
 of its own.  Products on the same level of a bundle are independent; those of equal shapes become one call: with a
 common right factor, one taller product; otherwise a stack.  A factor beyond 4 MiB fills the device alone, and the
-copies that a stack needs would be lost.  A stack takes 64 MiB at most: a larger group is cut.
+copies that a stack needs would be lost.  A stack takes 64 MiB at most: a larger group is cut.  What a group's place
+keeps alive is bounded too (`order`).
 """
 
 from __future__ import annotations
@@ -14,29 +15,30 @@ from math import prod
 from typing import Any
 
 from .kernel import Array, Fn, Op
+from .order import ordered
 from .unit import Unit
 
 _FACTOR_BYTES = 4 << 20
 _STACK_BYTES = 64 << 20
 
 
-def batch(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units with independent products of equal shapes as one, in an order in which each can run."""
+def batch(units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
+    """Return the units with independent products of equal shapes as one, in an order in which each can run.
+
+    `outputs` are the values that live until the end.
+    """
     level = _levels(units)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i, unit in enumerate(units):
         shapes = _shapes(unit)
         if shapes is not None:
             groups[level[i], shapes].append(i)
-    many = {members[0]: members for members in groups.values() if len(members) > 1}
+    many = [members for members in groups.values() if len(members) > 1]
     if not many:
         return list(units)
-    inside = {i for members in many.values() for i in members}
-    order = sorted(range(len(units)), key=lambda i: (level[i], i))
     return [
-        _together([units[k] for k in many[i]]) if i in many else units[i]
-        for i in order
-        if i in many or i not in inside
+        _together([units[k] for k in step]) if len(step) > 1 else units[step[0]]
+        for step in ordered(units, many, outputs)
     ]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.kernels.exhausted import ran_out
 from dask_ferro.kernels.watch import Watch
 
 from .batch import batch
@@ -153,7 +154,7 @@ class BoundProgram:
             "left out" if a is None else f"{name}: {_type_of(scope.get(a, scope.get(_twin(a))))}"
             for a, name in zip(step.arguments, step.unit.inputs, strict=True)
         ]
-        kind = MemoryError if isinstance(error, MemoryError) else RuntimeError
+        kind = MemoryError if ran_out(error) else RuntimeError
         node = step.unit.node
         return kind(
             f"node {node.name!r} ({node.op_type}, opset {self.program.opset}) failed: "
@@ -194,7 +195,7 @@ def compile(
     """
     units = units_of(nodes, opset)
     if on_device:
-        units = batch(fuse(mark(units, weights), outputs, weights, opset))
+        units = batch(fuse(mark(units, weights), outputs, weights, opset), outputs)
     names = _Names(inputs, weights)
     arguments_of, results_of = [], []
     for unit in units:
