@@ -7,7 +7,10 @@ pipeline   schedules of 4 stages on 4 worker processes, actions that sleep 100 m
            of a step, from submission to gradients; the span from the first action to the last beside the closed form
            of the schedule; the bubble, and the step of GPipe divided by that of the schedule.
 
-Sleeps take no CPU, so the schedule shows itself on any number of cores.  Everything runs in processes, over TCP.
+tensor, overlap, collectives   of sharding, with real kernels: `parallel_sharding.py` says what.
+
+The sleeps of `pipeline` take no CPU, so the schedule shows itself on any number of cores.  Everything runs in
+processes, over TCP.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
+import parallel_sharding as sharding  # noqa: E402
 from distributed import Client, get_task_stream  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
@@ -173,6 +177,9 @@ def show_pipeline(record: dict[str, Any]) -> None:
 
 PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
     "pipeline": (pipeline, show_pipeline),
+    "tensor": (sharding.tensor, sharding.show_tensor),
+    "overlap": (sharding.overlap, sharding.show_overlap),
+    "collectives": (sharding.collectives, sharding.show_collectives),
 }
 
 

@@ -171,7 +171,7 @@ def test_interrupted_demo_leaves_no_process_and_no_traceback(tmp_path):
 def test_train_parallel(tmp_path):
     out = run("train_parallel.py", "--epochs", "2", cwd=tmp_path)
     apart = dict(re.findall(r"^(\S.*?)  +8 steps, .* at most (\S+) apart", out, re.MULTILINE))
-    assert list(apart) == ["one worker", "data", "tensor", "data x tensor"]
+    assert list(apart) == ["one worker", "data", "tensor", "data x tensor", "pipeline"]
     assert max(map(float, apart.values())) < 1e-12
 
 
@@ -180,7 +180,7 @@ def test_transformer_in_columns_rows_and_stages(tmp_path):
     out = run("transformer_tp_pp.py", cwd=tmp_path)
     assert "tensor parallel on 2 workers: {'AllReduce': 7}" in out
     apart = [float(number) for number in re.findall(r"(\S+) apart", out)]
-    assert len(apart) == 2
+    assert len(apart) == 3
     assert max(apart) < 1e-12
 
 

@@ -73,7 +73,7 @@ def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], 
     if any(one.task.status != "finished" for one in registrations):
         raise CancelledError
     names = [one.name for one in registrations]
-    held = {name: Future(name, client=client) for name in names}
+    held: dict[str, Any] = {name: Future(name, client=client) for name in names}
     client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
     data = {key: held[one.name] for key, one in kept.items()}
     return data, {**{key: held[one.name] for key, one in copies.items()}, **arrays}
@@ -146,5 +146,6 @@ def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelG
 def _feed(key: str, copy: Any, client: Any) -> Feed:
     """A copy on its way: a future as it is, an array sent to the workers."""
     if isinstance(copy, Future):
-        return Feed(KeySeries(one=copy.key), {copy.key: {copy.key: copy}}, {copy.key: set()}, copy.key)
+        name = str(copy.key)
+        return Feed(KeySeries(one=name), {name: {name: copy}}, {name: set()}, name)
     return sent(f"{key}-again", [copy], client)

@@ -27,7 +27,7 @@ from dask_ferro import config
 from dask_ferro.graph.apply import Applied
 from dask_ferro.graph.cost import CPU, costs, seconds
 from dask_ferro.graph.load import Limits, Loaded, load
-from dask_ferro.graph.segments import is_collective
+from dask_ferro.graph.segments import Cut, is_collective
 from dask_ferro.graph.shapes import infer
 from dask_ferro.graph.shard_parts import Port, Spmd
 from dask_ferro.kernels.route import check, support
@@ -83,8 +83,7 @@ class Ranks:
         self._opened = _Opened(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
         self._source = source(loaded.model, self._opened.ref, rows, each)
-        pieces = self._source.pieces
-        self._sites = {piece.site for piece in (*pieces.segments, *pieces.buckets)}
+        self._sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         remember(self._opened.ref, loaded)
 
     @classmethod
@@ -101,6 +100,11 @@ class Ranks:
         Parameters and errors are those of `Applied.spmd`.
         """
         return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
+
+    @property
+    def pieces(self) -> Cut:
+        """The graph's segments and buckets."""
+        return self._source.pieces
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, ShardedArray]:
         """Return the outputs by name, lazily.

@@ -18,6 +18,7 @@ from dask_ferro.graph.placements import Replicate, Shard
 from dask_ferro.graph.plan_file import read_plan
 from dask_ferro.graph.redistribute import Mesh
 from dask_ferro.graph.signal import signal, with_regions
+from dask_ferro.graph.site import DEVICE, STAGE, WORKERS
 from dask_ferro.graph.tensor import argument
 from dask_ferro.graph.tensor_model import to_model
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
+from pathlib import Path
 
 import dask
 import dask.array as da
@@ -25,11 +27,14 @@ from dask_ferro.graph.redistribute import Mesh
 from dask_ferro.graph.segments import Bucket, cut
 from dask_ferro.graph.shapes import infer
 from dask_ferro.graph.shard import propagate
+from dask_ferro.graph.signal import signal as under
+from dask_ferro.graph.site import sites
 from dask_ferro.graph.spmd import lower
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build, to_model
 from dask_ferro.lower.exchange import Name, exchange, form
-from dask_ferro.lower.spmd import Ranks, gather, whole
+from dask_ferro.lower.sharded import gather, whole
+from dask_ferro.lower.spmd import Ranks
 
 R, S = Replicate(), Shard
 RNG = np.random.default_rng(3)
@@ -103,6 +108,19 @@ def test_a_tree_of_20_terms_is_what_a_star_gives(reduction):
     star = exchanged("AllReduce", "star", terms, reduction=reduction)[0]
     for got in exchanged("AllReduce", "tree", terms, reduction=reduction):
         np.testing.assert_allclose(got, star, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("chosen", ["star", "tree", "exchange"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_terms_in_half_precision_are_rounded_once(chosen, dtype, reduction):
+    # In either, 1 is lost beside 4096: terms added one by one would give 4096.
+    kind = ir.DataType[dtype.upper()].numpy()
+    terms = [np.full(20, 4096, kind), *(np.ones(20, kind) for _ in range(64))]
+    wanted = np.asarray(4160 / (65 if reduction == "mean" else 1), np.float32).astype(kind)
+    for got in exchanged("AllReduce", chosen, terms, reduction=reduction):
+        assert got.dtype == kind
+        np.testing.assert_array_equal(got.astype(np.float32), wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -243,8 +261,9 @@ def test_buckets_are_closed_at_their_size(step):
         pytest.param(
             {"x": np.zeros((8, 16), "f4")}, "input 'x': got float32, wanted float64", id="a dtype is"
         ),
+        pytest.param({"x": [[1.0]]}, "input 'x': got list, wanted an array", id="an input is a list"),
         pytest.param(
-            {"x": da.zeros((8, 16))}, "input 'x': got Array, wanted an array", id="an input is lazy"
+            {"x": da.zeros((8, 3))}, "input 'x': want shape (8, 16), got a dask", id="a lazy one's shape is"
         ),
     ],
 )
@@ -286,29 +305,269 @@ def test_parts_become_the_whole(kinds, rows):
     np.testing.assert_array_equal(whole([parts[n] for n in port.parts], layout, (2, 2)), array)
 
 
+def test_a_model_from_a_file_is_sharded():
+    path = Path(__file__).parents[2] / "examples" / "models" / "digits_mlp.onnx"
+    plan = {"mesh": {"data": 2}, "inputs": {"image": 0}}
+    images = RNG.integers(0, 17, (8, 64)).astype(np.float32)
+    got = gather(Ranks.of(apply(path, plan), dims={"N": 8})({"image": images}), scheduler="sync")
+    wanted = from_onnx(path)(images).compute(scheduler="sync")
+    np.testing.assert_allclose(next(iter(got.values())), wanted, rtol=1e-5)
+
+
+class TestDaskArrays:
+    def ranks(self, *axes, **mesh):
+        x = argument("x", (8, 6), np.float64)
+        model = to_model(x * 2.0)
+        plan = propagate(model, infer(model), Mesh(mesh), {"x": {a: S(d) for d, a in enumerate(axes)}})
+        return Ranks(lower(plan))
+
+    def test_chunks_that_are_shards_are_read_as_they_are(self):
+        whole = np.arange(48.0).reshape(8, 6)
+        x = da.from_array(whole, chunks=(4, 3))
+        y = self.ranks("a", "b", a=2, b=2)({"x": x})["y"]
+        np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
+        assert not any("rechunk" in name for name in y.graph.layers)
+        read = set().union(*(task.dependencies for key, task in dict(y.graph).items() if "spmd" in key[0]))
+        assert {key for key in read if key[0] == x.name} == {(x.name, i, j) for i in (0, 1) for j in (0, 1)}
+
+    def test_others_are_cut_anew(self):
+        whole = np.arange(48.0).reshape(8, 6)
+        y = self.ranks("a", a=2)({"x": da.from_array(whole, chunks=(3, 2))})["y"]
+        assert any("rechunk" in name for name in y.graph.layers)
+        np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
+
+    def test_one_that_every_rank_reads_whole_is_one_chunk(self):
+        whole = np.arange(48.0).reshape(8, 6)
+        y = self.ranks(a=2)({"x": da.from_array(whole, chunks=(8, 3))})["y"]
+        np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
+
+
+def staged(trains=False):
+    """Two layers under signals, in column-row form."""
+    rng = np.random.default_rng(5)
+    x = argument("x", (4, 8), np.float64)
+    w = {
+        "w1": asarray(rng.standard_normal((8, 6)), name="w1"),
+        "w2": asarray(rng.standard_normal((6, 8)), name="w2"),
+    }
+    with under("one"):
+        h = nn.relu(x @ w["w1"])
+    with under("two"):
+        y = h @ w["w2"]
+    if not trains:
+        return to_model({"h": h, "y": y})
+    loss = (y * y).mean()
+    return to_model({"loss": loss, **{f"d {name}": g for name, g in grad(loss, w).items()}})
+
+
+STAGES = {
+    "one": {"shard": {"w1": 1}, "stage": 0, "workers": [0, 1]},
+    "two": {"shard": {"w2": 0}, "stage": 1, "workers": [3, 2], "device": "gpu"},
+}
+X = np.arange(32.0).reshape(4, 8)
+
+
+class TestStages:
+    @pytest.mark.parametrize("tensor", [1, 2])
+    def test_stages_wait_for_each_other_and_never_in_a_circle(self, tensor):
+        plan = {name: {"shard": region["shard"], "stage": region["stage"]} for name, region in STAGES.items()}
+        model = staged(trains=True)
+        ranks = Ranks.of(apply(model, {"mesh": {"tensor": tensor}, **plan}))
+        wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
+        for name, got in gather(ranks({"x": X}), scheduler="sync").items():
+            np.testing.assert_allclose(got, wanted[name], rtol=1e-12)
+
+    def test_a_node_without_a_region_goes_with_what_it_reads(self):
+        model = apply(staged(trains=True), {"one": {"stage": 0}, "two": {"stage": 1}}).model
+        found = {node.op_type: site.stage for node, site in sites(list(model.graph)).items()}
+        assert found["ReduceMean"] == 1
+
+    def test_a_device_is_required_of_its_tasks_alone(self):
+        graph = Ranks.of(apply(staged(), STAGES))({"x": X})["y"].graph
+        layer = next(layer for name, layer in graph.layers.items() if name.startswith("spmd-"))
+        wanted = {key: layer.annotations["ferro"](key) for key in layer if key[0].startswith("spmd-segment")}
+        assert sorted(wanted.values(), key=str) == [{"require": "gpu"}] * 2 + [{}] * 2
+
+    @pytest.mark.cluster
+    @pytest.mark.parametrize("numbered", [True, False])
+    def test_a_stage_runs_on_its_workers(self, numbered):
+        from distributed import Client, LocalCluster, futures_of
+
+        plan = {"mesh": {"tensor": 2}}
+        for name, region in STAGES.items():
+            left_out = {"device"} if numbered else {"device", "workers"}
+            plan[name] = {key: value for key, value in region.items() if key not in left_out}
+        with (
+            LocalCluster(
+                n_workers=4, threads_per_worker=1, dashboard_address=None, processes=False
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            known = client.scheduler_info(n_workers=-1)["workers"]
+            order = sorted(known, key=lambda address: known[address]["name"])
+            model = staged()
+            out = Ranks.of(apply(model, plan))({"x": X})
+            h, y = dask.persist(out["h"], out["y"])
+            wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
+            np.testing.assert_allclose(y.compute(), wanted["y"], rtol=1e-12)
+            held = {future.key: client.who_has([future])[future.key] for future in futures_of((h, y))}
+            first, second = order[:2], order[3:1:-1] if numbered else order[2:]
+            # What the first stage made has been fetched by the second, rank by rank.
+            assert [set(held[key]) for key in h.keys] == [
+                set(pair) for pair in zip(first, second, strict=True)
+            ]
+            assert {worker for key in y.keys for worker in held[key]} <= set(second)
+            plan["two"]["workers"] = [3, 4]
+            with pytest.raises(ConfigError, match=r"the cluster has no \[4\]"):
+                Ranks.of(apply(model, plan))({"x": X})
+
+
 # On workers.
+
+
+def processes(workers):
+    from distributed import LocalCluster
+
+    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+
+
+def eventually(holds):
+    """Wait for what has to become true."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def killed_during(client, begin):
+    """Kill a worker in the middle of what `begin` starts, and return its result.
+
+    The worker stands still from the start, so that it has work to do when it dies, whatever the others did.
+    """
+    pids = client.run(os.getpid)
+    victim = min(pids)
+    os.kill(pids[victim], signal.SIGSTOP)
+    started = begin()
+    eventually(lambda: client.processing([victim])[victim])
+    os.kill(pids[victim], signal.SIGKILL)
+    return started
 
 
 @pytest.mark.cluster
 def test_a_worker_that_is_killed_in_a_step_changes_no_bit(step):
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     ranks = Ranks(step.spmd(tensor=2))
     wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 3)
     found, inputs = [], {**step.batch, **step.start}
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=60) as cluster,
-        Client(cluster) as client,
-    ):
+    with processes(2) as cluster, Client(cluster) as client:
         for number in range(3):
             out = ranks(inputs)
-            out = dict(zip(out, dask.persist(*out.values()), strict=True))
-            if number == 1:  # what it holds of the first step is lost with it, and half of this one
-                pids = client.run(os.getpid)
-                os.kill(pids[min(pids)], signal.SIGKILL)
+
+            def begin(out=out):
+                return dict(zip(out, dask.persist(*out.values()), strict=True))
+
+            # What it holds of the first step is lost with it, and half of this one.
+            out = killed_during(client, begin) if number == 1 else begin()
             found.append(float(out["loss"].compute()))
             inputs = step.next(out)
     assert found == wanted
+
+
+class Regression:
+    """A training step with a batch that is too large to travel in a graph, 8.4 MB."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        x, t = argument("x", (512, 2048), np.float64), argument("t", (512, 4), np.float64)
+        w = {"w": asarray(rng.standard_normal((2048, 4)), name="w")}
+        loss = nn.mse(x @ w["w"], t)
+        new, _ = SGD(0.5).step(w, grad(loss, w), {})
+        built = build({"loss": loss, "new": new["w"]}, [x, t, *w.values()])
+        model = built.model
+        given = {"x": {"data": S(0)}, "t": {"data": S(0)}}
+        self.ranks = Ranks(lower(propagate(model, infer(model), Mesh({"data": 2}), given)))
+        self.start = built.bound
+
+    def batch(self, number):
+        rng = np.random.default_rng(number)
+        return {"x": rng.standard_normal((512, 2048)), "t": rng.standard_normal((512, 4))}
+
+    def losses(self, steps):
+        found, inputs = [], dict(self.start)
+        for number in range(steps):
+            out = gather(self.ranks({**self.batch(number), **inputs}), scheduler="sync")
+            found.append(float(out["loss"]))
+            inputs = {"w": out["new"]}
+        return found
+
+
+@pytest.fixture(scope="module")
+def regression():
+    return Regression()
+
+
+@pytest.mark.cluster
+def test_large_inputs_that_die_with_their_worker_are_sent_again(regression):
+    from distributed import Client
+
+    found, inputs = [], dict(regression.start)
+    with processes(2) as cluster, Client(cluster) as client:
+        for number in range(4):
+            out = regression.ranks({**regression.batch(number), **inputs})
+
+            def begin(out=out):
+                return dict(zip(out, dask.persist(*out.values()), strict=True))
+
+            out = killed_during(client, begin) if number == 2 else begin()
+            found.append(float(out["loss"].compute()))
+            inputs = {"w": out["new"]}
+    assert found == regression.losses(4)
+
+
+@pytest.mark.cluster
+def test_an_array_that_was_changed_since_is_not_sent_again_for_what_it_was(regression):
+    from distributed import Client
+
+    with processes(2) as cluster, Client(cluster) as client:
+        batch = regression.batch(0)
+        out = regression.ranks({**batch, **regression.start})["loss"]
+
+        def begin():
+            batch["x"][:] = 0
+            return out.persist()
+
+        loss = killed_during(client, begin)
+        with pytest.raises(ConfigError, match="have been changed since"):
+            loss.compute()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
+    from distributed import Client
+
+    ranks = Ranks(step.spmd(tensor=2))
+    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 30)
+    found, inputs, tasks = [], {**step.batch, **step.start}, []
+    with (
+        dask.config.set({"ferro.ranks.checkpoint-calls": 5}),
+        processes(workers) as cluster,
+        Client(cluster) as client,
+    ):
+        for number in range(30):
+            out = ranks(inputs)
+            out = dict(zip(out, dask.persist(*out.values()), strict=True))
+            found.append(float(out["loss"].compute()))
+            inputs = step.next(out)
+            tasks.append(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+            if number == 22:  # two steps after a cut; it takes parameters along, and their steps since
+                pids = client.run(os.getpid)
+                victim = min(pids)
+                os.kill(pids[victim], signal.SIGKILL)
+                eventually(lambda gone=victim: gone not in client.scheduler_info(n_workers=-1)["workers"])
+    assert found == wanted
+    assert max(tasks[6:]) <= max(tasks[:6]) + 20, tasks  # a cut's own tasks
 
 
 @pytest.mark.cluster
