@@ -15,7 +15,7 @@ Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, prod
 from typing import NamedTuple
 
@@ -134,17 +134,22 @@ def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, Site]) -> dict[ir.
 
 
 def _grouped(
-    nodes: Iterable[ir.Node],
+    nodes: Sequence[ir.Node],
     waits: Mapping[ir.Node, int],
     where: Mapping[ir.Node, Site],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
-    """Collectives by bucket: by how many others they wait for, then by where the first of each stands."""
+    """Collectives by bucket: by how many others they wait for, then by how soon what they exchange can be there.
+
+    So the gradients of the last layers are under way while those of the first are computed, wherever they stand.
+    """
+    found: dict[ir.Node, int] = {}  # the longest chain of nodes before each
+    for node in nodes:
+        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
+        found[node] = max((found[maker] + 1 for maker in makers), default=0)
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int]] = {}
-    for node in nodes:
-        if not is_collective(node):
-            continue
+    for node in sorted(filter(is_collective, nodes), key=found.__getitem__):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
         group, held = filling.get(key, ([], inf))

@@ -249,7 +249,14 @@ def test_what_no_collective_waits_for_is_not_with_what_one_does(step):
 def test_buckets_are_closed_at_their_size(step):
     model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
     assert len(cut(model, bucket_bytes=0).buckets) == 4
-    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [1, 3]
+    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [2, 1, 1]
+
+
+def test_the_gradients_that_are_there_first_are_exchanged_first(step):
+    model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
+    shapes = {value.name: value.shape.numpy() for node in model.graph for value in node.outputs}
+    order = [shapes[name] for bucket in cut(model, bucket_bytes=0).buckets for name in bucket.reads[0]]
+    assert order.index((32, 4)) < order.index((16, 32))  # of the second layer, then of the first
 
 
 @pytest.mark.parametrize(
