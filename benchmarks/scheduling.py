@@ -13,6 +13,7 @@ steals     from the scheduler's own log of them; moved: bytes that workers sent 
 CPU        of the scheduler's thread, per task; with --in-process the workers' messages are in it.
 tick       one step of the stealing policy, snapshot included, on 20,000 tasks; no cluster.
 no-op      10,000 tasks that do nothing.
+floor      100 x 20 ms a worker that nobody has to place, under stock Dask: what no policy gets below on this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ STOCK = "stock"
 CONTENDERS = (STOCK, "no-stealing", "ferro")
 # Our placement alone: what stealing adds to it, as the paper on PaRSEC has it, is seen on its own workload.
 PLACING = "ferro-placing"
-OTHERS = ("tick", "no-op")
+OTHERS = ("tick", "no-op", "floor")
 SIMULATED = {STOCK: "stock", "no-stealing": "stock-none", PLACING: "none", "ferro": "informed"}
 TOY: Mapping[str, Mapping[str, Any]] = {
     "cholesky": {"nt": 3, "seconds": 0.01},
@@ -331,6 +332,30 @@ def show_tick(record: Mapping[str, Any]) -> None:
     )
 
 
+def floor(sites: Sequence[Site], rounds: int, each: int, seconds: float = 0.02) -> dict[str, Any]:
+    """Time tasks without inputs that sleep, so many for each worker, over the sum that each sleeps."""
+    over = {}
+    for site in sites:
+        with contenders((STOCK,), site) as running:
+            client = running[STOCK].client
+            naps = [seconds] * (each * site.workers)
+            taken = []
+            for _ in range(rounds + 1):
+                start = time.perf_counter()
+                client.gather(client.map(time.sleep, naps, pure=False))
+                taken.append(time.perf_counter() - start)
+            over[site.workers] = measure.Summary.of([s / (each * seconds) for s in taken[1:]])
+    return {"each": each, "seconds": seconds, "over_sum": over}
+
+
+def show_floor(record: Mapping[str, Any]) -> None:
+    rows = [
+        (str(n), f"{o.median:.3f}", f"{o.low:.2f} to {o.high:.2f}") for n, o in record["over_sum"].items()
+    ]
+    title = f"floor: {record['each']} x {1e3 * record['seconds']:g} ms a worker, stock Dask"
+    measure.show(title, ("workers", "makespan / sum", "spread"), rows)
+
+
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
@@ -366,7 +391,12 @@ class Bench(NamedTuple):
 
     def results(self, names: Sequence[str]) -> dict[str, Any]:
         """Measure what is asked for, print it as it comes, and return it."""
-        own = {"straggler": self._straggler, "scale-up": self._scale_up, "tick": self._tick}
+        own = {
+            "straggler": self._straggler,
+            "scale-up": self._scale_up,
+            "tick": self._tick,
+            "floor": self._floor,
+        }
         found = {name: own[name]() for name in names if name in own}
         shared = [name for name in names if name not in own]
         workers = 2 if self.toy else WORKERS
@@ -420,6 +450,12 @@ class Bench(NamedTuple):
     def _tick(self) -> dict[str, Any]:
         record = tick(tasks=2_000, repeats=5) if self.toy else tick()
         show_tick(record)
+        return record
+
+    def _floor(self) -> dict[str, Any]:
+        sites = [Site(workers, self.processes) for workers in ((1, 2) if self.toy else (1, WORKERS))]
+        record = floor(sites, self.rounds, 5 if self.toy else 100)
+        show_floor(record)
         return record
 
     def _about(self, name: str) -> Note:

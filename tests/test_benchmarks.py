@@ -135,13 +135,14 @@ def test_memory_at_toy_size(tmp_path):
 def test_scheduling_at_toy_size(tmp_path):
     printed, record = toy("scheduling.py", tmp_path / "record.json", "--in-process")
     results = record["results"]
-    assert set(results) == {"scale-up", "straggler", "tick", "cholesky", "pinned", "no-op"}
+    assert set(results) == {"scale-up", "straggler", "tick", "cholesky", "pinned", "no-op", "floor"}
+    assert min(o["median"] for o in results["floor"]["over_sum"].values()) > 1
     for name in ("scale-up", "straggler", "cholesky", "pinned"):
         assert set(results[name]["contenders"]) == {"stock", "no-stealing", "ferro"}
     assert results["pinned"]["contenders"]["no-stealing"]["confirmed"]["median"] == 0
     assert results["cholesky"]["contenders"]["ferro"]["simulated"] > results["cholesky"]["bound"]
     assert results["tick"]["moves"] > 0
-    for name in ("makespan / bound", "tick:", "no-op:"):
+    for name in ("makespan / bound", "tick:", "no-op:", "floor:"):
         assert name in printed
 
 
