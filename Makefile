@@ -43,6 +43,8 @@ bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON 
 	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
 	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
+	$(BIN)/python benchmarks/heterogeneous.py --json benchmarks/results/heterogeneous.json
+	$(BIN)/python benchmarks/parallel.py --json benchmarks/results/parallel.json
 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
