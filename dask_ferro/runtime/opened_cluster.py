@@ -43,11 +43,11 @@ def connected(address: str) -> Iterator[tuple[Client, Place]]:
     ConfigError
         For an address where no scheduler answers, or one without workers.
     """
-    try:
-        client = Client(address, timeout=f"{_CONNECT_S}s")
+    try:  # a client that cannot connect would stay the process's default one
+        client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
-    with client:
+    with client, client.as_current():
         try:
             client.wait_for_workers(1, timeout=_WORKERS_S)
         except TimeoutError:

@@ -3,6 +3,7 @@
 import sys
 from itertools import pairwise
 
+import distributed
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -87,6 +88,8 @@ def test_an_address_that_leads_nowhere_is_named(address, monkeypatch):
     with pytest.raises(ConfigError, match="cannot connect") as caught:
         trial(Request(dag="wide", scheduler=address))
     assert address in str(caught.value)
+    with pytest.raises(ValueError, match="No client"):
+        distributed.default_client()
 
 
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
