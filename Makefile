@@ -22,9 +22,13 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
+# Workers in one process count all that it holds as theirs, so their tests get a small one. Both parts always run.
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
-	$(BIN)/python -m pytest -q tests/runtime/test_leaving.py # in a small process: its workers count it as their memory
-	$(BIN)/python -m pytest -m "not soak" --ignore tests/runtime/test_leaving.py -n 2 --dist loadfile --no-loadscope-reorder
+	@status=0; set -x; \
+	$(BIN)/python -m pytest -q tests/runtime/test_leaving.py || status=$$?; \
+	$(BIN)/python -m pytest -m "not soak" --ignore tests/runtime/test_leaving.py -n 2 --dist loadfile \
+	    --no-loadscope-reorder || status=$$?; \
+	exit $$status
 
 check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
 	$(BIN)/ruff check .

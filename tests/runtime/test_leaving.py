@@ -19,7 +19,12 @@ import dask_ferro as ff
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.roster import Roster
 
-CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+CHECKED = {
+    "distributed.scheduler.validate": True,
+    "distributed.worker.validate": True,
+    # Workers in one process would pause for what another one holds.
+    "distributed.worker.memory.pause": False,
+}
 MB = 2**20
 RAN: Counter[str] = Counter()
 
