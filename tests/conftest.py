@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import dask
 import distributed
 import pytest
 
 import dask_ferro as ff
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler_is_left_behind() -> Iterator[None]:
+    """Clients that close in another order than they were opened in leave Dask's `scheduler` setting behind."""
+    before = dask.config.get("scheduler", None)
+    yield
+    if dask.config.get("scheduler", None) != before:
+        dask.config.set(scheduler=before)
 
 
 @pytest.fixture(scope="session")

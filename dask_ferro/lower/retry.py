@@ -7,34 +7,33 @@ who sent it can send it again.  Seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-_TRIES = 3  # each takes another worker's death
-# What was lost with a worker is told in one batch of messages, of which the first wakes the caller: the rest are read
-# within this time.
-_TOLD_S = 0.05
+# What was lost with a worker is told in messages, of which the first wakes the caller; before it runs again it reads
+# the rest for so long.  On a busy machine they come in waves, and another worker may die meanwhile.
+_WAITS_S = (0.05, 0.2, 0.5, 1.0)
 
 
-def retried(run: Callable[[], Any], renew: Callable[[], Any], tries: int = _TRIES) -> Any:
+def retried(run: Callable[[], Any], renew: Callable[[], Any], waits: Sequence[float] = _WAITS_S) -> Any:
     """Return `run()`; where Dask cancels it since data were lost, `renew()` them and run again.
 
     Parameters
     ----------
     run, renew : callable
-    tries : int
-        How often it runs at most.
+    waits : sequence of float
+        Seconds before each time that it runs again.
 
     Raises
     ------
     CancelledError
         Of the last try.
     """
-    for _ in range(tries - 1):
+    for wait in waits:
         try:
             return run()
         except CancelledError:
-            time.sleep(_TOLD_S)
+            time.sleep(wait)
             renew()
     return run()
