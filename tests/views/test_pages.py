@@ -599,7 +599,8 @@ def test_axes_are_fitted_to_a_graph_without_edges() -> None:
 
 def test_bytes_of_a_device_count_once_and_not_in_its_host() -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
-        for number, ws in enumerate(scheduler.workers.values()):
+        in_turn = sorted(scheduler.workers.values(), key=lambda ws: str(ws.name))  # however they joined
+        for number, ws in enumerate(in_turn):
             gpu = {
                 "device": "0" if number < 2 else "1",
                 "used": 10_000 + number,
