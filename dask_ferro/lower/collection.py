@@ -27,6 +27,7 @@ from dask_ferro.lower.inputs import current_client, is_dask_array, row_chunks, w
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.lowering import Lowered, lower
 from dask_ferro.lower.opened import Opened, Sized
+from dask_ferro.lower.outputs import together_by_name
 from dask_ferro.lower.render import as_html, as_text
 from dask_ferro.lower.signature import (
     ValueSpec,
@@ -409,7 +410,7 @@ def assemble(
         join([value if index < 0 else value[index] for value in results[series]], along)
         for (series, index), along in zip(places, gives, strict=True)
     ]
-    return joined[0] if len(names) == 1 else dict(zip(names, joined, strict=True))
+    return joined[0] if len(names) == 1 else together_by_name(dict(zip(names, joined, strict=True)))
 
 
 def _checked_batch(batch: Any, title: str) -> int | None:

@@ -110,12 +110,11 @@ class Lowered:
         lists = [[self.series[b].at(c) for c in range(self.chunks)] for b in self._last]
         return lists[0] if self.is_single else lists
 
-    @property
+    @cached_property
     def assembly(self) -> tuple[Any, ...]:
         """Arguments of `assemble` after the results."""
-        places = tuple(
-            (self._last.index(s.bundle), s.place if self.widths[s.bundle] > 1 else -1) for s in self.sources
-        )
+        number = {bundle: i for i, bundle in enumerate(self._last)}
+        places = tuple((number[s.bundle], s.place if self.widths[s.bundle] > 1 else -1) for s in self.sources)
         return tuple(s.name for s in self.signature.outputs), places, self.signature.gives
 
     def with_output(self, graph: HighLevelGraph, index: int) -> HighLevelGraph:

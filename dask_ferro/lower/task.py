@@ -26,6 +26,7 @@ from dask_ferro.kernels.route import Engine
 from dask_ferro.lower import device
 from dask_ferro.lower.about import Told, told
 from dask_ferro.lower.device_engines import chosen
+from dask_ferro.lower.outputs import together, together_by_name
 from dask_ferro.lower.threads import intra_op_threads
 
 # Opened models map their weights, so a few cost little; one that travelled as a copy holds it.
@@ -125,8 +126,8 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
         error.add_note(_situation(model, bundle, arrays))
         raise
     if bundle.by_name:
-        return dict(zip(bundle.outputs, results, strict=True))
-    return results[0] if len(results) == 1 else results
+        return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
+    return results[0] if len(results) == 1 else together(results)
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
