@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import dask
 import distributed
 import pytest
+from hypothesis import HealthCheck, settings
 
 import dask_ferro as ff
+
+# How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
+settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machines")
 
 
 @pytest.fixture(autouse=True)
