@@ -117,6 +117,7 @@ class Elastic(Adaptive):
         self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
+        self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: scale.State = taken._state if taken else scale.State()
         self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
@@ -188,8 +189,11 @@ class Elastic(Adaptive):
                 plugin=dumps(roster.Roster()), name=roster.NAME, idempotent=True
             )
             self._registered = True
-        jobs = await self._pools.reconcile()
+        self._released.clear()
+        seen = await self._pools.reconcile()
         facts = await self.scheduler.ferro_roster()
+        # One that was released meanwhile is not leaving any more: it would count, and another one go for it.
+        jobs = [job for job in seen if job.name not in self._released]
         now = time()
         kept = [name for name, until in self._not_before.items() if now < until]
         staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
@@ -291,6 +295,7 @@ class Elastic(Adaptive):
                     )
                     return
             await self._pools.release([name])
+            self._released.add(name)
             self._not_before.pop(name, None)
         except Exception as error:  # noqa: BLE001 - the job is still there, and the next tick looks again
             self._not_before[name] = time() + _RETRY

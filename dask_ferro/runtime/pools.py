@@ -149,18 +149,26 @@ class SpecPools:
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Return the jobs of the specification, without those that ended by themselves."""
+        jobs = self._jobs()
+        ended = [name for name, job in jobs.items() if self._is_over(name, job, time())]
+        for name in ended:
+            logger.warning("dask_ferro: job %s ended by itself", name)
+            self.cluster.worker_spec.pop(name, None)
+            self._drop(str(name))
+        if ended:
+            await self._correct()
+            jobs = self._jobs()  # that took a while: others were released meanwhile, and are no jobs any more
+        return tuple(jobs.values())
+
+    def _jobs(self) -> dict[Any, SiteJob]:
+        """Return the jobs of the specification by their names in it, as they are now."""
         now = time()
         connected = {str(worker["name"]) for worker in self.cluster.scheduler_info["workers"].values()}
-        found = []
-        for order, (name, spec) in enumerate(list(self.cluster.worker_spec.items())):
+        found = {}
+        for order, (name, spec) in enumerate(self.cluster.worker_spec.items()):
             workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
-            job = self._job(str(name), workers, connected, order, now)
-            if self._is_over(name, job, now):
-                logger.warning("dask_ferro: job %s ended by itself", name)
-                await self._forget(name)
-            else:
-                found.append(job)
-        return tuple(found)
+            found[name] = self._job(str(name), workers, connected, order, now)
+        return found
 
     def request(self, pool: str, count: int) -> None:
         """Add jobs to the specification."""
@@ -247,11 +255,6 @@ class SpecPools:
             status = getattr(self.cluster.workers.get(name), "status", None)
             return status in (Status.closed, Status.closing, Status.failed)
         return job.name in self._seen and now - self._seen[job.name] > _LOST
-
-    async def _forget(self, name: Any) -> None:
-        self.cluster.worker_spec.pop(name, None)
-        self._drop(str(name))
-        await self._correct()
 
     def _drop(self, name: str) -> None:
         for book in (self._since, self._asked, self._seen):

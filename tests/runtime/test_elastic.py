@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Worker, wait
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Pool
+from dask_ferro.runtime import synthetic
 from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.staffing import staffed
+from dask_ferro.simulate.taskgraph import TaskGraph
+from dask_ferro.simulate.tiles import iterated_cholesky
 
+KB = 1024
 NOW = 1000.0
 IDLE = {
     "threads": 1, "status": "running", "idle_for": 7.0, "processing": 0, "nbytes": 100, "unique": 60, "free": 900,
@@ -151,6 +157,37 @@ def test_workers_follow_the_work_and_keep_what_they_made():
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("tile_bytes", [8 * KB, 256 * KB], ids=["light tiles", "heavy tiles"])
+def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_of_its_input(tile_bytes):
+    """No copies are made ahead: what a worker reads moves when it is read, at most once to each."""
+    graph = iterated_cholesky(nt=8, iterations=1, seconds=0.02, tile_bytes=tile_bytes)
+    held = TaskGraph("tiles", tuple(task for task in graph.tasks if task.kernel == "tile"))
+    with (
+        ff.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        tiles = synthetic.submit(client, held)
+        wait(tiles)
+        first = set(cluster.scheduler.workers)
+        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
+        until(lambda: count(client) == 4)
+        sent_ahead = sum(client.run(sent).values())
+        with ff.trace(client) as recorded:
+            wait(synthetic.submit(client, graph))
+        holders = client.who_has(tiles)
+        sent_then = sum(client.run(sent).values())
+    ran = [span for span in recorded.trace.spans if span.kind == "compute"]
+    joined = Counter(span.worker for span in ran if span.worker not in first)
+    assert len(ran) == len({span.key for span in ran}) == len(graph.tasks) - len(held.tasks)
+    assert len(joined) == 2
+    assert sum(joined.values()) >= len(ran) / 3  # a half of them is even
+    assert all(first & set(who) for who in holders.values())
+    assert sent_ahead == 0 < sent_then <= 3 * len(graph.tasks) * tile_bytes
+
+
+@pytest.mark.cluster
 def test_a_worker_that_dies_for_good_is_replaced():
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -189,6 +226,55 @@ def test_spec_pools_ask_under_names_that_none_had_before():
         assert len(set(names)) == 3
 
 
+def test_jobs_that_are_released_while_another_one_is_forgotten_are_none():
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
+        pools = SpecPools(cluster)
+        jobs = cluster.sync(forget_and_release, pools)
+        assert jobs == {str(name) for name in cluster.worker_spec}
+        assert len(jobs) == 1
+
+
+async def forget_and_release(pools: SpecPools) -> set[str]:
+    """One of four jobs ended by itself, and two are let go while the look that notices it ends what is left of it."""
+    pools.request("default", 4)
+    await pools.wait_submitted()
+    ended, *leaving = [job.name for job in await pools.reconcile()][:3]
+    await pools.cluster.workers[int(ended)].close()
+    while int(ended) in {worker["name"] for worker in pools.cluster.scheduler_info["workers"].values()}:
+        await asyncio.sleep(0.01)
+    seen, _ = await asyncio.gather(pools.reconcile(), pools.release(leaving))
+    return {job.name for job in seen}
+
+
+class SlowSite(SpecPools):
+    """A site that takes a second to answer."""
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        jobs = await super().reconcile()
+        await asyncio.sleep(1.0)
+        return jobs
+
+
+@pytest.mark.cluster
+def test_nobody_goes_in_the_place_of_one_that_went_while_the_site_was_asked():
+    with (
+        ff.LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        before = set(cluster.scheduler.workers)
+        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = SlowSite(cluster)
+        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.05)
+        until(lambda: count(client) == 2)
+        looks = len(elastic.decisions)
+        until(lambda: len(elastic.decisions) >= looks + 3)
+        assert count(client) == 2
+        assert set(cluster.scheduler.workers) < before
+        verbs = Counter(action.split()[0] for entry in elastic.decisions for action in entry["actions"])
+        assert verbs == {"drain": 1}
+
+
 async def request_and_release(pools: SpecPools, names: list[str]) -> None:
     pools.request("default", 1)
     await pools.wait_submitted()
@@ -214,3 +300,7 @@ def tries(dask_scheduler: Any) -> int:
         for name, prefix in dask_scheduler.task_prefixes.items()
         if name == "nap"
     )
+
+
+def sent(dask_worker: Worker) -> int:
+    return dask_worker.transfer_outgoing_bytes_total
