@@ -2,11 +2,13 @@
 
     python benchmarks/elastic.py                        # all of it; the parts on SLURM where one is configured
     python benchmarks/elastic.py --only gemm --rounds 1
+    python benchmarks/elastic.py --only cholesky --change 8:16 --change 16:16 --contender ferro --rounds 9
     eval "$(tests/slurm/slurm-up)"; python benchmarks/elastic.py --only bursts
 
 gemm       tile GEMM, iterated on the same tiles; in the third iteration the cluster grows from 8 workers by 2, 4, 8,
 cholesky   or shrinks from 16 by 2, 4, 8 (tables IV to VI of John and Milthorpe); Cholesky likewise.  The speed of the
-           iterations after it, over that of a run with so many workers throughout.  Tasks sleep; workers are local.
+           iterations after it, over that of a run with so many workers throughout, which comes just before it or just
+           after it.  "16 -> 16" changes nothing: its spread is that of the machine.  Tasks sleep; workers are local.
 bursts     8 bursts of 4 s of work, 6 s apart, on at most 6 one-thread jobs of a real SLURM.
 unknown    40 tasks of 5 s that nobody knows the length of, at most 12 jobs.
 full       a partition with room for four jobs, and work for twelve.
@@ -18,6 +20,7 @@ ran at once.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -33,128 +36,28 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import measure  # noqa: E402
-from dask._task_spec import List, Task, TaskRef  # noqa: E402
-from dask.highlevelgraph import HighLevelGraph  # noqa: E402
-from distributed import Adaptive, Client, Future, wait  # noqa: E402
+from distributed import Adaptive, Client, wait  # noqa: E402
+from iterated import Iterated, Tiles, tiles  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.scale import Parameters  # noqa: E402
-from dask_ferro.runtime import synthetic  # noqa: E402
 from dask_ferro.simulate.controllers import Scaling, StockAdaptive  # noqa: E402
 from dask_ferro.simulate.elastic import simulate_elastic  # noqa: E402
 from dask_ferro.simulate.pools import VirtualPool  # noqa: E402
-from dask_ferro.simulate.taskgraph import Key, TaskGraph, TaskSpec  # noqa: E402
-from dask_ferro.simulate.tiles import cholesky, gemm, iterated_gemm  # noqa: E402
+from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
+from dask_ferro.simulate.tiles import iterated_gemm  # noqa: E402
 
 CONTENDERS = ("stock", "ferro")
 TILED = ("gemm", "cholesky")
-CHANGES = ((8, 10), (8, 12), (8, 16), (16, 14), (16, 12), (16, 8))
-TOY_CHANGES = ((2, 3), (3, 2))
+# The last one is no change: it shows how far from 1 a ratio is by chance.
+CHANGES = ((8, 10), (8, 12), (8, 16), (16, 14), (16, 12), (16, 8), (16, 16))
+TOY_CHANGES = ((2, 3), (3, 2), (3, 3))
 ITERATIONS, BEFORE = 6, 2  # the resize comes in the third
 Note = Callable[[str], None]
+Change = tuple[int, int]
 
 
 # ---- resize: iterated tile algorithms ----------------------------------------------------------------------
-
-
-class Tiles(NamedTuple):
-    """An iterated workload: what is on the cluster before, and one iteration on it.
-
-    Attributes
-    ----------
-    roots : mapping of key to bytes
-        Tiles that are made once and stay.
-    graph : TaskGraph
-        One iteration; its tasks may read roots, and tiles of the iteration before.
-    carried : mapping of task to task
-        A task that reads the tile that another one left in the iteration before.
-    """
-
-    name: str
-    roots: Mapping[Key, int]
-    graph: TaskGraph
-    carried: Mapping[Key, Key]
-
-
-def tiles(name: str, toy: bool) -> Tiles:
-    """Return the workload: C += A B again and again, or the factorization of the same A again and again."""
-    seconds = 0.02 if toy else 0.06
-    size = 64 * 1024
-    if name == "gemm":
-        graph = gemm(3 if toy else 8, seconds, size)
-        roots = {t.key: t.nbytes for t in graph.tasks if t.kernel == "tile"}
-        products = [t for t in graph.tasks if t.key not in roots]
-        ends = {t.key[1:3]: t.key for t in products}  # the last of each chain
-        firsts = {
-            t.key: ends[t.key[1:3]] for t in products if not any(d not in roots for d in t.dependencies)
-        }
-        return Tiles(name, roots, TaskGraph(name, tuple(products)), firsts)
-    graph = cholesky(4 if toy else 12, seconds, size)
-    return Tiles(name, {}, graph, {})
-
-
-class Iterated:
-    """A workload on a client: each iteration is persisted, and the one before released."""
-
-    def __init__(self, client: Client, work: Tiles) -> None:
-        self.client, self.work = client, work
-        self._number = 0
-        self._roots: dict[Key, Future] = {}
-        self._tiles: dict[Key, Future] = {}
-        if work.roots:
-            made = {
-                ("root", *key): Task(("root", *key), synthetic.sleep, 0.002, size, None, List())
-                for key, size in work.roots.items()
-            }
-            futures = self._get(made, list(made))
-            self._roots = dict(zip(work.roots, futures, strict=True))
-            wait(futures)
-
-    def start(self) -> Callable[[], float]:
-        """Submit the next iteration; what is returned waits for it and returns its seconds."""
-        self._number += 1
-        work, number = self.work, self._number
-        held: dict[Key, Any] = {f.key: f for f in (*self._roots.values(), *self._tiles.values())}
-        tasks: dict[Key, Any] = {}
-        for spec in work.graph.tasks:
-            reads = [
-                self._roots[d].key if d in self._roots else (d[0], number, *d[1:]) for d in spec.dependencies
-            ]
-            if number > 1 and spec.key in work.carried:
-                reads.append(self._tiles[work.carried[spec.key]].key)
-            key = (spec.key[0], number, *spec.key[1:])
-            tasks[key] = Task(
-                key, synthetic.sleep, spec.seconds, spec.nbytes, None, List(*map(TaskRef, reads))
-            )
-        outputs = self._outputs()
-        began = time.perf_counter()
-        futures = self._get(held | tasks, [(k[0], number, *k[1:]) for k in outputs])
-        before, self._tiles = self._tiles, dict(zip(outputs, futures, strict=True))
-
-        def finish() -> float:
-            wait(futures)
-            seconds = time.perf_counter() - began
-            before.clear()
-            return seconds
-
-        return finish
-
-    def _outputs(self) -> list[Key]:
-        graph = self.work.graph
-        return list(self.work.carried.values()) or [
-            key for key, after in graph.dependents.items() if not after
-        ]
-
-    def _get(self, tasks: Mapping[Key, Any], outputs: Sequence[Key]) -> list[Future]:
-        found: list[Future] = self.client.get(
-            HighLevelGraph.from_collections(self.work.name, dict(tasks), []), list(outputs), sync=False
-        )
-        return found
-
-    def release(self) -> None:
-        """Give everything back."""
-        self._tiles.clear()
-        self._roots.clear()
 
 
 class Local(NamedTuple):
@@ -214,54 +117,61 @@ def _sent(dask_worker: Any) -> int:
     return total
 
 
-def resize(name: str, toy: bool, rounds: int, note: Note) -> dict[str, Any]:
-    """Return, per contender and change, speed after over the speed of a run with that count throughout."""
-    changes = TOY_CHANGES if toy else CHANGES
-    counts = sorted({then for _, then in changes})
+def resize(
+    name: str, changes: Sequence[Change], contenders: Sequence[str], toy: bool, rounds: int, note: Note
+) -> dict[str, Any]:
+    """Return, per contender and change, speed after over the speed of a run with that count throughout.
+
+    The two runs of a ratio are neighbours in time, and change places each round: on a machine with all cores busy, an
+    iteration takes 5 % more or less from one minute to the next, and the second of two equal runs is the slower one.
+    """
     work = tiles(name, toy)
     found: dict[str, Any] = {}
-    for contender in CONTENDERS:
+    for contender in contenders:
+        runs: dict[Change, list[tuple[dict[str, Any], dict[str, Any]]]] = {change: [] for change in changes}
         with local(contender, processes=not toy) as on:
-            throughout: dict[int, list[float]] = {n: [] for n in counts}
-            after: dict[tuple[int, int], list[dict[str, Any]]] = {change: [] for change in changes}
             for number in range(rounds):
-                for n in counts:
-                    throughout[n].append(iterate(on, work, n, n)["after"])
-                    note(f"{name} {contender} round {number + 1}: {n} throughout {throughout[n][-1]:.2f} s")
-                for change in changes:
-                    after[change].append(iterate(on, work, *change))
+                for first, then in changes:
+                    pair = {"throughout": (then, then), "resized": (first, then)}
+                    order = list(pair) if number % 2 == 0 else list(reversed(pair))
+                    ran = {which: iterate(on, work, *pair[which]) for which in order}
+                    runs[first, then].append((ran["throughout"], ran["resized"]))
                     note(
-                        f"{name} {contender} round {number + 1}: {change} {after[change][-1]['after']:.2f} s"
+                        f"{name} {contender} round {number + 1}: {first} -> {then} {ran['resized']['after']:.2f} s, "
+                        f"{then} throughout {ran['throughout']['after']:.2f} s"
                     )
-        found[contender] = {
-            f"{first} -> {then}": {
-                "ratio": measure.Summary.of(
-                    [e / a["after"] for e, a in zip(throughout[then], after[first, then], strict=True)]
-                ),
-                "seconds": measure.Summary.of([a["after"] for a in after[first, then]]),
-                "expected": measure.Summary.of(throughout[then]),
-                "sent_per_worker": median([a["sent_per_worker"] for a in after[first, then]]),
-            }
-            for first, then in changes
-        }
+        found[contender] = {f"{a} -> {b}": _compared(pairs) for (a, b), pairs in runs.items()}
     show_resize(name, found)
     return found
 
 
+def _compared(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Return what runs with a count throughout, and their neighbours that were resized to it, come to."""
+    ratios = [throughout["after"] / resized["after"] for throughout, resized in pairs]
+    return {
+        "ratio": measure.Summary.of(ratios),
+        "ratios": ratios,
+        "seconds": measure.Summary.of([resized["after"] for _, resized in pairs]),
+        "expected": measure.Summary.of([throughout["after"] for throughout, _ in pairs]),
+        "sent_per_worker": median([resized["sent_per_worker"] for _, resized in pairs]),
+    }
+
+
 def show_resize(name: str, found: Mapping[str, Any]) -> None:
     rows = []
-    for change in found[CONTENDERS[0]]:
+    for change in next(iter(found.values())):
         cells = [change]
-        for contender in CONTENDERS:
-            c = found[contender][change]
+        for one in found.values():
+            c = one[change]
             cells += [
                 f"{c['ratio'].median:.2f}",
+                f"{c['ratio'].low:.2f} to {c['ratio'].high:.2f}",
                 f"{c['seconds'].median:.2f}",
                 f"{c['sent_per_worker'] / 1e6:.2f}",
             ]
         rows.append(tuple(cells))
     columns = [""] + [
-        f"{c} {what}" for c in CONTENDERS for what in ("after/expected", "s/iteration", "MB/worker")
+        f"{c} {what}" for c in found for what in ("after/expected", "spread", "s/iteration", "MB/worker")
     ]
     measure.show(f"{name}, resized in the third iteration", columns, rows)
 
@@ -462,6 +372,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = measure.options("Growing and shrinking, beside stock Dask's adaptive controller.", rounds=3)
     parts = (*TILED, *ON_SLURM, "simulated")
     parser.add_argument("--only", choices=parts, action="append", help="this part alone")
+    parser.add_argument(
+        "--change",
+        type=_change,
+        action="append",
+        metavar="FROM:TO",
+        help="of gemm and cholesky, this resize alone",
+    )
+    parser.add_argument(
+        "--contender", choices=CONTENDERS, action="append", help="of gemm and cholesky, this one alone"
+    )
     options = parser.parse_args(arguments)
     note: Note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     rounds = 1 if options.toy else options.rounds
@@ -470,7 +390,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     record["results"] = {}
     for name in names:
         if name in TILED:
-            record["results"][name] = resize(name, options.toy, rounds, note)
+            changes = options.change or (TOY_CHANGES if options.toy else CHANGES)
+            contenders = options.contender or CONTENDERS
+            record["results"][name] = resize(name, changes, contenders, options.toy, rounds, note)
         elif name == "simulated":
             record["results"][name] = simulated(options.toy, note)
         else:
@@ -478,6 +400,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.json:
         measure.write(options.json, record)
     return record
+
+
+def _change(text: str) -> Change:
+    """Read workers before and after; argparse tells what of it is wrong."""
+    try:
+        first, then = map(int, text.split(":"))
+    except ValueError:
+        first = then = 0
+    if min(first, then) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted two counts of workers, as in 8:16")
+    return first, then
 
 
 if __name__ == "__main__":

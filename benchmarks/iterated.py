@@ -1,0 +1,122 @@
+"""Tile algorithms that run again and again on a cluster, whose tasks sleep.
+
+GEMM adds to the tiles of C that the iteration before left, from tiles of A and B that stay on the cluster.  Cholesky
+factors the same matrix each time, and a tile is made by the first task that reads it: nothing lies on the cluster
+between two of its iterations but what the last one returned, and nobody reads that.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dask._task_spec import List, Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, Future, wait
+
+from dask_ferro.runtime import synthetic
+from dask_ferro.simulate.taskgraph import Key, TaskGraph
+from dask_ferro.simulate.tiles import cholesky, gemm
+
+
+class Tiles(NamedTuple):
+    """An iterated workload: what is on the cluster before, and one iteration on it.
+
+    Attributes
+    ----------
+    roots : mapping of key to bytes
+        Tiles that are made once and stay.
+    graph : TaskGraph
+        One iteration; its tasks may read roots, and tiles of the iteration before.
+    carried : mapping of task to task
+        A task that reads the tile that another one left in the iteration before.
+    """
+
+    name: str
+    roots: Mapping[Key, int]
+    graph: TaskGraph
+    carried: Mapping[Key, Key]
+
+
+def tiles(name: str, toy: bool) -> Tiles:
+    """Return the workload: C += A B again and again, or the factorization of the same A again and again."""
+    seconds = 0.02 if toy else 0.06
+    size = 64 * 1024
+    if name == "gemm":
+        graph = gemm(3 if toy else 8, seconds, size)
+        roots = {t.key: t.nbytes for t in graph.tasks if t.kernel == "tile"}
+        products = [t for t in graph.tasks if t.key not in roots]
+        ends = {t.key[1:3]: t.key for t in products}  # the last of each chain
+        firsts = {
+            t.key: ends[t.key[1:3]] for t in products if not any(d not in roots for d in t.dependencies)
+        }
+        return Tiles(name, roots, TaskGraph(name, tuple(products)), firsts)
+    graph = cholesky(4 if toy else 12, seconds, size)
+    return Tiles(name, {}, graph, {})
+
+
+class Iterated:
+    """A workload on a client: each iteration is persisted, and the one before released."""
+
+    def __init__(self, client: Client, work: Tiles) -> None:
+        self.client, self.work = client, work
+        self._number = 0
+        self._roots: dict[Key, Future] = {}
+        self._tiles: dict[Key, Future] = {}
+        if work.roots:
+            made = {
+                ("root", *key): Task(("root", *key), synthetic.sleep, 0.002, size, None, List())
+                for key, size in work.roots.items()
+            }
+            futures = self._get(made, list(made))
+            self._roots = dict(zip(work.roots, futures, strict=True))
+            wait(futures)
+
+    def start(self) -> Callable[[], float]:
+        """Submit the next iteration; what is returned waits for it and returns its seconds."""
+        self._number += 1
+        work, number = self.work, self._number
+        held: dict[Key, Any] = {f.key: f for f in (*self._roots.values(), *self._tiles.values())}
+        tasks: dict[Key, Any] = {}
+        for spec in work.graph.tasks:
+            reads = [
+                self._roots[d].key if d in self._roots else (d[0], number, *d[1:]) for d in spec.dependencies
+            ]
+            if number > 1 and spec.key in work.carried:
+                reads.append(self._tiles[work.carried[spec.key]].key)
+            key = (spec.key[0], number, *spec.key[1:])
+            tasks[key] = Task(
+                key, synthetic.sleep, spec.seconds, spec.nbytes, None, List(*map(TaskRef, reads))
+            )
+        outputs = self._outputs()
+        gc.collect()  # outside the iteration's time: a pause of 0.1 to 0.2 s of the scheduler, every few iterations
+        began = time.perf_counter()
+        futures = self._get(held | tasks, [(k[0], number, *k[1:]) for k in outputs])
+        before, self._tiles = self._tiles, dict(zip(outputs, futures, strict=True))
+
+        def finish() -> float:
+            wait(futures)
+            seconds = time.perf_counter() - began
+            before.clear()
+            return seconds
+
+        return finish
+
+    def _outputs(self) -> list[Key]:
+        graph = self.work.graph
+        return list(self.work.carried.values()) or [
+            key for key, after in graph.dependents.items() if not after
+        ]
+
+    def _get(self, tasks: Mapping[Key, Any], outputs: Sequence[Key]) -> list[Future]:
+        found: list[Future] = self.client.get(
+            HighLevelGraph.from_collections(self.work.name, dict(tasks), []), list(outputs), sync=False
+        )
+        return found
+
+    def release(self) -> None:
+        """Give everything back."""
+        self._tiles.clear()
+        self._roots.clear()
