@@ -10,6 +10,7 @@ that requires a class of which there is no worker; both are tried again as soon 
 
 Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it will be done by then.  If no
 worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of its queue.
+Dask's `no-workers-timeout` is not for those that wait by our choice; for who requires a class that is not there, it is.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Placing:
         self._waiting: dict[
             TaskState, int
         ] = {}  # for a fresh worker, or for bytes of a device: the number of the wait
+        self._since: dict[TaskState, float] = {}  # when each began to wait: Dask's own book is kept young
         self._for_room: list[
             tuple[bool, tuple[float, ...], int, TaskState]
         ] = []  # a heap; ended waits are skipped
@@ -76,6 +78,8 @@ class Placing:
                 if chosen is None and (waits or self._waits(ts)):
                     self._wait(ts)
                     return None
+                if self._since:
+                    self._since.pop(ts, None)
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else seams.stock_placement(self.scheduler, ts)
@@ -94,7 +98,7 @@ class Placing:
         task = self._task(ts)
         lasting = self._lasting(task.seconds, task.known)
         workers = self._candidates(ts, task, now, lasting)
-        task = task._replace(inputs=tuple(self.stealing.inputs(ts, [w.address for w in workers])))
+        task = task._replace(inputs=tuple(self.stealing.shown.inputs(ts, [w.address for w in workers])))
         fresh = self._fresh(ts) if lasting else 0.0
         address = placing.choose(task, workers, self.stealing.links, ledger.hosts, fresh)
         if address is not None:
@@ -109,16 +113,21 @@ class Placing:
     def _task(self, ts: TaskState) -> Task:
         """Return a task that nobody was given, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
-        allowed, preferred = stealing.restrictions(ts)
+        allowed, preferred = stealing.shown.restrictions(ts)
         seconds, known = self._seconds(ts)
         device, others = self._devices(ts)
         takes = stealing.devices.takes(ts, stealing.ledger)
         headroom = stealing.devices.headroom(ts, stealing.ledger)
-        since = self.scheduler.unrunnable.get(ts)
         return Task(
             ts.key, seconds, known, (), allowed, preferred, (), device, others, takes, headroom, wish.must, wish.likes,
-            0.0 if since is None else monotonic() - since,
+            self._waited(ts),
         )  # fmt: skip
+
+    def _waited(self, ts: TaskState) -> float:
+        """Return the seconds since a task was ready and given to nobody."""
+        without = self.scheduler.unrunnable
+        since = self._since.get(ts, without.get(ts)) if without else None
+        return 0.0 if since is None else monotonic() - since
 
     def _lasting(self, seconds: float, known: bool) -> float:
         """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
@@ -146,6 +155,12 @@ class Placing:
         ledger = self.stealing.ledger
         if tried or (self.scheduler.queued and (ledger.ends or not self._all_alike)):
             self._try(tried)
+        if len(self._since) > len(self._waiting):
+            self._since = {ts: since for ts, since in self._since.items() if ts in self._waiting}
+        classes = self._present_classes()
+        seams.keep_waiting(
+            self.scheduler, (ts for ts in self._waiting if wish_of(ts.annotations).must in classes)
+        )
 
     def _try(self, tasks: list[TaskState]) -> None:
         """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
@@ -161,13 +176,18 @@ class Placing:
         """Note that a task waits; who frees bytes is tried before who takes more, whatever their priorities."""
         self._waits_begun += 1
         self._waiting[ts] = self._waits_begun
+        self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
         ledger = self.stealing.ledger
-        if ledger.counts_bytes and wish_of(ts.annotations).must in ("", *map(kind_of, ledger.devices)):
+        if ledger.counts_bytes and wish_of(ts.annotations).must in self._present_classes():
             grows = self.stealing.devices.grows(ts, ledger)
             heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
             if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
                 self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]
                 heapify(self._for_room)
+
+    def _present_classes(self) -> set[str]:
+        """Return what tasks may require for which there are workers; "": nothing."""
+        return {"", *map(kind_of, self.stealing.ledger.devices)}
 
     def _freed(self) -> None:
         """Look again, soon, for what waits for bytes: not now, in the middle of the transition that frees them."""
@@ -230,7 +250,7 @@ class Placing:
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would be done first with a task, of those with room that help with the queue."""
         placing, ledger, now = self.settings.placing, self.stealing.ledger, time()
-        task = self._task(ts)._replace(inputs=tuple(self.stealing.inputs(ts, ())), waited=inf)
+        task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
         rows = [ledger.worker(ws.address, now) for ws in free if ws.address in ledger.rows]
         queued, first = self._queued_seconds(ts), ledger.soonest(now, 1)
         for row in sorted(rows, key=lambda row: (row.starts_in + (task.on(row) or 0.0), row.address)):

@@ -1,7 +1,8 @@
 """What tasks take that are not done: projected seconds, by the best that is known of each.
 
-In this order: its own annotation, corrected by what its like took; the ledger's measurements by device class; Dask's
-mean of the prefix; twice what one of the prefix has run for by now; a guess.  A task that runs has its past taken off,
+In this order: its own annotation (seconds, or operations and bytes on a device whose speed is known), corrected by
+what its like took; the ledger's measurements by device class; Dask's mean of the prefix; twice what one of the prefix
+has run for by now; a guess.  An annotation that makes no sense says nothing.  A task that runs has its past taken off,
 and one that has run for longer than was projected is projected to run for as long again.
 """
 
@@ -13,7 +14,12 @@ from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
-from dask_ferro.runtime.stealing import Stealing, annotated_seconds
+from dask_ferro.policy.cost import Estimate, is_duration
+from dask_ferro.runtime.affinity import estimate_of
+from dask_ferro.runtime.stealing import Stealing
+
+# What a task says of itself: seconds, or more; None: nothing.
+Told = Estimate | float | None
 
 # What any task costs its worker: none is projected to be over, for it would have no width.
 _LEAST = 1e-4
@@ -27,11 +33,17 @@ class Seconds:
     scheduler : Scheduler
     guess : float
         Of a task whose like was never seen.
+
+    Attributes
+    ----------
+    is_placed : bool
+        Whether tasks are placed by our plugin, which keeps the ledger.
     """
 
     def __init__(self, scheduler: Scheduler, guess: float) -> None:
         stealing = scheduler.extensions.get("stealing")
         self._ledger = stealing.ledger if isinstance(stealing, Stealing) else None
+        self.is_placed = self._ledger is not None
         self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
         self._guess = guess
         self._now = time()
@@ -46,17 +58,19 @@ class Seconds:
         return found
 
     def _of(self, ts: TaskState) -> float:
-        told = annotated_seconds(ts)
+        name, told = ts.prefix.name, estimate_of(ts.annotations)
         if told is not None:
-            return self._measured(ts.prefix.name, told) or told
-        name = ts.prefix.name
+            seconds = self._measured(name, told)
+            return self._stock(ts) if seconds is None else seconds
         if name not in self._known:
             self._known[name] = self._measured(name, None) or self._stock(ts)
         return self._known[name]
 
-    def _measured(self, prefix: str, told: float | None, device: str | None = None) -> float | None:
+    def _measured(self, prefix: str, told: Told, device: str | None = None) -> float | None:
+        """Return what is known of a task beside Dask's own mean: of its like, or by its own estimate."""
         if self._ledger is None:
-            return None
+            seconds = told.seconds if isinstance(told, Estimate) else told
+            return seconds if seconds is not None and is_duration(seconds) else None
         first = device or (self._devices[0] if self._devices else "cpu")
         seconds, known = self._ledger.durations.of(prefix, first, told)
         return seconds if known else None
@@ -96,17 +110,22 @@ class Seconds:
         return total
 
     def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
-        """Return how many times faster than projected other device classes run some tasks, where it was measured."""
+        """Return how many times faster than projected other device classes run some tasks, where that is known."""
         if len(self._devices) < 2:
             return {}
         work: dict[str, float] = {}
+        told: dict[str, Told] = {}  # of a prefix, one task's: those of its like differ in size
         for ts in tasks:
-            work[ts.prefix.name] = work.get(ts.prefix.name, 0.0) + self.left(ts)
+            name = ts.prefix.name
+            work[name] = work.get(name, 0.0) + self.left(ts)
+            if name not in told:
+                told[name] = estimate_of(ts.annotations)
         total, found = sum(work.values()), {}
         for device in self._devices[1:]:
             own = 0.0
             for prefix, seconds in work.items():
-                here, there = self._measured(prefix, None), self._measured(prefix, None, device)
+                here = self._measured(prefix, told[prefix])
+                there = self._measured(prefix, told[prefix], device)
                 own += seconds * (there / here if here and there else 1.0)
             found[device] = total / own if own > 0 else 1.0
         return found

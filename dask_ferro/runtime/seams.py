@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary
 
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
-from distributed.metrics import time
+from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "distributed.scheduler.Scheduler": (
         "_reschedule", "acquire_resources", "check_idle_saturated", "decide_worker_non_rootish",
-        "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "queued",
+        "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "no_workers_timeout", "queued",
         "register_worker_plugin", "release_resources", "running", "send_task_to_worker",
         "stimulus_queue_slots_maybe_opened", "stream_comms", "task_groups", "task_prefixes",
         "transition_counter", "transitions", "unregister_worker_plugin", "unrunnable", "valid_workers",
@@ -224,6 +224,18 @@ def place_again(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
     if without:  # the last is done first
         scheduler.transitions({ts.key: "processing" for ts in without}, stimulus_id)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def keep_waiting(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
+    """Let tasks without a worker wait on: Dask fails those that have waited for `no-workers-timeout`, by its own book.
+
+    Dask reads that book in the order of time, so that who waits on has begun last.
+    """
+    if scheduler.no_workers_timeout is not None:
+        now = monotonic()
+        for ts in tasks:
+            if scheduler.unrunnable.pop(ts, None) is not None:
+                scheduler.unrunnable[ts] = now
 
 
 def _priority(task: TaskState) -> tuple[float, ...]:

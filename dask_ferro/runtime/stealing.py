@@ -11,11 +11,9 @@ is new work while one starves.  Events within a millisecond or so share a step; 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
-from math import log2
 from typing import Any, cast
 from uuid import uuid4
 
@@ -29,30 +27,25 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro.policy.cost import Links
 from dask_ferro.policy.ledger import VICTIMS, Ledger
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Move, Outcome, Replica, Task
+from dask_ferro.policy.snapshot import Move, Outcome, Task
 from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams
-from dask_ferro.runtime.affinity import estimate_of, wish_of
+from dask_ferro.runtime.affinity import estimate_of
 from dask_ferro.runtime.devices import Devices
 from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.shown import Shown, unlocks
 from dask_ferro.runtime.telemetry import Telemetry
-from dask_ferro.runtime.watch import Watch
+from dask_ferro.runtime.watch import Watch, level_of
 from dask_ferro.runtime.worker import METRIC, sent
 
 logger = logging.getLogger(__name__)
 
 # Workers that one step looks at as thieves.
 _THIEVES = 32
-# Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
-_LEVELS = 15
-# Inputs of a task that are shown one by one; more are summed up by who holds them.
-_FEW_INPUTS = 8
 # Seconds of queue a thread from which a worker does not notice Dask's own 5 ms of gathering.
 _PLENTY = 0.01
 # Changes of thresholds that are kept: 100 kB.
 _HISTORY = 1000
-# Of a task that many wait for, so many are looked at.
-_FEW_DEPENDENTS = 16
 # States whose end gives a worker bytes back.
 _HELD = ("memory", "processing")
 
@@ -82,6 +75,8 @@ class Stealing(WorkStealing):
         What is kept for the dashboard's pages.
     devices : Devices
         What is known of the workers' devices.
+    shown : Shown
+        What a policy is shown of a task.
     after_tick : callable ()
         Called after each slow tick.
     after_freeing : callable ()
@@ -94,7 +89,8 @@ class Stealing(WorkStealing):
         self.settings = settings
         self.links = Links()
         self.devices = Devices(scheduler, self.links)
-        self.ledger = Ledger(self._shown, unlocks=_unlocks, live=self.devices.live)
+        self.shown = Shown(scheduler, self.devices)
+        self.ledger = Ledger(self._shown, unlocks=unlocks, live=self.devices.live)
         for prefix in scheduler.task_prefixes.values():
             if prefix.duration_average > 0:  # what Dask has seen before us
                 self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
@@ -107,13 +103,10 @@ class Stealing(WorkStealing):
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._outcomes: list[Outcome] = []
-        self._arriving: dict[
-            Any, tuple[str, float, bool]
-        ] = {}  # key: victim, requested, whether the thief is dry
+        # By key: victim, requested, whether the thief is dry.
+        self._arriving: dict[Any, tuple[str, float, bool]] = {}
         self._hungry: dict[str, None] = {}
         self._skip = 0
-        self._thieves: list[str] = []  # of the step that is being taken
-        self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
         self._kick: Any = None
         self._kick_at = 0.0
         self._beats: dict[str, int] = {}
@@ -255,7 +248,7 @@ class Stealing(WorkStealing):
         if info is not None:  # it was done before the victim was asked
             self.counts["stale"] += 1
             self.watch.moved(time(), key, info, "stale")
-            self._outcomes.append(Outcome("stale", info["victim"].address, info["thief"].address))
+            self._came_of("stale", info["victim"].address, info["thief"].address)
         seconds = None
         if finish == "memory":
             spans = message.get("startstops") or ()
@@ -286,8 +279,13 @@ class Stealing(WorkStealing):
             victim, requested, dry = arrived
             thief = entry.worker.address
             delay = max(time() - seconds - requested, 0.0)
-            self._outcomes.append(Outcome("started", victim, thief, delay, dry))
+            self._came_of("started", victim, thief, delay, dry)
             self.telemetry.stolen(ts.key, victim, thief, requested, requested + delay, ts.prefix.name)
+
+    def _came_of(self, kind: str, victim: str, thief: str, seconds: float = 0.0, dry: bool = False) -> None:
+        """Tell the policy what came of a move, unless the thief has left: it would be given a threshold again."""
+        if thief in self.ledger.rows:
+            self._outcomes.append(Outcome(kind, victim, thief, seconds, dry))
 
     # -- when to take a step -------------------------------------------------------------------------------
 
@@ -356,9 +354,9 @@ class Stealing(WorkStealing):
             return
         now = time()
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
-        self._thieves = hungry[:_THIEVES]
-        self._coming = self._resources_coming()
-        snapshot = self.ledger.snapshot(now, self._thieves, self._outcomes, skip=self._skip)
+        thieves = hungry[:_THIEVES]
+        self.shown.begin(thieves, ((ts, info["thief"].address) for ts, info in self.in_flight.items()))
+        snapshot = self.ledger.snapshot(now, thieves, self._outcomes, skip=self._skip)
         self._outcomes = []
         before = self.state.thresholds
         moves, self.state = self.policy.step(snapshot, self.state)
@@ -370,7 +368,7 @@ class Stealing(WorkStealing):
             self.log(("request", requests))
             self.count += 1
         # Others have their turn next time: at the thieves' end, and where nothing may move at the victims' as well.
-        seen = dict.fromkeys(self._thieves)
+        seen = dict.fromkeys(thieves)
         self._hungry = {**{a: None for a in idle if a not in seen}, **seen}
         self._skip = 0 if moves or not hungry else self._skip + VICTIMS
         if len(hungry) > _THIEVES and moves:
@@ -399,6 +397,10 @@ class Stealing(WorkStealing):
             if waits := [wait for wait in waits if wait > 0]:
                 self._ask(min(waits))
 
+    def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
+        """Return a waiting task as a row, or None: it must not move."""
+        return None if ts in self.in_flight else self.shown.waiting(ts, entry, self.ledger)
+
     def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
         """Ask the victim for the task; return the line of the log."""
         scheduler = self.scheduler
@@ -407,7 +409,7 @@ class Stealing(WorkStealing):
         entry = self.ledger.entries.get(move.key)
         if ts is None or victim is None or thief is None or entry is None or ts.processing_on is not victim:
             return None
-        if not self._has_resources(ts, thief):
+        if not self.shown.has_resources(ts, thief):
             return None
         row = self.ledger.rows[move.victim]
         before, after = row.starts_in(now), self.ledger.rows[move.thief].starts_in(now)
@@ -429,8 +431,7 @@ class Stealing(WorkStealing):
                 },
             ),
         )
-        for resource, amount in (ts.resource_restrictions or {}).items():
-            self._coming[move.thief, resource] += amount  # type: ignore[assignment]
+        self.shown.sends(ts, move.thief)
         try:
             message = {"op": "steal-request", "key": move.key, "stimulus_id": stimulus_id}
             scheduler.stream_comms[move.victim].send(message)
@@ -438,26 +439,11 @@ class Stealing(WorkStealing):
             self._remove_from_in_flight(ts)
             self.ledger.refuse(now, move.key)
             return None
-        level = _level(move.cost, entry.seconds)
+        level = level_of(move.cost, entry.seconds)
         self.metrics["request_count_total"][level] += 1
         self.metrics["request_cost_total"][level] += entry.seconds + move.cost
         self.counts["requests"] += 1
         return (now, level, move.key, entry.seconds + move.cost, move.victim, before, move.thief, after)
-
-    def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
-        """Whether the thief has free what the task needs, less what is already on its way there."""
-        for resource, amount in (ts.resource_restrictions or {}).items():
-            used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
-            if amount > thief.resources.get(resource, 0) - used:
-                return False
-        return True
-
-    def _resources_coming(self) -> Counter[tuple[str, str]]:
-        coming: Counter[tuple[str, str]] = Counter()
-        for ts, info in self.in_flight.items():
-            for resource, amount in (ts.resource_restrictions or {}).items():
-                coming[info["thief"].address, resource] += amount  # type: ignore[assignment]
-        return coming
 
     # -- the answer ----------------------------------------------------------------------------------------
 
@@ -485,7 +471,7 @@ class Stealing(WorkStealing):
         else:
             self.counts["stale"] += 1
             self.watch.moved(time(), key, info, "stale")
-            self._outcomes.append(Outcome("stale", victim.address, thief.address))
+            self._came_of("stale", victim.address, thief.address)
             self.log(("reschedule", not is_there, *addresses))
             self.scheduler._reschedule(key, stimulus_id=stimulus_id)
         self.scheduler.check_idle_saturated(thief)
@@ -493,7 +479,7 @@ class Stealing(WorkStealing):
 
     def _kept(self, key: Any, victim: WorkerState, thief: WorkerState) -> None:
         self.counts["refused"] += 1
-        self._outcomes.append(Outcome("refused", victim.address, thief.address))
+        self._came_of("refused", victim.address, thief.address)
         entry = self.ledger.entries.get(key)
         if entry is not None and entry.thief is not None:
             if entry.payload in victim.long_running:  # it seceded meanwhile: it has no thread
@@ -513,74 +499,3 @@ class Stealing(WorkStealing):
         self._arriving[ts.key] = (victim.address, entry.requested, len(row.running) < row.nthreads)
         seams.hand_over(self.scheduler, ts, victim, thief)
         self.ledger.confirm(time(), ts.key)
-
-    # -- what the policy is shown --------------------------------------------------------------------------
-
-    def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
-        """Return a waiting task as a row, or None: it must not move."""
-        if ts.actor or ts in self.in_flight or ts.processing_on is None:
-            return None
-        allowed, preferred = self.restrictions(ts)
-        if ts.resource_restrictions:
-            workers = self.scheduler.workers
-            has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
-            allowed = has if allowed is None else has & allowed
-        inputs = tuple(self.inputs(ts, self._thieves))
-        wish = wish_of(ts.annotations)
-        return Task(
-            ts.key,
-            entry.seconds,
-            entry.known,
-            inputs,
-            allowed,
-            preferred,
-            entry.origins,
-            entry.device,
-            self.ledger.others(entry),
-            entry.nbytes,
-            self.devices.headroom(ts, self.ledger),
-            wish.must,
-            wish.likes,
-        )
-
-    def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-        """Return the workers that a task must run on, and those that it would rather run on; None: any."""
-        if not seams.is_restricted(ts):
-            return None, None
-        valid = self.scheduler.valid_workers(ts)
-        addresses = None if valid is None else frozenset(ws.address for ws in valid)
-        return (None, addresses) if ts.loose_restrictions else (addresses, None)
-
-    def inputs(self, ts: TaskState, fetching: Any) -> Iterator[Replica]:
-        """Yield a task's inputs; workers of `fetching` that are being sent one count as its holders."""
-        if len(ts.dependencies) > _FEW_INPUTS:
-            held: Counter[tuple[frozenset[str], str]] = Counter()
-            for dts in ts.dependencies:
-                where = frozenset(ws.address for ws in dts.who_has or ())
-                held[where, self.devices.kind(dts)] += dts.get_nbytes()
-            yield from (Replica(nbytes, *where) for where, nbytes in held.items())
-            return
-        workers = self.scheduler.workers
-        for dts in ts.dependencies:
-            holders = {ws.address for ws in dts.who_has or ()}
-            holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(dts.get_nbytes(), frozenset(holders), self.devices.kind(dts), dts.key)
-
-
-def _unlocks(ts: TaskState) -> bool:
-    """Whether a task is the last that some other one waits for."""
-    return any(len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on)
-
-
-def annotated_seconds(ts: TaskState) -> float | None:
-    """Return the seconds that a task's own annotation says it takes, ``{"ferro": {"seconds": 0.1}}``, or None."""
-    told = ts.annotations.get("ferro") if ts.annotations else None
-    seconds = told.get("seconds") if isinstance(told, dict) else None
-    return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
-
-
-def _level(cost: float, seconds: float) -> int:
-    """Return the level under which Dask's pages show a request: 0 without a transfer, else by its share."""
-    if cost <= 0 or seconds <= 0:
-        return 0
-    return min(max(round(log2(cost / seconds) + 6), 1), _LEVELS - 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import log2
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
@@ -30,6 +31,8 @@ _SECONDS = 600
 _SAMPLES = 1_800
 # Between two samples: the plugin's slow tick comes twice a second.
 _SAMPLED = 0.9
+# Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
+_LEVELS = 15
 
 
 class Moved(NamedTuple):
@@ -171,3 +174,10 @@ def _has_bokeh() -> bool:
 
 def _nothing() -> None:
     """There is nothing to take off."""
+
+
+def level_of(cost: float, seconds: float) -> int:
+    """Return the level under which Dask's pages show a request: 0 without a transfer, else by its share."""
+    if cost <= 0 or seconds <= 0:
+        return 0
+    return min(max(round(log2(cost / seconds) + 6), 1), _LEVELS - 1)

@@ -14,6 +14,7 @@ import dask
 import pytest
 from distributed import Client, Future, Scheduler, Worker
 from distributed.protocol import deserialize, serialize
+from distributed.scheduler import NoValidWorkerError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -278,6 +279,17 @@ async def test_a_required_class_that_is_not_there_is_waited_for() -> None:
         await s.join(GPU)
         await s.gather(futures)
         assert all(type(result) is Block for result in await s.gather(futures))
+
+
+@play
+async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_where_one_is_set() -> None:
+    async with site(CPU) as s:
+        with Require("gpu"):
+            future = s.client.submit(compute, 0.001, 8, pure=False)
+        await s.until(lambda: len(s.scheduler.unrunnable) == 1)
+        s.scheduler.no_workers_timeout = 0.2  # ten ticks of ours
+        with pytest.raises(NoValidWorkerError):
+            await s.gather([future])
 
 
 @play

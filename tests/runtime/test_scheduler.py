@@ -182,6 +182,28 @@ def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker():
         on_cluster(test)
 
 
+def test_a_thief_that_left_before_the_answer_came_has_no_threshold_again():
+    async def test(client, scheduler):
+        await ff.install(client, shortest=0.0)
+        first = next(iter(scheduler.workers))
+        stealing = scheduler.extensions["stealing"]
+        blocker, tasks = _dependents(client, "thief-left", 20, first)
+        while not stealing.in_flight:
+            await asyncio.sleep(0)
+        ((_, info), *_) = stealing.in_flight.items()
+        thief = info["thief"].address
+        await scheduler.remove_worker(thief, stimulus_id="it died")
+        while stealing.in_flight:
+            await asyncio.sleep(0.01)
+        stealing.balance()
+        assert thief not in stealing.state.thresholds
+        await Event("thief-left").set()
+        assert await client.gather(tasks) == list(range(20))
+        await blocker
+
+    on_cluster(test)
+
+
 def test_an_install_that_fails_leaves_stock_dask():
     async def test(client, scheduler):
         plugin = FerroScheduler(replace(Settings.configured(), tick=0))

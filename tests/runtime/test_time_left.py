@@ -10,6 +10,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler
+from distributed.metrics import monotonic
 
 import dask_ferro as ff
 from dask_ferro.policy.ledger import Ledger
@@ -119,6 +120,24 @@ def test_a_task_for_which_no_worker_has_the_time_waits_until(then: str) -> None:
         else:
             await ff.uninstall(client)
             assert set(await client.gather(futures)) <= old
+
+    on_cluster(test)
+
+
+def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_without_workers() -> None:
+    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        end(scheduler, 5.0)
+        ledger(scheduler).fresh = 60.0
+        futures = submit(client, 3, 8.0)
+        await states(scheduler, futures, "no-worker")
+        scheduler.no_workers_timeout = 30.0
+        for ts in scheduler.unrunnable:  # with ten seconds to go
+            scheduler.unrunnable[ts] -= 20.0
+        while any(since < monotonic() - 15.0 for since in scheduler.unrunnable.values()):
+            await asyncio.sleep(0.01)
+        assert {scheduler.tasks[future.key].state for future in futures} == {"no-worker"}
+        ledger(scheduler).fresh = 0.0
+        await client.gather(futures)
 
     on_cluster(test)
 
