@@ -2,8 +2,9 @@
 
 All tasks that are not done are given the time at which they would start if nobody had to wait for a thread: when the
 last of their inputs is there.  How many run side by side at each moment of that schedule is the profile; its area is
-the work, its length the critical path.  Tasks that need the same resources, or are bound to workers, are a demand of
-their own.  What a task takes is projected: its annotation, what its like took, or a guess.
+the work, its length the critical path.  Tasks that need the same resources or device class, or are bound to workers,
+are a demand of their own.  What a task takes is projected: its annotation, what its like took, or a guess.
+A task that seceded has no thread and needs none: it is no work, but what waits for it comes later.
 Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
 """
 
@@ -18,6 +19,8 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
+from dask_ferro.runtime import seams
+from dask_ferro.runtime.affinity import wish_of
 from dask_ferro.runtime.projected import Seconds
 
 K = TypeVar("K", bound=Hashable)
@@ -40,10 +43,11 @@ _CHAINS = 32
 
 
 class Needs(NamedTuple):
-    """What a task's workers must have: resources, or to be one of those that are named."""
+    """What a task's workers must have: resources, to be one of those that are named, or to be of a device class."""
 
     resources: tuple[tuple[str, float], ...] = ()
     bound: bool = False
+    device: str = ""
 
 
 class Span(NamedTuple):
@@ -170,20 +174,24 @@ class Demands:
         """Return a row for each kind of needs; see `Roster.roster`."""
         seconds = Seconds(self.scheduler, self._guess)
         count = self.remaining()
-        spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count)
+        away = self._seceded()
+        spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)
+        if away:
+            spans = ((ts, span) for ts, span in spans if ts not in away)
         kinds: dict[Needs, list[tuple[TaskState, Span]]] = {}
         for ts, span in spans:
-            kinds.setdefault(needs_of(ts), []).append((ts, span))
+            kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
     def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> dict[str, Any]:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
+        is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
         return {
             "profile": profile(span for _, span in own),
             "longest": max(ready, default=0.0),
             "resources": dict(needs.resources),
             "workers": self._bound_to(ts for ts, _ in own) if needs.bound else None,
-            "device": "gpu" if any(name.upper() == "GPU" for name, _ in needs.resources) else None,
+            "device": needs.device or ("gpu" if is_gpu else None),
             "speeds": seconds.speeds(ts for ts, _ in own),
         }
 
@@ -195,6 +203,10 @@ class Demands:
             for host in ts.host_restrictions or ():
                 found.update(self.scheduler.host_info.get(host, {}).get("addresses", ()))
         return sorted(found)
+
+    def _seceded(self) -> set[TaskState]:
+        """Return the tasks that left their threads and are not done: they wait for others."""
+        return set().union(*(ws.long_running for ws in self.scheduler.workers.values()))
 
     def _ready(self) -> Iterator[TaskState]:
         for ws in self.scheduler.workers.values():
@@ -210,13 +222,15 @@ class Demands:
             seconds.left,
         ).items()
 
-    def _sampled(self, seconds: Seconds, count: int) -> Iterator[tuple[TaskState, Span]]:
+    def _sampled(
+        self, seconds: Seconds, count: int, away: set[TaskState]
+    ) -> Iterator[tuple[TaskState, Span]]:
         """Yield one task in some, each for all of those; what waits is spread evenly over the graph's depth."""
         stride = count // max(self.exact // 2, 1) | 1
         tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
-        found = [ts for ts in tasks if ts.state == "waiting" or ts.state in READY[:2]]
+        found = [ts for ts in tasks if ts.state == "waiting" or (ts.state in READY[:2] and ts not in away)]
         rare = self.scheduler.unrunnable  # a single one may need a pool of its own
-        width = (count - len(rare)) / max(len(found), 1)
+        width = (count - len(rare) - len(away)) / max(len(found), 1)
         waiting = [ts for ts in found if ts.state == "waiting"]
         first = seconds.mean([ts for ts in found if ts.state != "waiting"])
         depth = max(self._depth(waiting, seconds), first + seconds.mean(waiting))
@@ -234,14 +248,19 @@ class Demands:
         return max((seconds.chain(ts) for ts in some), default=0.0)
 
 
-def needs_of(ts: TaskState) -> Needs:
-    """Return what a task's workers must have."""
-    if ts.loose_restrictions or not (
-        ts.resource_restrictions or ts.worker_restrictions or ts.host_restrictions
-    ):
-        return _NOTHING
+def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
+    """Return what a task's workers must have.
+
+    Parameters
+    ----------
+    is_placed : bool
+        Whether somebody places tasks who honours a required device class: stock Dask does not.
+    """
+    device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
+    if ts.loose_restrictions or not seams.is_restricted(ts):
+        return Needs(device=device) if device else _NOTHING
     resources = tuple(sorted((ts.resource_restrictions or {}).items()))
-    return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions))
+    return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)
 
 
 _NOTHING = Needs()

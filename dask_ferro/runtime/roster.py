@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic, time
 from distributed.scheduler import WorkerState
@@ -60,6 +60,7 @@ class Roster(SchedulerPlugin):
         self._rows: Kept[list[dict[str, Any]]] = Kept()
         self._unique: Kept[dict[str, int]] = Kept()
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
+        self._paused: dict[str, float] = {}  # since when workers pause, on the same clock
         # By name, and by who said it; of workers that are still to come as well.
         self._ends: dict[str, dict[str, float]] = {}
         self._names: dict[str, str] = {}  # of the workers that are there, by address
@@ -81,6 +82,7 @@ class Roster(SchedulerPlugin):
         self.leaving = Leaving(scheduler)
         self._demands = Demands(scheduler)
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
+        self._paused = {a: monotonic() for a, ws in scheduler.workers.items() if ws.status == Status.paused}
         self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
         own: dict[str, Callable[..., Any]] = {
             ROSTER: self.roster,
@@ -118,6 +120,8 @@ class Roster(SchedulerPlugin):
         """Begin to count a worker's idle seconds, and pass on when its job ends."""
         self._busy[worker] = monotonic()
         self._names[worker] = str(scheduler.workers[worker].name)
+        if scheduler.workers[worker].status == Status.paused:  # it came back
+            self._paused[worker] = monotonic()
         self._tell([scheduler.workers[worker]])
 
     def remove_worker(
@@ -125,6 +129,7 @@ class Roster(SchedulerPlugin):
     ) -> None:
         """Forget a worker; its end only if it left, for one that died is started again by its nanny, as it was."""
         self._busy.pop(worker, None)
+        self._paused.pop(worker, None)
         name = self._names.pop(worker, "")
         if self.leaving is not None:
             self.leaving.forget(worker)
@@ -152,6 +157,15 @@ class Roster(SchedulerPlugin):
             if self.leaving is not None and self.leaving.is_on:
                 self.leaving.wake()
 
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Notice workers that pause and run again: Dask has no other hook for it."""
+        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+            ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
+            if ws is not None and ws.status == Status.paused:
+                self._paused.setdefault(topic, monotonic())
+            else:
+                self._paused.pop(topic, None)
+
     # -- what it answers -----------------------------------------------------------------------------------
 
     def roster(self, comm: Any = None) -> dict[str, Any]:
@@ -161,10 +175,12 @@ class Roster(SchedulerPlugin):
         -------
         dict
             "workers": by address, of each its "name", "threads", "status", "idle_for" (0 while it has a task),
-            "processing" (tasks), "nbytes" (of results), "unique" (of those that nobody else holds), "free" (see
-            `moving.free_bytes`), "ends_in" (None: nobody knows), "resources", "device" and "host".
+            "paused_for" (seconds; 0 while it takes tasks), "processing" (tasks), "nbytes" (of results), "unique" (of
+            those that nobody else holds), "free" (see `moving.free_bytes`), "ends_in" (None: nobody knows),
+            "resources", "device" and "host".
             "demands": for each kind of needs its "profile" as (seconds, width), "longest" (of the ready tasks),
-            "resources", "workers" (addresses; None: anyone), "device" ("gpu" or None) and "speeds" of device classes.
+            "resources", "workers" (addresses; None: anyone), "device" (a class; None: any) and "speeds" of device
+            classes.
             "queue": tasks that are ready, those that run included.
         """
         scheduler, demands = self._here()
@@ -275,6 +291,7 @@ class Roster(SchedulerPlugin):
             "threads": ws.nthreads,
             "status": ws.status.name,
             "idle_for": now - self._busy.get(ws.address, now),
+            "paused_for": max(now - self._paused[ws.address], 0.0) if ws.address in self._paused else 0.0,
             "processing": len(ws.processing),
             "nbytes": ws.nbytes,
             "unique": unique,
@@ -300,15 +317,18 @@ class Roster(SchedulerPlugin):
         """Pass the ends on to the ledger that placement looks at: all of them to a new one."""
         scheduler, _ = self._here()
         stealing = stealing_of(scheduler)
-        if stealing is None or not (self._ends or self._fresh):
+        if stealing is None:
             return
+        ledger = stealing.ledger
+        if not (self._ends or self._fresh or ledger.ends or ledger.fresh):
+            return  # nothing was told, and nothing is to be told
         if stealing is not self._told:
             self._told, workers = stealing, scheduler.workers.values()
-            stealing.ledger.fresh = self._fresh
+            ledger.fresh = self._fresh
         for ws in workers:
             at = self._end(ws)
-            if at != stealing.ledger.ends.get(ws.address):
-                stealing.ledger.set_end(ws.address, at)
+            if at != ledger.ends.get(ws.address):
+                ledger.set_end(ws.address, at)
 
 
 def reserve(seconds: float) -> float:

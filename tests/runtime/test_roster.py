@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from math import inf
+from math import inf, nan
 
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Client, Event, LocalCluster, Scheduler, Worker, wait
+from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, secede, wait
 from distributed.protocol.pickle import dumps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
+from dask_ferro.policy.cost import Speed
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.demand import Demands, Span, profile, schedule
 from dask_ferro.runtime.roster import Kept, Roster
@@ -136,6 +137,30 @@ def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
     on_cluster(test)
 
 
+def test_a_row_tells_for_how_long_a_worker_has_paused():
+    async def test(client, cluster):
+        scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
+        told = scheduler.plugins[roster.NAME].roster
+
+        def paused():
+            return {address: row["paused_for"] for address, row in told()["workers"].items()}
+
+        assert paused() == {one: 0.0, two: 0.0}
+        cluster.workers[0].status = Status.paused
+        while scheduler.workers[one].status != Status.paused:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert 0.1 <= paused()[one] < 5.0
+        assert paused()[two] == 0.0
+        cluster.workers[0].status = Status.running
+        while scheduler.workers[one].status != Status.running:
+            await asyncio.sleep(0.01)
+        assert paused()[one] == 0.0
+
+    with dask.config.set({"distributed.worker.memory.pause": False}):  # it would resume by itself
+        on_cluster(test)
+
+
 def test_demands_are_apart_by_what_their_workers_must_have():
     async def test(client, cluster):
         event, held = await busy(client, cluster)
@@ -221,6 +246,126 @@ def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(installed):
     on_cluster(test)
 
 
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_a_required_device_class_is_a_need_where_somebody_honours_it(installed):
+    async def test(client, cluster):
+        if installed:
+            await ff.install(client)
+        event, held = await busy(client, cluster)
+        with annotated(2.0), ff.Require("gpu"):
+            required = client.map(hold, ["roster"] * 3, range(3), pure=False)
+        with annotated(2.0):
+            free = client.submit(hold, "roster", 0, pure=False)
+        while len(cluster.scheduler.tasks) < 6:
+            await asyncio.sleep(0.01)
+        rows = {d["device"]: d for d in Demands(cluster.scheduler).rows() if d["workers"] is None}
+        if installed:
+            assert {device: row["profile"] for device, row in rows.items()} == {
+                "gpu": [(2.0, 3.0)],
+                None: [(2.0, 1.0)],
+            }
+            assert rows["gpu"]["resources"] == {}
+        else:
+            assert {device: row["profile"] for device, row in rows.items()} == {None: [(2.0, 4.0)]}
+        await event.set()
+        await client.gather([*held, free])
+        del required
+
+    on_cluster(test)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_the_demand_reads_annotations_as_placement_does(installed):
+    """Operations count where a device's speed is known; what makes no sense says nothing."""
+
+    async def test(client, cluster):
+        if installed:
+            await ff.install(client)
+            durations = cluster.scheduler.extensions["stealing"].ledger.durations
+            durations.speeds["cpu"] = Speed(1e9, 1e9)
+        tasks = []
+        for number, told in enumerate(
+            [
+                {"flops": 3e9},
+                {"seconds": 4.0, "bytes": 2e9},
+                {"seconds": nan},
+                {"seconds": inf},
+                {"seconds": -1.0},
+            ]
+        ):
+            with dask.annotate(ferro=told):
+                tasks.append(client.submit(hold, "roster", number, resources={f"none-{number}": 1}))
+        while len(cluster.scheduler.unrunnable) < len(tasks):
+            await asyncio.sleep(0.01)
+        found = {next(iter(d["resources"])): d for d in Demands(cluster.scheduler).rows()}
+        known = [3.0, 2.0] if installed else [0.5, 4.0]
+        for number, seconds in enumerate([*known, 0.5, 0.5, 0.5]):
+            row = found[f"none-{number}"]
+            assert (row["profile"], row["longest"]) == ([(seconds, 1.0)], seconds)
+
+    on_cluster(test)
+
+
+def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_say():
+    async def test(client, cluster):
+        await ff.install(client)
+        ledger = cluster.scheduler.extensions["stealing"].ledger
+        with dask.annotate(ferro={"flops": 4e9}):
+            task = client.submit(hold, "roster", 0, resources={"none": 1})
+        while not cluster.scheduler.unrunnable:
+            await asyncio.sleep(0.01)
+        ledger.durations.speeds.update({"cpu": Speed(1e9, 1e9), "gpu": Speed(8e9, 8e9)})
+        ledger.set_device(next(iter(ledger.rows)), "gpu")  # until it says itself what it is
+        (row,) = Demands(cluster.scheduler).rows()
+        assert (row["profile"], row["speeds"]) == ([(4.0, 1.0)], {"gpu": 8.0})
+        del task
+
+    on_cluster(test)
+
+
+def seceding(number):
+    secede()
+    Event("coordinators").wait()
+    return number
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
+def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(installed):
+    """Stock Dask counts them as no work either."""
+
+    async def test(client, cluster):
+        if installed:
+            await ff.install(client)
+        scheduler = cluster.scheduler
+        away = [client.submit(seceding, number, pure=False) for number in range(6)]
+        while sum(len(ws.long_running) for ws in scheduler.workers.values()) < 6:
+            await asyncio.sleep(0.01)
+        assert Demands(scheduler).rows() == []
+        facts = scheduler.plugins[roster.NAME].roster()
+        holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
+        assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
+        with annotated(2.0):
+            after = client.submit(sum, away)
+        while scheduler.task_prefixes.get("sum") is None:
+            await asyncio.sleep(0.01)
+        (row,) = Demands(scheduler).rows()  # later, but it comes
+        assert row["profile"][0][1] == 0.0
+        assert row["profile"][-1] == (2.0, 1.0)
+        event, held = await busy(client, cluster)
+        with annotated(0.1):
+            others = client.map(hold, ["roster"] * 40, range(40))
+        while len(scheduler.tasks) < 49:
+            await asyncio.sleep(0.01)
+        (sample,) = [d for d in Demands(scheduler, 20).rows() if d["workers"] is None]
+        assert sample["profile"][0][1] * 0.1 == pytest.approx(4.0, rel=0.15)
+        await event.set()
+        await Event("coordinators").set()
+        assert await after == 15
+        await client.gather([*held, *others])
+
+    on_cluster(test)
+
+
 def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
     calls = []
 
@@ -277,6 +422,20 @@ def test_ends_are_kept_by_name_for_workers_that_come_later_too(installed):
                 assert ledger.worker(names["0"], now).ends_in == inf
                 await cluster.scheduler_comm.ferro_roster_remove()
                 assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
+
+    on_cluster(test)
+
+
+def test_an_end_that_is_taken_back_is_taken_out_of_the_ledger():
+    async def test(client, cluster):
+        await ff.install(client)
+        ledger = cluster.scheduler.extensions["stealing"].ledger
+        told = cluster.scheduler_comm.ferro_ends
+        await told(ends={"0": time.time() + 20}, fresh=100.0)
+        assert (len(ledger.ends), ledger.fresh) == (1, 95.0)
+        await told(ends={"0": None}, fresh=0.0)
+        assert (ledger.ends, ledger.fresh) == ({}, 0.0)
+        assert {row.ends_at for row in ledger.rows.values()} == {inf}
 
     on_cluster(test)
 
