@@ -111,7 +111,9 @@ class Work(NamedTuple):
 
     def admits(self, job: Job) -> bool:
         """Whether a job may run it, and has the time."""
-        return job.pool in self.pools and not job.ends_in < self.lasts / self.speed(job.pool)
+        return (
+            job.pool in self.pools and not job.stalled and not job.ends_in < self.lasts / self.speed(job.pool)
+        )
 
 
 class Crew:

@@ -79,6 +79,8 @@ class Job(NamedTuple):
         That are connected; 0 before that.
     held : bool
         It may not leave now: it was refused a moment ago (actors, no room).
+    stalled : bool
+        None of its workers has taken a task for a while (their memory is full): it counts, but runs no work.
     """
 
     name: Name
@@ -93,6 +95,7 @@ class Job(NamedTuple):
     free: int = 0
     threads: int = 0
     held: bool = False
+    stalled: bool = False
 
 
 class Demand(NamedTuple):

@@ -1,7 +1,8 @@
 """What the scheduler and the site say of workers and jobs, as the facts that `policy.scale` reads.
 
-A pool may run a demand when its workers have the resources and the device class: what was seen of them counts, and
-before the first one came, what its jobs declare.  Durations are seconds, sizes bytes.
+A pool may run a demand when its workers have the resources and the device class: what was seen of them counts, of
+those that have left too, and before the first one came, what its jobs declare.  A worker that pauses has no threads
+once it has for some seconds, and no free memory at all: it fetches nothing.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -9,9 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Staff
 from dask_ferro.runtime.pools import Pools, SiteJob
+
+# Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
+# and what it can spill is on disk after a few.
+PAUSED = 5.0
+
+# Resources and device class of a pool's workers.
+_Offer = tuple[dict[str, float], str | None]
+# What was seen of the pools of a site whose last worker may be gone.
+_seen: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
 
 
 def staffed(
@@ -37,7 +48,8 @@ def staffed(
         for job in jobs
     )
     pool_of = {worker: job.pool for job in jobs for worker in job.workers}
-    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name) for kind in kinds}
+    seen = _seen.setdefault(pools, {})
+    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
     demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
     return Staff(now, kinds, rows, demands)
 
@@ -47,6 +59,8 @@ def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: boo
     if job.ends_at is not None and not ends:
         ends = [job.ends_at - now]
     state = PENDING if job.state == "submitting" else job.state
+    takes = [w for w in workers if w["paused_for"] < PAUSED and w["status"] != "closing_gracefully"]
+    stalled = not takes and any(w["paused_for"] >= PAUSED for w in workers)
     return Job(
         job.name,
         job.pool,
@@ -57,23 +71,29 @@ def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: boo
         min(ends, default=math.inf),
         sum(w["nbytes"] for w in workers),
         sum(w["unique"] for w in workers),
-        sum(w["free"] for w in workers),
-        sum(w["threads"] for w in workers if leaves or w["status"] != "closing_gracefully"),
+        sum(w["free"] for w in workers if not w["paused_for"]),
+        sum(w["threads"] for w in (workers if leaves else takes)),
         held,
+        stalled,
     )
 
 
 def _offer(
-    name: str, pools: Pools, pool_of: Mapping[str, str], workers: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, float], str | None]:
-    """Return the resources of a pool's workers, and their device class where one was seen."""
+    name: str,
+    pools: Pools,
+    pool_of: Mapping[str, str],
+    workers: Mapping[str, Mapping[str, Any]],
+    seen: dict[str, _Offer],
+) -> _Offer:
+    """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
     declared = getattr(pools, "resources", None)
-    resources = dict(declared(name)) if declared is not None else {}
-    device = None
+    resources, device = seen.get(name, ({}, None))
+    resources = resources | (declared(name) if declared is not None else {})
     for worker, pool in pool_of.items():
         if pool == name and worker in workers:
             resources |= workers[worker]["resources"]
             device = workers[worker]["device"]
+            seen[name] = resources, device
     if device is None and any(key.upper() == "GPU" for key in resources):
         device = "gpu"
     return resources, device
@@ -81,7 +101,7 @@ def _offer(
 
 def _demand(
     row: Mapping[str, Any],
-    offers: Mapping[str, tuple[dict[str, float], str | None]],
+    offers: Mapping[str, _Offer],
     by_name: Mapping[str, Mapping[str, Any]],
     pool_of: Mapping[str, str],
     workers: Mapping[str, Mapping[str, Any]],

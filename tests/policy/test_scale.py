@@ -73,6 +73,39 @@ def gone(decision: Decision) -> list[str]:
 
 # -- grow --------------------------------------------------------------------------------------------------
 
+TINY = work((0.01, 5))  # not worth a job where anybody would do it
+
+
+@pytest.mark.parametrize(
+    ("there", "changes", "wanted"),
+    [
+        pytest.param(jobs(RUNNING), {}, {}, id="tiny tasks wait for who is there"),
+        pytest.param(
+            jobs(RUNNING, stalled=True), {}, {"cpu": 1}, id="who takes no tasks helps nobody: one more"
+        ),
+        pytest.param(
+            jobs(RUNNING, stalled=True) + jobs(PENDING, first=1),
+            {},
+            {},
+            id="the one that is on its way will do",
+        ),
+        pytest.param(
+            jobs(RUNNING, RUNNING, stalled=True), {"maximum": 2}, {}, id="they count toward the maximum"
+        ),
+        pytest.param(jobs(RUNNING, stalled=True) + jobs(RUNNING, first=1), {}, {}, id="another one is there"),
+    ],
+)
+def test_who_has_taken_no_tasks_for_a_while_does_no_work(there, changes, wanted):
+    assert asked(decide([ONE], there, TINY, **changes)) == wanted
+
+
+def test_who_takes_no_tasks_goes_when_idle_for_long_and_its_data_fits_elsewhere():
+    full = jobs(RUNNING, stalled=True, idle_for=60.0, unique=1 * GB)
+    others = jobs(RUNNING, first=1)
+    assert named(decide([ONE], full + others, TINY), Drain) == ["j0"]
+    assert gone(decide([ONE], full + [job._replace(free=0) for job in others], TINY)) == []
+
+
 BURST = work((0.5, 300))  # 300 tasks of half a second
 
 

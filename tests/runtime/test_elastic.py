@@ -24,8 +24,8 @@ from dask_ferro.simulate.tiles import iterated_cholesky
 KB = 1024
 NOW = 1000.0
 IDLE = {
-    "threads": 1, "status": "running", "idle_for": 7.0, "processing": 0, "nbytes": 100, "unique": 60, "free": 900,
-    "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
+    "threads": 1, "status": "running", "idle_for": 7.0, "paused_for": 0.0, "processing": 0, "nbytes": 100,
+    "unique": 60, "free": 900, "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_a_job_is_what_all_its_processes_are():
     (row,) = rows([job], workers)
     assert row._asdict() == {
         "name": "a", "pool": "default", "state": RUNNING, "age": 20.0, "order": 3, "idle_for": 0.0, "ends_in": 50.0,
-        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2, "held": False,
+        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2, "held": False, "stalled": False,
     }  # fmt: skip
 
 
