@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Nanny, Worker
+from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,17 @@ _EARLY = 65.0
 _KEPT, _MOST_KEPT = 0.2, 10.0
 # From one attempt to the next; at most, when the time is over and nobody came for the job.
 _RETRY, _RETRY_MOST = 2.0, 30.0
+# A nanny is told its worker's address when the scheduler knows it already: half a second later on a busy machine.
+# The others wait for it so long, so that nothing of theirs is moved to one that leaves next.
+_POLL, _STARTING = 0.05, 5.0
 # A worker that has left closes by itself; one whose thread still runs a task that was taken from it does not.
 _CLOSING = 5.0
 
 # All nannies, or workers without one, of this process.
 _servers: WeakSet[Nanny | Worker] = WeakSet()
 _leaving: set[asyncio.Task[None]] = set()
+# Of a server that is gone, or as good as that.
+_OVER = (Status.closing, Status.closed, Status.failed)
 
 
 async def dask_setup(server: Nanny | Worker) -> None:
@@ -116,20 +121,31 @@ def _warned() -> None:
 
 
 async def _leave(seconds: float) -> None:
-    """Let all workers of this process leave and end, in so many seconds."""
+    """Let all workers of this process leave and end, in so many seconds; those that start now when they have."""
     until = time() + seconds
     logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
+    known_by = time() + min(seconds - _kept(seconds), _STARTING)
+    while time() < known_by and any(_address(server) is None for server in _there()):
+        await asyncio.sleep(_POLL)
     pause = _RETRY
-    while servers := {a: s for s in list(_servers) if (a := _address(s))}:
+    while there := _there():
+        servers = {a: server for server in there if (a := _address(server))}
         left = max(until - time(), 0.0)
-        scheduler = next(iter(servers.values())).scheduler
-        gone = await _ask(scheduler, list(servers), left - min(_KEPT * left, _MOST_KEPT))
+        gone = await _ask(there[0].scheduler, list(servers), left - _kept(left)) if servers else set()
         await asyncio.gather(*(_end(servers[address]) for address in gone))
-        if len(gone) == len(servers):
+        if len(gone) == len(there):
             return
         await asyncio.sleep(pause)
         if time() > until:
             pause = min(2 * pause, _RETRY_MOST)
+
+
+def _kept(seconds: float) -> float:
+    return min(_KEPT * seconds, _MOST_KEPT)
+
+
+def _there() -> list[Nanny | Worker]:
+    return [server for server in list(_servers) if server.status not in _OVER]
 
 
 async def _ask(scheduler: Any, addresses: list[str], seconds: float) -> set[str]:
@@ -152,4 +168,5 @@ async def _end(server: Nanny | Worker) -> None:
 
 
 def _address(server: Nanny | Worker) -> str | None:
+    """Return the address of a server's worker; None: it is not known yet."""
     return server.worker_address if isinstance(server, Nanny) else server.contact_address

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import Client, Nanny, Scheduler, wait
+from distributed import Client, Nanny, Scheduler, Worker, wait
 
 from dask_ferro.runtime import job
 from dask_ferro.runtime.roster import NAME, Roster
@@ -101,6 +101,31 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
             assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
             assert await running == 7
             assert lost(scheduler) == [set()] * count
+
+    with_scheduler(test)
+
+
+@pytest.mark.cluster
+def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost():
+    """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
+
+    async def test(client, scheduler):
+        async with (
+            Worker(scheduler.address, name="other", nthreads=1),
+            Nanny(scheduler.address, name="job", nthreads=1) as nanny,
+        ):
+            address, nanny.process.worker_address = nanny.process.worker_address, None
+            held = client.submit(bytes, 10_000, workers=[address])
+            await wait(held)
+            job._servers.add(nanny)
+            leaving = asyncio.create_task(job._leave(20.0))
+            await asyncio.sleep(0.2)
+            nanny.process.worker_address = address
+            await leaving
+            assert [ws.name for ws in scheduler.workers.values()] == ["other"]
+            assert lost(scheduler) == [set()]
+            assert len(await held) == 10_000
+            assert not job._there()
 
     with_scheduler(test)
 
