@@ -3,12 +3,16 @@
 Only `compute()` is its own.  Dask's array optimizer fuses what makes a chunk with the model that reads it, but
 leaves a task under the old name beside each fused one, and puts the chunks together in one more task on one
 worker.  On eight chunks of 40 ms those nine tasks are a twentieth of the time.  A fused task of Dask's also orders
-what it holds at every run, which takes a millisecond; here that is done once.
+what it holds at every run, which takes a millisecond; here that is done once.  A task takes several short chunks
+(`groups`), and workers of the caller's host write into its memory (`landing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import accumulate, chain, islice
+from math import prod
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -18,34 +22,52 @@ from dask.base import get_scheduler, tokenize
 from dask.core import flatten, reverse_dict, toposort
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dask_ferro.lower.groups import Target, are_chains, grouped, sizes
+from dask_ferro.lower.landing import Landing, Place, opened
 from dask_ferro.lower.layer import Key, LazyLayer
+from dask_ferro.lower.lowering import slots
+
+# Bytes of a result below which it travels: the workers' other messages take as long.
+_WORTH_LANDING = 2**20
 
 
 class FusedLayer(LazyLayer):
-    """An array's whole graph, fused where it is written out: on the scheduler.
+    """An array's whole graph, fused where it is written out: on the scheduler; one task for each group of chunks.
 
     Parameters
     ----------
     graph : HighLevelGraph
-    names : mapping of key to key
-        Of the array's chunks, what each is called here: it is another task than the chunk's own, and a cluster
-        may still hold that one.
+    groups : sequence of (key, chunks)
+        What each task is called: it is another one than a chunk's own, which a cluster may still hold; and the
+        keys of its chunks.
+    targets : mapping of key to Target, optional
+        Where chunks go; the others are in the tasks' results.
     """
 
-    def __init__(self, graph: HighLevelGraph, names: Mapping[Key, Key]) -> None:
+    def __init__(
+        self,
+        graph: HighLevelGraph,
+        groups: Sequence[tuple[Key, Sequence[Key]]],
+        targets: Mapping[Key, Target] | None = None,
+    ) -> None:
         super().__init__()
         self.graph = graph
-        self.names = dict(names)
+        self.groups = tuple(groups)
+        self.targets = dict(targets or {})
 
     def _write_out(self) -> Iterator[GraphNode]:
-        fused = dict(optimize(self.graph, list(self.names)))
+        wanted = [key for _, chunks in self.groups for key in chunks]
+        fused = dict(optimize(self.graph, wanted))
         readers = reverse_dict({key: node.dependencies for key, node in fused.items()})
-        for key, node in resolve_aliases(fused, set(self.names), readers).items():
-            yield _in_order(node.substitute(self.names, key=self.names.get(key, key)))
+        nodes = resolve_aliases(fused, set(wanted), readers)
+        for name, chunks in self.groups:
+            mine = [_in_order(nodes.pop(key)) for key in chunks]
+            yield grouped(name, mine, [self.targets.get(key) for key in chunks])
+        yield from map(_in_order, nodes.values())
 
     def get_output_keys(self) -> set[Key]:
-        """The array's chunks."""
-        return set(self.names.values())
+        """The groups."""
+        return {name for name, _ in self.groups}
 
 
 class Step(NamedTuple):
@@ -89,7 +111,15 @@ def _in_order(node: GraphNode) -> GraphNode:
 
 
 class ModelArray(da.Array):
-    """A dask array that computes to its value with one task a chunk, put together at the caller."""
+    """A dask array that computes to its value with one task for some chunks, put together at the caller.
+
+    Attributes
+    ----------
+    seconds : float
+        Projected, of one chunk; 0: not known.
+    """
+
+    seconds: float = 0.0
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the array's value.
@@ -102,13 +132,59 @@ class ModelArray(da.Array):
         if not kwargs.pop("optimize_graph", True):
             return super().compute(optimize_graph=False, **kwargs)
         schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[self])
-        # The same array may come from a persisted one next time: other tasks, so other names.
-        name = f"{self.name}-{tokenize([(n, _kind(layer)) for n, layer in self.dask.layers.items()])}"
-        names = {key: (name, *key[1:]) for key in flatten(self.__dask_keys__())}
-        graph = HighLevelGraph({name: FusedLayer(self.dask, names)}, {name: set()})
-        results = schedule(graph, _renamed(self.__dask_keys__(), names), **kwargs)
+        # A client's `get`, or one of Dask's own functions, which run in this process.
+        client = getattr(schedule, "__self__", None)
+        client = client if hasattr(client, "scatter") else None
+        landing = self._landing() if client is not None else None
+        with landing or nullcontext():
+            targets = {} if landing is None else self._targets(landing.place)
+            groups = self._groups(client, landing)
+            name = groups[0][0][0]
+            graph = HighLevelGraph({name: FusedLayer(self.dask, groups, targets)}, {name: set()})
+            results = schedule(graph, [key for key, _ in groups], **kwargs)
+            parts = dict(zip(self._chunk_keys(), chain.from_iterable(results), strict=True))
+            missing = [key for key, part in parts.items() if part is None]
+            if missing and landing is not None:
+                whole = landing.array(self.shape, self.dtype)
+                if len(missing) == len(parts):
+                    return whole
+                for key in missing:
+                    start = targets[key].start
+                    parts[key] = whole[start : start + targets[key].shape[0]]
         rebuild, arguments = self.__dask_postcompute__()
-        return rebuild(results, *arguments)
+        return rebuild(_nested(self.__dask_keys__(), parts), *arguments)
+
+    def _chunk_keys(self) -> list[Key]:
+        """The chunks' keys in the order of their rows."""
+        return list(flatten(self.__dask_keys__()))
+
+    def _groups(self, client: Any, landing: Landing | None) -> list[tuple[Key, list[Key]]]:
+        """Return the key and the chunks of each task."""
+        keys = self._chunk_keys()
+        if client is not None and self.seconds and are_chains(self.dask):
+            counts = sizes(len(keys), self.seconds, slots(client))
+        else:
+            counts = (1,) * len(keys)
+        # The same array may come from a persisted one next time: other tasks, so other names.
+        kinds = [(name, _kind(layer)) for name, layer in self.dask.layers.items()]
+        name = f"{self.name}-{tokenize(kinds, counts, landing and landing.place.name)}"
+        rest = iter(keys)
+        return [((name, i), list(islice(rest, count))) for i, count in enumerate(counts)]
+
+    def _landing(self) -> Landing | None:
+        """Return memory for the result; None where its size is not known, or it is small or no numbers."""
+        if self.dtype.kind not in "biufc" or not self.nbytes >= _WORTH_LANDING:
+            return None
+        return opened(int(self.nbytes))
+
+    def _targets(self, place: Place) -> dict[Key, Target]:
+        rest = self.shape[1:]
+        row = prod(rest) * self.dtype.itemsize
+        starts = accumulate(self.chunks[0], initial=0)
+        return {
+            key: Target(place, start, start * row, (rows, *rest), self.dtype)
+            for key, start, rows in zip(self._chunk_keys(), starts, self.chunks[0], strict=False)
+        }
 
 
 def _kind(layer: Any) -> str:
@@ -117,5 +193,6 @@ def _kind(layer: Any) -> str:
     return type(held).__name__
 
 
-def _renamed(keys: Any, names: Mapping[Key, Key]) -> Any:
-    return [_renamed(k, names) for k in keys] if isinstance(keys, list) else names[keys]
+def _nested(keys: Any, parts: Mapping[Key, Any]) -> Any:
+    """Return the parts as lists in lists, as their keys are."""
+    return [_nested(k, parts) for k in keys] if isinstance(keys, list) else parts[keys]

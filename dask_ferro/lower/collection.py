@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import dask
@@ -178,7 +179,7 @@ class ModelGraph(DaskMethodsMixin):
 
     def _as_dask_arrays(self) -> Any:
         self._arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in (self._arrays or {}).items()}
-        arrays = self._lowered.dask_arrays()
+        arrays = self._lowered.dask_arrays(self._seconds)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     # -- from here to a graph ------------------------------------------------------------------------------
@@ -211,6 +212,14 @@ class ModelGraph(DaskMethodsMixin):
     def _sized(self) -> Sized:
         assert self._arrays is not None
         return self._opened.sized(self._arrays, self._largest_chunk)
+
+    @property
+    def _seconds(self) -> float:
+        """Projected, of the largest chunk; of a model whose batch is fixed, all its runs."""
+        runs = (
+            ceil((self._largest_chunk or 1) / (self._opened.signature.fixed_rows or 1)) if self._splits else 1
+        )
+        return self._sized.seconds * runs
 
     @cached_property
     def _splits(self) -> bool:

@@ -40,12 +40,12 @@ _NAMED = 4
 _NAME = 40
 
 
-def slots() -> int:
+def slots(client: Any = None) -> int:
     """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
     wanted = config.count("bundle.workers")
     if wanted is not None:
         return wanted
-    client = current_client()
+    client = current_client() if client is None else client
     if client is None or client.asynchronous:
         return int(CPU_COUNT)
     return sum(client.nthreads().values()) or int(CPU_COUNT)
@@ -142,11 +142,11 @@ class Lowered:
             return self.series[source.bundle]
         return KeySeries((self._out_name(index),), _zeros(self.types, self.signature.outputs[index].name))
 
-    def dask_arrays(self) -> dict[str, Any]:
-        """Return each output as a dask array chunked along the batch axis."""
-        return {spec.name: self._dask_array(i) for i, spec in enumerate(self.signature.outputs)}
+    def dask_arrays(self, seconds: float) -> dict[str, Any]:
+        """Return each output as a dask array chunked along the batch axis; `seconds`: projected, of a chunk."""
+        return {spec.name: self._dask_array(i, seconds) for i, spec in enumerate(self.signature.outputs)}
 
-    def _dask_array(self, index: int) -> Any:
+    def _dask_array(self, index: int, seconds: float) -> Any:
         from dask_ferro.lower.array import ModelArray
 
         spec = self.signature.outputs[index]
@@ -172,7 +172,9 @@ class Lowered:
             layers = {**graph.layers, name: MaterializedLayer({})}
             graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
         rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
-        return ModelArray(graph, name, (self.rows, *rest), dtype=spec.dtype)
+        array = ModelArray(graph, name, (self.rows, *rest), dtype=spec.dtype)
+        array.seconds = seconds
+        return array
 
 
 def lower(

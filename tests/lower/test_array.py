@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 
 import dask
 import dask.array as da
@@ -14,14 +15,16 @@ from dask.core import flatten
 
 import dask_ferro as ff
 from dask_ferro.lower.array import FusedLayer, _in_order, run_steps
+from dask_ferro.lower.groups import run_group
 from tests.graphs import mlp, mlp_reference
 
 X = np.random.default_rng(1).standard_normal((9, 6), dtype=np.float32)
 
 
-def _tasks(y: da.Array) -> list[GraphNode]:
-    names = {key: ("renamed", *key[1:]) for key in flatten(y.__dask_keys__())}
-    return list(dict(FusedLayer(y.dask, names)).values())
+def _tasks(y: da.Array, *counts: int) -> list[GraphNode]:
+    keys = iter(list(flatten(y.__dask_keys__())))
+    groups = [(("renamed", i), list(islice(keys, count))) for i, count in enumerate(counts)]
+    return list(dict(FusedLayer(y.dask, groups)).values())
 
 
 def _pieces() -> Iterator[da.Array]:
@@ -32,9 +35,13 @@ def _pieces() -> Iterator[da.Array]:
 
 def test_a_chunk_is_read_and_computed_by_one_task_in_an_order_found_once():
     y = ff.from_onnx(mlp())(da.concatenate(list(_pieces())))
-    tasks = _tasks(y)
-    assert [task.func for task in tasks] == [run_steps] * 3
+    tasks = _tasks(y, 1, 2)
+    assert [task.func for task in tasks] == [run_group] * 2
+    assert [[node.func for node in task.args[0]] for task in tasks] == [[run_steps], [run_steps] * 2]
     assert all(not task.dependencies for task in tasks)
+    np.testing.assert_allclose(
+        np.concatenate([c for task in tasks for c in task()]), y.compute(scheduler="sync")
+    )
     np.testing.assert_allclose(y.compute(scheduler="sync"), mlp_reference(X), rtol=1e-5, atol=1e-6)
 
 
