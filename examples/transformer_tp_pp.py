@@ -5,8 +5,7 @@
 The stack is array math with signals.  `plans/transformer.yaml` splits heads and hidden units over two workers: a layer
 has two all-reduces forward, and two backward.  `pipeline` cuts the same loss into two stages of one worker each, and
 runs four micro-batches by the 1f1b schedule.  `plans/transformer_stages.yaml` does both, tensor 2 x pipeline 2 on four
-workers: a micro-batch is a call, and calls follow each other through the stages, all forwards first (GPipe's order; a
-schedule of one's own is for stages of one worker).  All give the loss and the gradients of one worker.
+workers: each stage is two workers, and the schedule is the same.  All give the loss and the gradients of one worker.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from dask_ferro.graph.signal import signal
 from dask_ferro.graph.tensor import Tensor, argument, asarray
 from dask_ferro.graph.tensor_layout import permute_dims
 from dask_ferro.graph.tensor_model import Built, build
-from dask_ferro.lower.pipeline import pipeline
+from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.lower.pipeline_ranks import RankPipeline
 from dask_ferro.lower.sharded import gather
 from dask_ferro.lower.spmd import Ranks
 
@@ -80,15 +80,15 @@ def whole_step(layers: int, width: int, rows: int = BATCH) -> Built:
     return build({"loss": loss, **{f"d {n}": g for n, g in grad(loss, w).items()}}, list(w.values()))
 
 
-def in_stages(layers: int, width: int, batch: dict[str, Any]) -> dict[str, Any]:
-    """Loss and gradients by the plan that has stages and shards: the mean over micro-batches, each of them a call."""
-    rows = BATCH // MICRO_BATCHES
-    built = whole_step(layers, width, rows)
-    step = Ranks.of(apply(built, PLANS / "transformer_stages.yaml"))
-    starts = range(0, BATCH, rows)
-    calls = [step({**{n: a[i : i + rows] for n, a in batch.items()}, **built.bound}) for i in starts]
-    found = gather({f"{i}/{name}": value for i, out in enumerate(calls) for name, value in out.items()})
-    return {name: np.mean([found[f"{i}/{name}"] for i in range(MICRO_BATCHES)], axis=0) for name in calls[0]}
+def by_schedule(
+    layers: int, width: int, batch: dict[str, Any], **how: Any
+) -> tuple[dict[str, Any], RankPipeline | Pipeline]:
+    """Loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
+    w = parameters(layers, width)
+    loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)
+    step = pipeline(loss, w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
+    value, gradients = step(batch).compute()
+    return {"loss": value, **{f"d {name}": g for name, g in gradients.items()}}, step
 
 
 def apart(got: dict[str, Any], wanted: dict[str, Any]) -> float:
@@ -114,30 +114,28 @@ def main() -> None:
     ):
         applied = apply(built, PLANS / "transformer.yaml")
         counted = dict(applied.shard().collectives)
-        step = Ranks.of(applied)
+        ranks = Ranks.of(applied)
         start = time.perf_counter()
-        split = gather(step({**batch, **built.bound}))
+        split = gather(ranks({**batch, **built.bound}))
         seconds = time.perf_counter() - start
         print(f"tensor parallel on 2 workers: {counted}, {seconds:.2f} s, {apart(split, alone):.0e} apart")
 
-        w = parameters(layers, width)
-        loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)
-        stages = pipeline(loss, w, stages=2, micro_batches=MICRO_BATCHES, schedule="1f1b")
         start = time.perf_counter()
-        value, gradients = stages(batch).compute()
+        piped, step = by_schedule(layers, width, batch, stages=2)
         seconds = time.perf_counter() - start
-        piped = {"loss": value, **{f"d {name}": g for name, g in gradients.items()}}
         print(
             f"1f1b, 2 stages x {MICRO_BATCHES} micro-batches: {seconds:.2f} s, {apart(piped, alone):.0e} apart"
         )
-        print(stages.schedule)
+        print(step.schedule)
 
         both = alone
         if layers == 2:  # as many as the plan has
             start = time.perf_counter()
-            both = in_stages(layers, width, batch)
+            both, _ = by_schedule(layers, width, batch, plan=PLANS / "transformer_stages.yaml")
             seconds = time.perf_counter() - start
-            print(f"tensor 2 x pipeline 2 on 4 workers: {seconds:.2f} s, {apart(both, alone):.0e} apart")
+            print(
+                f"1f1b, tensor 2 x pipeline 2 on 4 workers: {seconds:.2f} s, {apart(both, alone):.0e} apart"
+            )
     if max(apart(each, alone) for each in (split, piped, both)) > SAME:
         raise SystemExit(f"the gradients are further apart than {SAME:.0e}")
 

@@ -160,6 +160,27 @@ def test_heterogeneous_at_toy_size(tmp_path):
 
 
 @pytest.mark.cluster
+def test_parallel_at_toy_size(tmp_path):
+    printed, record = toy("parallel.py", tmp_path / "record.json")
+    results = record["results"]
+    assert list(results) == ["pipeline", "tensor", "overlap", "collectives"]
+    names = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+    assert [(row["schedule"], row["micro_batches"]) for row in results["pipeline"]["schedules"]] == [
+        (name, 4) for name in names
+    ]
+    assert all(row["span"]["median"] >= row["ideal"] > 0 for row in results["pipeline"]["schedules"])
+    assert results["tensor"]["all_reduces"] == 3  # two forward and two backward, but for the input's gradient
+    assert set(results["overlap"]["threads"]) == {"2"}
+    for shares in results["overlap"]["threads"].values():
+        assert 0 <= shares["under"]["median"] <= 1
+        assert shares["transfer_seconds"]["median"] > 0
+    [case] = results["collectives"]["cases"]
+    assert (case["ranks"], case["chosen"]) == (2, "star")
+    for name in ("pipeline:", "tensor:", "overlap:", "collectives:"):
+        assert name in printed
+
+
+@pytest.mark.cluster
 def test_gpu_at_toy_size(tmp_path):
     """On the stand-in, where there is no GPU: counts of bytes, and that every contender runs."""
     printed, record = toy("gpu.py", tmp_path / "record.json")
@@ -249,6 +270,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
         "scheduling.py",
         "inference.py",
         "overhead.py",
+        "parallel.py",
         "memory.py",
         "device_profile.py",
         "gpu.py",

@@ -24,12 +24,12 @@ from dask_ferro.graph.balance import balanced
 from dask_ferro.graph.cost import costs, seconds
 from dask_ferro.graph.operands import uses, value_bytes
 from dask_ferro.graph.shapes import infer
+from dask_ferro.graph.site import CHUNK
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_model import build, reached
 from dask_ferro.graph.tensor_origin import Node
 from dask_ferro.graph.tree import Tree
 
-CHUNK_KEY = "dask_ferro.chunk"  # of a node's metadata_props
 LOSS = "loss"
 Signals = Sequence[str | Sequence[str]]
 
@@ -232,7 +232,7 @@ def _chunk_of(node: ir.Node, last: int) -> int:
 def assigned(model: ir.Model, chunks: int) -> ir.Model:
     """The model, changed: the chunk that a node's region begins with becomes metadata of its own."""
     for node in model.graph:
-        node.metadata_props[CHUNK_KEY] = str(_chunk_of(node, chunks - 1))
+        node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
         path = signal.region_of(node).path.partition("/")[2]
         node.metadata_props.pop(signal.REGION_KEY, None)
         if path:
@@ -253,7 +253,7 @@ def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
     model : onnx_ir.Model
         Of `staged`, as `graph.load` gives it back.
     """
-    homes = _homes(model, chunks)
+    homes = actions(model, chunks)
     makers = {str(v.name): home for node, home in homes.items() for v in node.outputs if v.name}
     wanted = {str(v.name) for v in model.graph.outputs}
     trains = any(kind == "W" for _, kind in homes.values())
@@ -279,9 +279,10 @@ def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
     return tuple(piece(chunk) for chunk in range(chunks))
 
 
-def _homes(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
+def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
+    """Return for each node of a model of `staged` its chunk, and "F", "I" or "W"."""
     nodes = list(model.graph)
-    chunk = {node: int(node.metadata_props.get(CHUNK_KEY, chunks - 1)) for node in nodes}
+    chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}
     backward = {node for node in nodes if signal.region_of(node).phase == signal.BACKWARD}
     waited: set[ir.Node] = set()
     for node in reversed(nodes):
@@ -289,6 +290,7 @@ def _homes(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
             user in waited or chunk[user] != chunk[node]
             for value in node.outputs
             for user in value.consumers()
+            if user in chunk  # a value also knows consumers that were left out of the graph
         ):
             waited.add(node)
     return {n: (chunk[n], "F" if n not in backward else "I" if n in waited else "W") for n in nodes}

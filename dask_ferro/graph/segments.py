@@ -29,6 +29,9 @@ from dask_ferro.graph.spmd import RANK, RANKS
 # Buckets are closed at this size: beyond it the wait for the last of a bucket's values costs more than the 10 ms
 # or so of tasks and hops that another collective would.
 _BUCKET_BYTES = 8 * 2**20
+# The last bucket is so much smaller, and each before it twice the next: what is exchanged when there is nothing left
+# to compute is little.
+_TAPER = 4
 
 
 class Segment(NamedTuple):
@@ -148,17 +151,18 @@ def _grouped(
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
         found[node] = max((found[maker] + 1 for maker in makers), default=0)
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int]] = {}
-    for node in sorted(filter(is_collective, nodes), key=found.__getitem__):
+    filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int, int]] = {}
+    for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
-        group, held = filling.get(key, ([], inf))
-        if held + nbytes > bucket_bytes:
+        group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
+        if held + nbytes > most:
+            most = most if not group else min(2 * most, bucket_bytes)
             group, held = [], 0
             groups.append(group)
         group.append(node)
-        filling[key] = group, int(held) + nbytes
-    return sorted(groups, key=lambda group: waits[group[0]])
+        filling[key] = group, int(held) + nbytes, most
+    return sorted((group[::-1] for group in reversed(groups)), key=lambda group: waits[group[0]])
 
 
 def _bytes(value: ir.Value | None) -> int:

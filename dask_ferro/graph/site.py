@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-STAGE, DEVICE, WORKERS = (
-    "dask_ferro.stage",
-    "dask_ferro.device",
-    "dask_ferro.workers",
-)  # keys of node metadata
+# Keys of node metadata.
+STAGE, DEVICE, WORKERS = "dask_ferro.stage", "dask_ferro.device", "dask_ferro.workers"
+CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
 
 
 class Site(NamedTuple):
@@ -29,11 +27,18 @@ class Site(NamedTuple):
         "cpu" or "gpu".
     workers : tuple of int or None
         The number of each rank's worker.
+    action : str or None
+        Of a pipeline: chunk and kind of the action that computes the node, as in "2F".
     """
 
     stage: int | None = None
     device: str | None = None
     workers: tuple[int, ...] | None = None
+    action: str | None = None
+
+    def is_with(self, other: Site) -> bool:
+        """Return whether what belongs here and there is on the same workers."""
+        return (self.stage, self.workers) == (other.stage, other.workers)
 
 
 NOWHERE = Site()
@@ -64,11 +69,12 @@ def sites(nodes: Sequence[ir.Node]) -> dict[ir.Node, Site]:
 
 def _own(node: ir.Node) -> Site | None:
     told = node.metadata_props
-    if not any(key in told for key in (STAGE, DEVICE, WORKERS)):
+    if not any(key in told for key in (STAGE, DEVICE, WORKERS, ACTION)):
         return None
     stage, workers = told.get(STAGE), told.get(WORKERS)
     return Site(
         None if stage is None else int(stage),
         told.get(DEVICE),
         None if workers is None else tuple(map(int, workers.split(","))),
+        told.get(ACTION),
     )

@@ -6,8 +6,8 @@ that has the same part: weights and inputs that several ranks share are there on
 of a split dimension (heads, groups) and shapes that are spelled out become those of the shard.
 
 A node says in its metadata for which rank it is (`dask_ferro.rank`, a collective `dask_ferro.ranks`) and how what it
-makes lies (`dask_ferro.placement`); what it had there before stays, and a redistribution has the region of what made
-the value.  What no output needs is left out.  Where ranks live is not known here.
+makes lies (`dask_ferro.placement`); what it had there before stays, and a redistribution has the region, and in a
+pipeline the chunk, of what made the value.  What no output needs is left out.  Where ranks live is not known here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.shard_parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.shard_plan import Compute, Folded, Move, Sharding
 from dask_ferro.graph.signal import region_of
+from dask_ferro.graph.site import CHUNK
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
@@ -211,6 +212,8 @@ class _Lowering:
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()
         told = {} if maker is None else region_of(maker).metadata()
+        if maker is not None and CHUNK in maker.metadata_props:
+            told[CHUNK] = maker.metadata_props[CHUNK]
         for step in entry.steps:
             then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if (value, then) not in self.forms and is_cut:

@@ -76,7 +76,7 @@ def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = Non
     """
     known = _known(model, action, arguments, copy)
     before = arguments[len(action.inputs) + action.results]
-    terms = {name: _widened(known[name]) for name in action.kept}
+    terms = {name: widened(known[name]) for name in action.kept}
     _free(action, arguments)
     with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
         return terms if before is None else {name: before[name] + term for name, term in terms.items()}
@@ -124,7 +124,7 @@ def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
     return found if dtype is None else found.astype(dtype, copy=False)
 
 
-def _widened(term: Any) -> Any:
+def widened(term: Any) -> Any:
     """Half precision as float32: ten terms of float16 or bfloat16 already lose the last of their digits."""
     array = np.asarray(term)
     return array.astype(np.float32) if _is_half(array.dtype) else array

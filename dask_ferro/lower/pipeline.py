@@ -21,6 +21,8 @@ from dask_ferro.graph.cost import costs, seconds
 from dask_ferro.graph.load import load
 from dask_ferro.graph.optim import Optimizer
 from dask_ferro.graph.pipeline import LOSS, Piece, Signals, Staged, pieces, staged
+from dask_ferro.graph.pipeline_ranks import plan_signals
+from dask_ferro.graph.plan_file import PlanFile, read_plan
 from dask_ferro.graph.schedule import Schedule
 from dask_ferro.graph.schedules.action import BACKWARD
 from dask_ferro.graph.schedules.edges import Lowering, check_form, lowering
@@ -30,6 +32,7 @@ from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tree import Tree
 from dask_ferro.kernels.executable import nodes_between
 from dask_ferro.lower.opened import Opened
+from dask_ferro.lower.pipeline_ranks import RankPipeline
 from dask_ferro.lower.pipeline_run import PipelineRun, arrays_like, form_of
 from dask_ferro.lower.pipeline_tasks import action_refs, action_regions
 from dask_ferro.lower.pipeline_update import Update, update
@@ -52,7 +55,8 @@ def pipeline(
     optimizer: Optimizer | None = None,
     workers: Sequence[str | int] | None = None,
     edges: str | None = None,
-) -> Pipeline:
+    plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None,
+) -> Pipeline | RankPipeline:
     """Return a model as a pipeline: a function of batches.
 
     Parameters
@@ -78,13 +82,18 @@ def pipeline(
         How the losses of micro-batches make the loss of the batch.
     optimizer : Optimizer, optional
         With it a call is a whole training step, and gives parameters and state after it in the place of gradients;
-        each parameter is updated on the stage where its gradient is made.
+        each parameter is updated on the stage where its gradient is made.  Arguments that it reads (a rate that
+        changes) are inputs of each call, by name.
     workers : sequence of str or int, optional
         The address or name of each stage's worker, or its number in the order of names; without them those of the
         cluster, in the order of addresses.
     edges : {"window", "chain", "queue"}, optional
         What keeps the order of a schedule; `graph.schedules.edges` says what each is for, and chooses otherwise, by
         the projected seconds of the shortest action.
+    plan : path, mapping or PlanFile, optional
+        How values are split in each stage, as `apply` takes it.  A stage then is as many workers as the plan's mesh
+        has ranks, and `workers` names those of all stages, one after the other.  Where `stages` is left out, the
+        plan's stages are the chunks, on the workers that it numbers.  The result is a `RankPipeline`.
 
     Raises
     ------
@@ -103,27 +112,57 @@ def pipeline(
     >>> step = pipeline(loss, weights, stages=4, micro_batches=16, optimizer=SGD(0.1))  # doctest: +SKIP
     >>> now = step(x=images, labels=labels).submit()  # doctest: +SKIP
     >>> now = step(x=images, labels=labels, params=now.params, state=now.state).submit()  # doctest: +SKIP
+
+    A rate that changes from step to step:
+
+    >>> step = pipeline(loss, weights, stages=4, micro_batches=16, optimizer=SGD(ff.argument("rate", ())))
+    ... # doctest: +SKIP
+    >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
     if reduction not in ("mean", "sum"):
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
-    plan = _schedule(schedule, stages, micro_batches, chunks)
-    trains = any(action.kind != "F" for row in plan.stages for action in row)
+    sharding = _sharding(plan, params, optimizer)
+    cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
+    if sharding is not None and stages is None and (cuts or schedule in NAMES):
+        stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
+    order = _schedule(schedule, stages, micro_batches, chunks)
+    trains = any(action.kind != "F" for row in order.stages for action in row)
     if params is None:
-        plan = plan.forward() if trains else plan
+        order = order.forward() if trains else order
     elif not trains:
         raise ConfigError(
-            f"schedule {plan.name!r} has forwards alone; leave out the parameters, or add backwards"
+            f"schedule {order.name!r} has forwards alone; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
     if optimizer is not None and params is None:
         raise ConfigError("pipeline: optimizer: there are no parameters; give them too")
-    model = staged(_outputs(graph, params), params, chunks=plan.chunks, signals=signals)
+    model = staged(_outputs(graph, params), params, chunks=order.chunks, signals=signals)
     made = Pipeline(
-        *(model, form_of(params), plan), reduction=reduction, workers=workers, edges=edges, batch=batch
+        *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batch=batch
     )
+    if sharding is not None:
+        return RankPipeline(made, model, sharding)
     if optimizer is not None:
         made.updates(optimizer, params)
     return made
+
+
+def _sharding(plan: Any, params: Tree | None, optimizer: Optimizer | None) -> PlanFile | None:
+    """The plan, where there is one that is enabled."""
+    found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
+    if found is None or not found.enabled:
+        return None
+    if params is None:
+        raise ConfigError(
+            "pipeline: plan: there are no parameters; without a backward no schedule is needed: Ranks.of(apply(model,"
+            " plan)) gives a function, and its calls follow each other through the stages"
+        )
+    if optimizer is not None:
+        raise ConfigError(
+            "pipeline: optimizer: a plan's gradients stay in shards, and their step is a graph of its own: build it of"
+            " parameters and gradients, and call Ranks.of(apply(step, plan)) on them"
+        )
+    return found
 
 
 def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int | None) -> Schedule:
@@ -205,7 +244,14 @@ class Pipeline:
     def updates(self, optimizer: Optimizer, params: Tree) -> None:
         """Let each call be a whole training step; `params` are the tensors that the pipeline was made with."""
         self._update = update(optimizer, params, self._params, self._grads, self.pieces, _opened)
-        names = (*self._update.params, *self._update.state)
+        settings = [spec.name for spec in self._update.settings.inputs]
+        if cut := sorted(self._batch.intersection(settings)):
+            raise ConfigError(
+                f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and comes in"
+                " micro-batches; give it an argument of another name, or say with batch=[...] what carries the batch"
+            )
+        self._bound = self._update.bound | self._bound
+        names = [*self._update.params, *self._update.state, *(n for n in settings if n not in self._home)]
         self._home |= {name: self._update.chunk_of(name) for name in names}
 
     def _homes(self) -> dict[str, int]:
@@ -219,14 +265,19 @@ class Pipeline:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are no parameters."""
+        """Names of the inputs that are no parameters: the model's, and what else the optimizer reads."""
+        settings = () if self._update is None else self._update.settings.inputs
+        return tuple(dict.fromkeys((*self._own, *(spec.name for spec in settings))))
+
+    @property
+    def _own(self) -> tuple[str, ...]:
         return tuple(s.name for s in self._opened.signature.inputs if s.name not in self._params)
 
     def _named(self, batch: Sequence[str]) -> frozenset[str]:
         names = [batch] if isinstance(batch, str) else list(batch)
-        if not names or (unknown := [name for name in names if name not in self.inputs]):
+        if not names or (unknown := [name for name in names if name not in self._own]):
             got = f"the model has no argument {unknown}" if names else "got no arguments"
-            raise ConfigError(f"pipeline: batch: {got}; it has {', '.join(self.inputs) or 'none'}")
+            raise ConfigError(f"pipeline: batch: {got}; it has {', '.join(self._own) or 'none'}")
         return frozenset(names)
 
     def _carriers(self) -> frozenset[str]:
@@ -245,7 +296,7 @@ class Pipeline:
         Parameters
         ----------
         inputs : array or mapping of str to array, optional
-            One array where there is one input; what an argument is bound to need not be given.
+            One array where the model has one input; what an argument is bound to need not be given.
         params : tree of arrays or futures, optional
             Values of the parameters, in the form that they were given in, in the place of those of the constants.
             Futures stay where they are.
@@ -263,7 +314,9 @@ class Pipeline:
         if params is not None:
             arrays |= zip(self._params, arrays_like(self._form, params, "params"), strict=True)
         arrays |= self._given(inputs) | named
-        specs = {s.name: s for s in self._opened.signature.inputs}
+        settings = None if self._update is None else self._update.settings
+        specs = {s.name: s for s in (() if settings is None else settings.inputs)}
+        specs |= {s.name: s for s in self._opened.signature.inputs}
         unknown, missing = sorted(arrays.keys() - specs.keys()), sorted(specs.keys() - arrays.keys())
         if unknown or missing:
             listed = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
@@ -272,6 +325,8 @@ class Pipeline:
         rows = self._rows(arrays)
         one = {name: value[:rows] if name in self._batch else value for name, value in arrays.items()}
         check_arrays(self._opened.signature, one, "pipeline")
+        if settings is not None:
+            check_arrays(settings, one, "pipeline: optimizer")
         return PipelineRun(self, arrays | self._state(state), rows, self._lowering(one))
 
     def _state(self, state: Tree | None) -> dict[str, Any]:
@@ -289,11 +344,11 @@ class Pipeline:
             return {}
         if isinstance(inputs, Mapping):
             return dict(inputs)
-        if len(self.inputs) != 1:
+        if len(self._own) != 1:
             raise ConfigError(
                 f"pipeline: got one array, wanted {', '.join(self.inputs)}; pass a dict by name"
             )
-        return {self.inputs[0]: inputs}
+        return {self._own[0]: inputs}
 
     def _rows(self, arrays: dict[str, Any]) -> int:
         """The rows of a micro-batch."""

@@ -211,7 +211,9 @@ class PipelineRun(DaskMethodsMixin):
         chunks = [c for c, piece in enumerate(whole.pieces) if piece.results]
         ends = Ends(dict(zip(chunks, keys, strict=True)), *self._share)
         copy = copy_for(whole._update.opened, client)
-        sources = {n: _for_all(feeds[n].source) for n in (*whole._update.params, *whole._update.state)}
+        settings = [spec.name for spec in whole._update.settings.inputs]
+        names = (*whole._update.params, *whole._update.state, *settings)
+        sources = {n: _for_all(feeds[n].source) for n in names}
         last, keys = update_layer(whole._update, ends, self.lowering, sources, copy, homes, self._token)
         below = [] if copy is None else [copy]
         graph = HighLevelGraph.merge(graph, _joined(f"{name}-update", last, below))
@@ -268,13 +270,13 @@ def gradients_of(
 ) -> tuple[Any, Any]:
     """Return the loss, and the gradients in the form of the parameters, from the chunks' sums."""
     sums = {n: of_dtype(value, share, dtypes[n]) for part in results for n, value in part.items()}
-    return sums[LOSS], _filled(form, [sums[name] for name in names])
+    return sums[LOSS], filled(form, [sums[name] for name in names])
 
 
 def step_of(results: Any, form: Any, state_form: Any) -> Step:
     """Return what a training step gives, parameters and state in their forms."""
     loss, params, state = results
-    return Step(loss, _filled(form, params), _filled(state_form, state))
+    return Step(loss, filled(form, params), filled(state_form, state))
 
 
 def outputs_of(results: Any, names: Sequence[str]) -> Any:
@@ -316,9 +318,10 @@ def _sketch(value: Any) -> str:
     return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"one {type(value).__name__}"
 
 
-def _filled(form: Any, values: Sequence[Any]) -> Any:
+def filled(form: Any, values: Sequence[Any]) -> Any:
+    """Return values in a form, each in the place of its position."""
     if isinstance(form, int):
         return values[form]
     if isinstance(form, Mapping):
-        return {key: _filled(part, values) for key, part in form.items()}
-    return tree.rebuilt(form, [_filled(part, values) for part in form])
+        return {key: filled(part, values) for key, part in form.items()}
+    return tree.rebuilt(form, [filled(part, values) for part in form])

@@ -75,7 +75,7 @@ def bundle_between(
     return BundleRef(
         inputs,
         outputs,
-        _engines(opened.support, [positions[node] for node in nodes]),
+        first_engines(opened.support, [positions[node] for node in nodes]),
         tuple((i, -1) for i in range(len(inputs))),
         by_name=True,
         exact=True,
@@ -93,9 +93,10 @@ def action_regions(opened: Opened, refs: Refs) -> Regions:
     return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
 
 
-def _engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
-    """Each node's first engine, in runs.  Unlike `route` it never asks what else is in the bundle: a node has to give
-    the same bits wherever the model is cut.
+def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
+    """Return each node's first engine, in runs.
+
+    Unlike `route` it never asks what else is in the bundle: a node has to give the same bits wherever the model is cut.
     """
     picked = [rows[i].engines[0] for i in nodes]
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))
@@ -211,7 +212,7 @@ def stage_layer(
     """
     wirer = _Wirer(wiring)
     waits: dict[Action, list[Key]] = {action: [] for action in wirer.actions}
-    for edge in (*wiring.plan.control, *_first_in_line(wiring.plan)):
+    for edge in (*wiring.plan.control, *first_in_line(wiring.plan)):
         waits[edge.after].append(wirer.key(edge.before))
     tasks: dict[Key, Task] = {}
     home: dict[Key, Action] = {}
@@ -227,8 +228,8 @@ def stage_layer(
     return MaterializedLayer(tasks, annotations=annotations), _result_keys(wirer)
 
 
-def _first_in_line(plan: Lowering) -> Iterator[Edge]:
-    """Edges that put the first forwards of all in order, where only a window does.
+def first_in_line(plan: Lowering) -> Iterator[Edge]:
+    """Yield edges that put the first forwards of all in order, where only a window does.
 
     They wait for nothing and reach an idle worker together, which starts any of them.  The hops that this costs are
     made up before the first gradient is back.

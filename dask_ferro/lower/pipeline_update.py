@@ -4,12 +4,13 @@
 
 An optimizer is array math, so its step is a model of its own: parameters, gradients and state in, parameters and state
 out.  It is cut by the chunks whose gradients each of its outputs needs; a plain optimizer needs that of the parameter
-alone, and nothing leaves the stage.  One that needs them all (a norm over all parameters) gets them all.
+alone, and nothing leaves the stage.  One that needs them all (a norm over all parameters) gets them all.  What else it
+reads, a rate that changes from step to step, is an argument of each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from dask_ferro.lower.inputs import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.pipeline_tasks import bundle_between
+from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.stage_workers import STAGE
 from dask_ferro.lower.task import BundleRef, pick
 
@@ -57,6 +59,10 @@ class Update(NamedTuple):
         Of the state.
     start : dict
         The state before the first step, by name.
+    settings : Signature
+        What else it reads: arguments of each call, none of which carries a batch.
+    bound : dict
+        What those are bound to that are bound, by name.
     """
 
     opened: Opened
@@ -65,10 +71,13 @@ class Update(NamedTuple):
     state: tuple[str, ...]
     form: Any
     start: dict[str, Any]
+    settings: Signature
+    bound: dict[str, Any]
 
     def chunk_of(self, name: str) -> int:
-        """The chunk that makes the next value of a parameter, or of a part of the state."""
-        return next(part.chunk for part in self.parts if _next(name) in part.bundle.outputs)
+        """The chunk that makes the next value of a parameter or of a part of the state, or reads a setting first."""
+        made = [part.chunk for part in self.parts if _next(name) in part.bundle.outputs]
+        return made[0] if made else next(p.chunk for p in self.parts if name in p.bundle.inputs)
 
 
 def update(
@@ -92,7 +101,7 @@ def update(
     Raises
     ------
     ConfigError
-        A parameter that is given twice, or an optimizer that reads anything else.
+        A parameter that is given twice, or an argument whose name a parameter, gradient or state has.
     """
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
@@ -111,18 +120,20 @@ def update(
     then = tree.mapped(lambda _, now: now, began, then) if kept else {}
     ends = (*tree.leaves(after), *(tree.leaves(then) if kept else ()))
     outputs = {_next(name): end for name, end in zip((*names, *state), ends, strict=True)}
-    model = build(outputs, list(given.values()), name="update").model
-    if foreign := [str(v.name) for v in model.graph.inputs if v.name not in given]:
-        raise ConfigError(
-            f"pipeline: optimizer: it reads the argument {foreign}; a pipeline has its step read parameters,"
-            " gradients and state alone: make the rate a number, or a part of the state"
-        )
+    model, bound = build(outputs, list(given.values()), name="update")
     start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
     values = dict(zip(state, start.values(), strict=True))
     ready = opened(model)
     homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
     form = tree.like(began, range(len(kept))) if kept else {}
-    return Update(ready, _cut(ready, homes, len(pieces)), tuple(names), state, form, values)
+    parts = _cut(ready, homes, len(pieces))
+    return Update(ready, parts, tuple(names), state, form, values, _settings(ready, given.keys()), bound)
+
+
+def _settings(opened: Opened, given: Collection[str]) -> Signature:
+    """The inputs of the step that are no parameters, gradients or state."""
+    specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
+    return Signature(specs, (), None, (False,) * len(specs), ())
 
 
 def _next(name: str) -> str:
@@ -173,7 +184,7 @@ def update_layer(
     Parameters
     ----------
     sources : mapping of str to KeySeries or Literal
-        Where tasks find parameters and state.
+        Where tasks find parameters, state and settings.
     copy : Feed, optional
         The update model's content, where workers cannot see its path.
     homes : sequence of str

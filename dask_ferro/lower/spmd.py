@@ -2,10 +2,11 @@
 
     Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay where they are made
 
-A rank prefers a worker and never insists: when one dies, Dask computes again elsewhere what was lost, and the numbers
-are the same, since every sum has its order (`exchange`).  A `ShardedArray` may be an input of the next call, where it
-lies: so the parameters of a training step never leave their workers, and every so many calls their lineage is cut
-(`checkpoint`).  Weights are mapped from the model's file.  How inputs get to the workers is `spmd_inputs`'.
+A rank insists on its worker: an idle one would steal sums, and what reads them would fetch them back.  When a worker
+dies, its tasks get another one (`stage_workers`), and the numbers are the same, since every sum has its order
+(`exchange`).  A `ShardedArray` may be an input of the next call, where it lies: so the parameters of a training step
+never leave their workers, and every so many calls their lineage is cut (`checkpoint`).  Weights are mapped from the
+model's file.  How inputs get to the workers is `spmd_inputs`'.
 
 What a plan says of stages, workers and devices is followed: a stage's nodes have its workers, a device class is
 required of the task (where the scheduler plugin is installed).  Calls that follow each other overlap, so micro-batches
@@ -37,8 +38,9 @@ from dask_ferro.lower.homes import Homes, homes
 from dask_ferro.lower.inputs import current_client
 from dask_ferro.lower.sharded import Made, Memo, ShardedArray
 from dask_ferro.lower.shipping import copy_for
-from dask_ferro.lower.spmd_inputs import Below, checked, feed, tokens
+from dask_ferro.lower.spmd_inputs import Below, checked, feed, stacked, tokens
 from dask_ferro.lower.spmd_tasks import Call, source
+from dask_ferro.lower.stage_workers import STAGE, watch_over
 from dask_ferro.lower.store import reference, spool
 from dask_ferro.lower.task import ModelRef, remember
 from dask_ferro.trace import ABOUT
@@ -65,6 +67,8 @@ class Ranks:
         Address of each rank's worker, or its number in the order of workers' names; ranks share where there are
         fewer.  Without them, all workers of the client at hand, in that order.  Where a plan numbers workers, its
         numbers count.
+    exact : bool, optional
+        Whether bits may not depend on where the graph is cut; a float32 graph is then a little slower.
 
     Raises
     ------
@@ -72,7 +76,9 @@ class Ranks:
         Naming every node that no engine computes.
     """
 
-    def __init__(self, spmd: Spmd, *, workers: Sequence[str | int] | None = None) -> None:
+    def __init__(
+        self, spmd: Spmd, *, workers: Sequence[str | int] | None = None, exact: bool = False
+    ) -> None:
         path = spool(bytes(ir.to_proto(_with_weights(spmd.model)).SerializeToString(deterministic=True)))
         loaded = load(path, limits=Limits(value_bytes=config.size("limits.value-bytes")))
         rows = support(loaded.model)
@@ -82,7 +88,7 @@ class Ranks:
         self._complete = False  # whether all workers that it names have been there
         self._opened = _Opened(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
-        self._source = source(loaded.model, self._opened.ref, rows, each)
+        self._source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
         self._sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         remember(self._opened.ref, loaded)
 
@@ -126,18 +132,15 @@ class Ranks:
         for them and cuts their lineage.
         """
         checked(self.spmd, arrays)
-        client = _live()
-        most = config.count("ranks.checkpoint-calls")
-        if client is not None and most is not None:
-            held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
-            long = {name: value for name, value in held.items() if value.made.calls >= most}
-            arrays = {**arrays, **(checkpoint.cut(long, client) if long else {})}
-        return self._outputs(arrays, client)
+        client = live_client()
+        return self._outputs(shortened(arrays, client), client)
 
     def _outputs(self, arrays: Mapping[str, Any], client: Any) -> dict[str, ShardedArray]:
         ranks, before = self.spmd.mesh.ranks, self._complete
         there = homes(self.workers, ranks, self._sites, client, known_before=before)
         self._complete = before or client is not None
+        if client is not None:
+            watch_over(client)
         told = tokens(arrays)
         token = tokenize(self._opened.ref.digest, sorted(told.items()), self.spmd.mesh.sizes)
         copy = copy_for(self._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for these two
@@ -155,7 +158,7 @@ class Ranks:
         def again(name: str, memo: Memo) -> ShardedArray:
             if token not in memo:
                 here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-                memo[token] = self._outputs(here, _live())
+                memo[token] = self._outputs(here, live_client())
             return memo[token][name]
 
         mesh = self.spmd.mesh
@@ -172,10 +175,20 @@ class Ranks:
         }
 
 
-def _live() -> Any:
-    """The client at hand that can be waited for, or None."""
+def live_client() -> Any:
+    """Return the client at hand that can be waited for, or None."""
     client = current_client()
     return None if client is None or client.asynchronous else client
+
+
+def shortened(arrays: Mapping[str, Any], client: Any) -> Mapping[str, Any]:
+    """Return the inputs of a call, those with the lineage of too many calls cut from it."""
+    most = config.count("ranks.checkpoint-calls")
+    if client is None or most is None:
+        return arrays
+    held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
+    long = {name: value for name, value in held.items() if value.made.calls >= most}
+    return {**arrays, **(checkpoint.cut(long, client) if long else {})}
 
 
 def _with_weights(model: ir.Model) -> ir.Model:
@@ -215,16 +228,16 @@ def _graph(call: Call, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
     annotations: dict[str, Any] = {"priority": _Looked(call.priority), ABOUT: call.about.get}
     if there.by_name:
         where = {key: [there.of(rank, call.site[key])] for key, rank in call.rank.items()}
-        annotations |= {"workers": _Looked(where), "allow_other_workers": True}
+        # A device that is required may be another worker's; what the plan says of workers is then a wish.
+        loose = {key: bool(site.device) for key, site in call.site.items()}
+        stage = {key: site.stage or 0 for key, site in call.site.items()}
+        annotations |= {
+            "workers": _Looked(where),
+            "allow_other_workers": _Looked(loose),
+            STAGE: _Looked(stage),
+        }
     if any(site.device for site in call.site.values()):
         wants = {key: {"require": site.device} if site.device else {} for key, site in call.site.items()}
         annotations[_FERRO] = _Looked(wants)
     name = f"spmd-{call.token}"
-    layers: dict[str, Any] = {}
-    needs: dict[str, set[str]] = {}
-    for one in below:
-        layers.update(one.layers)
-        needs.update({layer: set(others) for layer, others in one.dependencies.items()})
-    layer = MaterializedLayer(call.tasks, annotations=annotations)
-    tops = {one.top for one in below if one.top is not None}
-    return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
+    return stacked(name, MaterializedLayer(call.tasks, annotations=annotations), below)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.placements import Partial
@@ -26,7 +27,7 @@ from dask_ferro.lower.sharded import ShardedArray
 from dask_ferro.lower.spmd_tasks import Call, Place
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
-_IN_GRAPH_BYTES = 8 * 2**20
+IN_GRAPH_BYTES = 8 * 2**20
 
 
 class Below(NamedTuple):
@@ -35,6 +36,18 @@ class Below(NamedTuple):
     layers: Mapping[str, Any]
     dependencies: Mapping[str, Iterable[str]]
     top: str | None
+
+
+def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below]) -> HighLevelGraph:
+    """Return the graph of a layer, by name, over those that it reads from."""
+    layers: dict[str, Any] = {}
+    needs: dict[str, set[str]] = {}
+    tops: set[str] = set()
+    for one in below:
+        layers.update(one.layers)
+        needs.update({layer: set(others) for layer, others in one.dependencies.items()})
+        tops |= {one.top} if one.top is not None else set()
+    return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
 
 
 def checked(spmd: Spmd, arrays: Mapping[str, Any]) -> None:
@@ -104,7 +117,7 @@ def feed(
         else:
             rest.append(port)
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
-    if client is None or sum(array.nbytes for array in parts.values()) <= _IN_GRAPH_BYTES:
+    if client is None or sum(array.nbytes for array in parts.values()) <= IN_GRAPH_BYTES:
         for name, rank in _holders(rest).items():
             call.give(name, parts[name], rank)
         return feeds

@@ -1,4 +1,4 @@
-"""A pipeline's stages outlive their workers: tasks of a stage whose worker is gone get another one, together.
+"""Stages and ranks outlive their workers: tasks of one whose worker is gone get another worker, together.
 
 A stage must run on its worker alone, since work that wanders leaves the order of its list; so its tasks are
 restricted to it, and Dask would let them wait for ever once it is lost.  This plugin, on the scheduler, gives all
@@ -111,7 +111,9 @@ def watch_over(client: Client) -> None:
         _has.add(client)
 
 
-def stage_workers(client: Client, wanted: Sequence[str | int] | None, stages: int) -> list[str]:
+def stage_workers(
+    client: Client, wanted: Sequence[str | int] | None, stages: int, *, what: str = "stages"
+) -> list[str]:
     """Return the address of each stage's worker; a cluster with fewer workers has several stages on one.
 
     In the order of addresses, so that stages that talk to each other are on one host where they can be.
@@ -120,6 +122,8 @@ def stage_workers(client: Client, wanted: Sequence[str | int] | None, stages: in
     ----------
     wanted : sequence of str or int, optional
         The address or name of each, or its number in the order of names.
+    what : str, optional
+        What there are so many of, for messages.
 
     Raises
     ------
@@ -127,7 +131,7 @@ def stage_workers(client: Client, wanted: Sequence[str | int] | None, stages: in
         Not one worker a stage, or one that is not there.
     """
     if wanted is not None and len(wanted) != stages:
-        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} stages")
+        raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
     watch_over(client)
     known = client.scheduler_info(n_workers=-1)["workers"]
     if wanted is None:

@@ -16,8 +16,9 @@ from dask_ferro.graph import nn, signal, tree
 from dask_ferro.graph.autodiff import grad
 from dask_ferro.graph.balance import balanced
 from dask_ferro.graph.load import load
-from dask_ferro.graph.pipeline import CHUNK_KEY, Part, pieces, staged
+from dask_ferro.graph.pipeline import Part, pieces, staged
 from dask_ferro.graph.schedules.closed import StageSeconds
+from dask_ferro.graph.site import CHUNK
 from dask_ferro.graph.sleeping import sleeping
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build
@@ -126,7 +127,7 @@ def test_the_staged_model_has_the_nodes_of_the_whole(name):
     staged_, alone = (computed(m) for m in (found.model, whole))
     assert set(staged_.values()) == set(alone.values())
     # Equal nodes are one, but where they lie in two chunks.
-    chunks = Counter((what, node.metadata_props[CHUNK_KEY]) for node, what in staged_.items())
+    chunks = Counter((what, node.metadata_props[CHUNK]) for node, what in staged_.items())
     assert max(chunks.values()) <= max(Counter(alone.values()).values())
     assert len(staged_) - len(set(chunks)) == len(alone) - len(set(alone.values()))
 
@@ -218,7 +219,7 @@ def test_a_parameter_given_twice_is_one_input():
 def test_balanced_chunks_have_equal_layers():
     _, model = cut(mlp(layers=8, width=64), 4)
     products = [
-        sum(n.op_type == "MatMul" and n.metadata_props[CHUNK_KEY] == str(c) for n in model.graph)
+        sum(n.op_type == "MatMul" and n.metadata_props[CHUNK] == str(c) for n in model.graph)
         for c in range(4)
     ]
     assert max(products) - min(products) <= 2
@@ -232,7 +233,7 @@ def test_regions_survive_the_cut_without_their_mark():
 
 def test_what_lies_in_no_signal_goes_with_what_it_reads():
     _, model = cut(mlp(layers=3), 3, ["layer0", "layer1", "layer2"])
-    homes = {n.metadata_props[CHUNK_KEY] for n in model.graph if not signal.region_of(n).path}
+    homes = {n.metadata_props[CHUNK] for n in model.graph if not signal.region_of(n).path}
     assert homes == {"2"}  # the loss
 
 
@@ -243,7 +244,7 @@ def test_the_innermost_signal_counts():
             a = nn.relu(x)
         b = nn.sigmoid(a)
     found = staged({"y": b}, None, chunks=2, signals=["all/first", "all"])
-    assert [n.metadata_props[CHUNK_KEY] for n in found.model.graph] == ["0", "1"]
+    assert [n.metadata_props[CHUNK] for n in found.model.graph] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph import tree
+from dask_ferro.graph import nn, tree
 from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.tensor import argument
+from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build
 from dask_ferro.lower.pipeline import pipeline
 from tests.graph.pipeline_nets import mlp
@@ -60,7 +60,14 @@ def net_array(parameter):
     ("options", "said"),
     [
         pytest.param(
-            {"optimizer": SGD(argument("rate", (), np.float64))}, r"argument \['rate'\]", id="a rate"
+            {"optimizer": SGD(argument("t", (), np.float64))},
+            r"argument \['t'\], which carries the batch",
+            id="what comes in micro-batches",
+        ),
+        pytest.param(
+            {"optimizer": SGD(argument("w0", (), np.float64))},
+            "two arguments are named 'w0'",
+            id="a name that is taken",
         ),
         pytest.param(
             {"twice": True, "optimizer": SGD(0.1)}, r"\['w0'\] is given twice", id="a parameter twice"
@@ -73,6 +80,52 @@ def test_optimizers_that_a_pipeline_cannot_have(options, said):
     params = [net.params, net.params[0]["w"]] if options.pop("twice", False) else net.params
     with pytest.raises(ff.ConfigError, match=said):
         pipeline(net.loss, **{"params": params, "stages": 2, "micro_batches": 1, **options})
+
+
+def test_a_rate_may_change_from_step_to_step():
+    net = mlp(layers=4)
+    rate = argument("rate", (), np.float64)
+    made = {"params": net.params, "stages": 2, "micro_batches": M}
+    step = pipeline(net.loss, **made, optimizer=SGD(rate, momentum=0.9))
+    assert step.inputs == ("x", "t", "rate")
+    now, wanted = {}, {}
+    for seed, value in enumerate((0.25, 0.1)):
+        batch = net.batch(2 * M, seed)
+        found = step(batch, rate=value, **now).compute(scheduler="sync")
+        fixed = pipeline(net.loss, **made, optimizer=SGD(value, momentum=0.9))
+        other = fixed(batch, **wanted).compute(scheduler="sync")
+        for [got], [want] in zip(leaves(found.params), leaves(other.params), strict=True):
+            np.testing.assert_array_equal(got, want)
+        now = {"params": found.params, "state": found.state}
+        wanted = {"params": other.params, "state": other.state}
+
+
+def test_what_the_loss_reads_too_is_given_once():
+    x, c = argument("x", ("N", 4), np.float64), argument("c", (), np.float64)
+    w = asarray(np.eye(4), name="w")
+    loss = nn.mse(nn.sigmoid(x @ w) * c, x)
+    rows = np.random.default_rng(0).standard_normal((4, 4))
+    made = {"params": [w], "stages": 2, "micro_batches": 2}
+    found = pipeline(loss, **made, optimizer=SGD(c))(x=rows, c=0.5).compute(scheduler="sync")
+    wanted = pipeline(loss, **made, optimizer=SGD(0.5))(x=rows, c=0.5).compute(scheduler="sync")
+    np.testing.assert_array_equal(found.params[0], wanted.params[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        pytest.param({}, "missing input 'rate'; it takes x, t, rate", id="missing"),
+        pytest.param(
+            {"rate": np.ones(3)}, r"optimizer: input 'rate' has shape \(3,\)", id="of another shape"
+        ),
+    ],
+)
+def test_settings_of_an_optimizer_that_do_not_fit(given, said):
+    net = mlp(layers=2)
+    optimizer = SGD(argument("rate", (), np.float64))
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=1, optimizer=optimizer)
+    with pytest.raises(ff.ConfigError, match=said):
+        step(net.batch(2), **given)
 
 
 def test_what_needs_an_optimizer_is_refused_without_one():

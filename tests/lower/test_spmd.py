@@ -249,7 +249,20 @@ def test_what_no_collective_waits_for_is_not_with_what_one_does(step):
 def test_buckets_are_closed_at_their_size(step):
     model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
     assert len(cut(model, bucket_bytes=0).buckets) == 4
-    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [2, 1, 1]
+    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [3, 1]
+
+
+def test_the_last_buckets_are_the_smallest():
+    # What is exchanged when nothing is left to compute is a quarter of a bucket, and twice as much before that.
+    x, w = argument("x", (8, 16), np.float64), [asarray(np.eye(16), name=f"w{i}") for i in range(16)]
+    h = x
+    for one in w:
+        h = nn.relu(h @ one)
+    gradients = {f"g{i}": g for i, g in enumerate(grad((h * h).mean(), w))}
+    model = build(gradients, w).model
+    each = 16 * 16 * 8
+    spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": {"data": S(0)}}))
+    assert [b.nbytes // each for b in cut(spmd.model, bucket_bytes=4 * each).buckets] == [1, 4, 4, 4, 2, 1]
 
 
 def test_the_gradients_that_are_there_first_are_exchanged_first(step):

@@ -1,0 +1,394 @@
+"""Pipelines whose stages are groups of ranks: the bits of no pipeline, activations that stay, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import dask.array as da
+import distributed
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+from distributed import get_task_stream
+from hypothesis import given, settings
+
+import dask_ferro as ff
+from dask_ferro.graph import tree
+from dask_ferro.graph.apply import apply
+from dask_ferro.graph.autodiff import grad
+from dask_ferro.graph.optim import SGD
+from dask_ferro.graph.schedules.known import NAMES
+from dask_ferro.graph.tensor import argument
+from dask_ferro.graph.tensor_model import build
+from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.lower.segment_run import Segment
+from dask_ferro.lower.sharded import gather
+from dask_ferro.lower.spmd import Ranks
+from tests.graph.pipeline_nets import mlp, tied
+from tests.graph.schedules import feasible
+from tests.lower.pipeline_runs import M, same
+
+LAYERS = 4
+COLUMNS, ROWS = {"w*": 1, "b*": 0}, {"w*": 0}
+BY_COLUMNS_AND_ROWS = {
+    "mesh": {"tensor": 2},
+    **{f"layer{i}": {"shard": ROWS if i % 2 else COLUMNS} for i in range(LAYERS)},
+}
+BY_BATCH = {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}
+NETS = {"tensor": (mlp(LAYERS), BY_COLUMNS_AND_ROWS), "data": (tied(8), BY_BATCH)}
+
+
+def in_stages(plan, stages):
+    """A plan that says which layers are of which stage."""
+    each = LAYERS // stages
+    return {
+        name: region if name in ("mesh", "inputs") else region | {"stage": int(name[-1]) // each}
+        for name, region in plan.items()
+    }
+
+
+def without_stages(net, plan, batch, m=M):
+    """Loss and gradients of the sharded graph, micro-batch after micro-batch; their mean."""
+    leaves = tree.leaves(net.params)
+    gradients = {f"g{i}": g for i, g in enumerate(grad(net.loss, leaves))}
+    model, bound = build({"loss": net.loss, **gradients}, leaves)
+    rows = len(batch["x"]) // m
+    ranks = Ranks.of(apply(model, plan), dims={"N": rows})
+    total = {}
+    for i in range(m):
+        own = {name: array[i * rows : (i + 1) * rows] for name, array in batch.items()}
+        found = gather(ranks({**own, **bound}), scheduler="sync")
+        total = {name: total[name] + value for name, value in found.items()} if total else found
+    mean = {name: value / m for name, value in total.items()}
+    return mean["loss"], [mean[f"g{i}"] for i in range(len(leaves))]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    batches = {name: net.batch(4 * M) for name, (net, _) in NETS.items()}
+    return {
+        name: (net, plan, batches[name], without_stages(net, plan, batches[name]))
+        for name, (net, plan) in NETS.items()
+    }
+
+
+# ---- the same numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("name", NETS)
+def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
+    net, plan, batch, wanted = reference[name]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    same(step(batch).compute(scheduler="sync"), wanted)
+
+
+@settings(max_examples=5, deadline=None)
+@given(feasible())
+def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
+    net, plan = NETS["data"]
+    batch = net.batch(2 * schedule.micro_batches)
+    wanted = without_stages(net, plan, batch, schedule.micro_batches)
+    for edges in ("window", "chain", "queue"):
+        step = pipeline(net.loss, net.params, schedule=schedule, edges=edges, plan=plan)
+        same(step(batch).compute(scheduler="sync"), wanted)
+
+
+def test_the_stages_of_a_plan_are_the_chunks(reference):
+    net, plan, batch, wanted = reference["tensor"]
+    step = pipeline(net.loss, net.params, micro_batches=M, plan=in_stages(plan, 2))
+    assert step.schedule.chunks == 2
+    run = step(batch)
+    same(run.compute(scheduler="threads"), wanted)
+    regions = {(about[2], about[0].split()[0][:6]) for about in told(run) if about[0].startswith("layer")}
+    assert regions == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
+
+
+def layer_of(run):
+    return next(
+        layer for name, layer in run.loss.graph.layers.items() if name.startswith("ferro-rank-pipeline")
+    )
+
+
+def told(run):
+    about = layer_of(run).annotations["ferro_about"]
+    return [found for key in run.actions if (found := about(key)) is not None]
+
+
+def test_a_plan_that_is_disabled_changes_nothing(reference):
+    net, plan, *_ = reference["tensor"]
+    off = {**plan, "enabled": False}
+    assert type(pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=off)) is Pipeline
+
+
+def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
+    net, plan, batch, (loss, grads) = reference["tensor"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
+    lazy = {name: da.from_array(array, chunks=5) for name, array in batch.items()}
+    same(
+        step(lazy).compute(scheduler="sync"), (M * loss, [M * g for g in grads])
+    )  # exact: M is a power of two
+
+
+def test_gradients_stay_in_shards_for_the_optimizers_graph(reference):
+    net, plan, batch, (_, grads) = reference["tensor"]
+    leaves = tree.leaves(net.params)
+    names = [f"{kind}{i}" for i in range(LAYERS) for kind in "wb"]
+    values = build({"y": sum(w.sum() for w in leaves)}, leaves).bound
+    w, g = (
+        [argument(f"{n}{of}", p.shape, p.dtype) for n, p in zip(names, leaves, strict=True)]
+        for of in ("", "g")
+    )
+    after, _ = SGD(0.25).step(w, g, {})
+    inputs = {f"w{i}*" if i % 2 else f"{kind}{i}*": at
+              for i in range(LAYERS) for kind, at in (ROWS if i % 2 else {"w": 1, "b": 0}).items()}  # fmt: skip
+    update = build({f"next {n}": x for n, x in zip(names, after, strict=True)}, [*w, *g])
+    split = Ranks.of(
+        apply(update, {"mesh": {"tensor": 2}, "inputs": inputs}), follow={f"next {n}": n for n in names}
+    )
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan)
+    found = flat(step(batch).gradients)
+    moved = split({**values, **{f"{n}g": one for n, one in zip(names, found, strict=True)}})
+    got = gather(moved, scheduler="sync")
+    for name, before, gradient in zip(names, values.values(), grads, strict=True):
+        np.testing.assert_array_equal(got[f"next {name}"], before - 0.25 * gradient)
+    form = [{kind: moved[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
+    loss, _ = step(batch, params=form).compute(scheduler="sync")
+    whole = [{kind: got[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
+    assert loss == step(batch, params=whole).compute(scheduler="sync")[0]
+
+
+def flat(gradients):
+    return [layer[kind] for layer in gradients for kind in "wb"]
+
+
+# ---- order and memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edges", ["window", "chain"])
+@pytest.mark.parametrize("schedule", NAMES)
+def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
+    net, plan, batch, _ = reference["tensor"]
+    step = pipeline(
+        net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, edges=edges, plan=plan
+    )
+    run, home = step(batch), step.schedule.stage_of
+    entries = ("spmd-input", "gradient", "loss")
+    most = Counter()
+
+    def count(key, result, graph, state, worker):
+        nonlocal most
+        there = {
+            run.actions[k] for k in state["cache"] if k in run.actions and not str(k[0]).startswith(entries)
+        }
+        most |= Counter((home[action.chunk], rank) for action, rank in there if action.kind == "F")
+
+    with Callback(posttask=count):
+        run.compute(scheduler="sync")
+    peaks = {(s, rank): peak for s, peak in enumerate(step.schedule.peaks) for rank in (0, 1)}
+    assert most.keys() == peaks.keys()
+    assert all(found <= peaks[where] for where, found in most.items())
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_priorities_fall_along_the_list(reference, schedule):
+    net, plan, batch, _ = reference["tensor"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    run = step(batch)
+    priority = layer_of(run).annotations["priority"]
+    urgent = {}
+    for key, (action, _) in run.actions.items():
+        if not str(key[0]).startswith(("spmd-input", "gradient", "loss")):
+            urgent.setdefault(action, []).append(priority(key))
+    for row in step.schedule.stages:
+        order = [urgent[action] for action in row if action in urgent]
+        assert len(order) >= len(row) // 2
+        assert all(min(before) > max(then) for before, then in pairwise(order))
+
+
+@pytest.mark.parametrize(("name", "schedule"), [("tensor", "1f1b"), ("data", "1f1b"), ("data", "zb-v")])
+def test_what_stays_behind_is_computed_again_where_it_was_lost(reference, name, schedule):
+    """Every result is sent before it is read, as if each task ran on a worker that had just taken a stage over."""
+    net, plan, batch, wanted = reference[name]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    left = []
+
+    def travel(dsk, keys, **kwargs):
+        graph, found = dict(dsk), {}
+
+        def value(key):
+            waiting = [key]
+            while waiting:
+                now = waiting[-1]
+                missing = [d for d in graph[now].dependencies if d not in found]
+                waiting += missing
+                if not missing:
+                    result = graph[waiting.pop()]({d: found[d] for d in graph[now].dependencies})
+                    found[now] = pickle.loads(pickle.dumps(result))
+                    left.extend([now] if _is_parted(found[now]) else [])
+            return found[key]
+
+        return [[value(key) for key in row] for row in keys]
+
+    same(step(batch).compute(scheduler=travel), wanted)
+    assert left
+
+
+def _is_parted(result):
+    return isinstance(result, Segment) and any(value is None for value in result)
+
+
+def test_a_segment_travels_without_what_stays():
+    big, small = np.ones(1000), np.ones(3)
+    made = Segment((small, big, small), (0, 2))
+    sent = pickle.dumps(made)
+    assert len(sent) < big.nbytes
+    got = pickle.loads(sent)
+    assert (type(got), got[1], got.sent) == (Segment, None, {0, 2})
+    np.testing.assert_array_equal(got[2], small)
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param({"stages": None}, "no region of it has a stage, wanted 0, 1, ...", id="no stages at all"),
+        pytest.param(
+            {"stages": None, "plan": {"layer0": {"stage": 1}}},
+            r"its regions have stages \[1\], wanted 0, 1, ...",
+            id="stages that do not begin with 0",
+        ),
+        pytest.param(
+            {"net": "data", "stages": None, "plan": {"*": {"stage": 0}}},
+            "line 1: .*it has node .* and a pipeline is cut by signals",
+            id="a stage of nodes that are in no signal",
+        ),
+        pytest.param({"optimizer": SGD(0.1)}, r"call Ranks.of\(apply\(step, plan\)\)", id="an optimizer"),
+        pytest.param({"params": None}, "there are no parameters; without a backward", id="no parameters"),
+        pytest.param({"plan": {"layer9": {"stage": 0}}}, "the graph has no such region", id="no such region"),
+        pytest.param(
+            {"stages": None, "plan": in_stages(BY_COLUMNS_AND_ROWS, 2) | {"layer0": {"stage": 0, "workers": [0, 1]}}},
+            r"workers of stages \[0\], wanted all 2 of them",
+            id="workers of one stage",
+        ),
+    ],
+)  # fmt: skip
+def test_plans_that_a_pipeline_cannot_have(options, said):
+    net, plan = NETS[options.get("net", "tensor")]
+    options = {name: option for name, option in options.items() if name != "net"}
+    with pytest.raises(ff.ConfigError, match=said):
+        pipeline(
+            net.loss, **{"params": net.params, "stages": 2, "micro_batches": M, "plan": plan, **options}
+        )(net.batch(M))
+
+
+def test_a_batch_in_shards_is_refused(reference):
+    net, plan, batch, _ = reference["tensor"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan)
+    lies = Ranks.of(apply({"t": argument("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
+    with pytest.raises(ff.ConfigError, match="input 't' carries the batch and has no rows to cut"):
+        step({**batch, "t": lies({"a": batch["t"]})["t"]})
+
+
+# ---- on workers --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four worker processes of one thread each, and a client of theirs."""
+    with (
+        ff.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def on(plan, *workers):
+    """A plan in stages that numbers the workers of each."""
+    return {
+        name: region if name == "mesh" else region | {"workers": workers[region["stage"]]}
+        for name, region in in_stages(plan, len(workers)).items()
+    }
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_ranks_of_stages_run_on_their_workers_in_the_order_of_the_list(four, reference, schedule):
+    net, plan, batch, wanted = reference["tensor"]
+    groups = [0, 1], [3, 2]
+    step = pipeline(
+        *(net.loss, net.params), micro_batches=M, schedule=schedule, edges="chain", plan=on(plan, *groups)
+    )
+    run = step(batch)
+    with get_task_stream(four) as stream:
+        same(run.compute(), wanted)
+    known = four.scheduler_info(n_workers=-1)["workers"]
+    number = {address: facts["name"] for address, facts in known.items()}
+    spans = {}
+    for record in stream.data:
+        if record["key"] in run.actions and not str(record["key"][0]).startswith(
+            ("spmd-input", "gradient", "loss")
+        ):
+            action, rank = run.actions[record["key"]]
+            assert number[record["worker"]] == groups[step.schedule.stage_of[action.chunk]][rank]
+            spans.setdefault(action, {}).setdefault(rank, []).extend(
+                (s["start"], s["stop"]) for s in record["startstops"] if s["action"] == "compute"
+            )
+    for row in step.schedule.stages:
+        for before, then in pairwise(row):
+            if before in step.schedule.dependencies[then]:
+                continue  # of what it needs it waits for as much as it reads
+            for rank in (0, 1):
+                first, second = (spans.get(action, {}).get(rank) for action in (before, then))
+                if first and second:
+                    end, start = max(s for _, s in first), min(s for s, _ in second)
+                    assert end <= start, (str(before), str(then), rank)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("edges", ["window", "chain"])
+def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four, edges):
+    net, m = mlp(LAYERS, width=64), 24
+    step = pipeline(
+        *(net.loss, net.params), micro_batches=m, edges=edges, plan=in_stages(BY_COLUMNS_AND_ROWS, 2)
+    )
+    run = step(net.batch(4 * m, seed=7))
+    wanted = run.compute(scheduler="sync")
+    pids = four.run(os.getpid)
+    victim = sorted(pids)[1]
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(run.compute, scheduler=four)
+        while four.run_on_scheduler(summed) < 5:
+            assert not result.done()
+            time.sleep(0.02)
+        os.kill(pids[victim], signal.SIGKILL)
+        loss, grads = result.result(timeout=60)
+    assert victim not in four.nthreads()
+    np.testing.assert_array_equal(loss, wanted[0])
+    for got, value in zip(flat(grads), flat(wanted[1]), strict=True):
+        np.testing.assert_array_equal(got, value)
+    four.wait_for_workers(4, timeout=30)
+
+
+def summed(dask_scheduler):
+    """The last micro-batch whose gradients are in a sum; runs in the scheduler."""
+    tasks = dask_scheduler.tasks.values()
+    return max(
+        (ts.key[2] for ts in tasks if ts.state == "memory" and ts.prefix.name == "gradient_sum"), default=0
+    )
+
+
+@pytest.mark.cluster
+def test_workers_that_cannot_be_the_ranks_are_refused(four, reference):
+    net, plan, batch, _ = reference["tensor"]
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan, workers=[0, 1])
+    with pytest.raises(ff.ConfigError, match="got 2, wanted one for each of the 4 ranks, 2 a stage"):
+        step(batch)
