@@ -12,41 +12,31 @@ Each event costs a few microseconds, whatever the number of tasks; a worker's qu
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from heapq import nsmallest
-from itertools import islice
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
+from dask_ferro.policy.book import DEPTH, VICTIMS, Book
 from dask_ferro.policy.cost import Durations, Estimate
-from dask_ferro.policy.order import FEW, Order
+from dask_ferro.policy.order import FEW
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Key, Outcome, Snapshot, Task, Worker
+from dask_ferro.policy.snapshot import Address, Key, Task
 
-# A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
-VICTIMS = 10
-DEPTH = 64
-_R = TypeVar("_R")
+__all__ = ["VICTIMS", "Ledger"]
 
 
-class Ledger:
-    """The book.
+class Ledger(Book):
+    """The book, and what happens in it.
 
     Parameters
     ----------
-    describe : callable (payload, Entry, Row) -> Task or None
-        What a policy is shown of a task in a row's queue; None: it may not be moved.
+    describe, unlocks, live : callable
+        As `Book` has them.
     durations : Durations
         Learned from `finish`.
-    unlocks : callable (payload) -> bool
-        Whether a task is the last that some other task waits for.
-    live : callable (address) -> int
-        Device bytes that are taken on a worker or on their way there; asked of those with `most`.
 
     Attributes
     ----------
-    ends : mapping of address to float
-        When workers end, on the caller's clock, of those that do; also of workers that are still to come.
     fresh : float
         Seconds that a worker would have that joined now; 0: nobody would come.
     """
@@ -58,27 +48,17 @@ class Ledger:
         unlocks: Callable[[Any], bool] = lambda payload: False,
         live: Callable[[Address], int] = lambda address: 0,
     ) -> None:
+        super().__init__(describe, unlocks, live)
         self.durations = durations if durations is not None else Durations()
-        self.rows: dict[Address, Row] = {}
         self.entries: dict[Key, Entry] = {}
         self.hosts: dict[Address, str] = {}
-        self.ends: dict[Address, float] = {}
         self.fresh = 0.0
         self.waiting = 0  # tasks in queues, of all workers
-        self._describe = describe
-        self._unlocks = unlocks
-        self._live = live
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
-        self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
-        self._order = Order(self.rows)
         self._sequence = 0
         self._now = 0.0  # of the latest event
         # Of the latest event; one count for all rows: a worker that comes back must not match what it left.
         self.version = 0
-        self._everyone: list[Address] = []
-        self._outlasted: dict[Address, None] = {}
-        self._last: float | None = None  # the latest of all ends; None: to be found
-        self.devices: set[str] = set()  # classes that are there
         self.counts_bytes = False  # whether any worker's device bytes are counted
         self.threads: dict[str, int] = {}  # of each class
         self.least = 0  # bytes of the smallest device
@@ -299,130 +279,6 @@ class Ledger:
         self._touch(thief, now)
         self._touch(entry.worker, now)
 
-    # -- reading -------------------------------------------------------------------------------------------
-
-    def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
-        """Return a worker's row, as it is for a task of some priority."""
-        row = self.rows[address]
-        queue = len(row.queue)
-        dry = row.starts_in(now)
-        return Worker(
-            address, row.host, row.device, row.nthreads,
-            dry if priority is None or not queue else row.starts_in(now, priority),
-            min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
-            False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
-            None if row.most is None else row.most - self._live(address) - row.promised, row.most,
-        )  # fmt: skip
-
-    def _seen(self, address: Address, now: float) -> Worker:
-        """Return a worker's row with what takes a look at the tasks that it runs."""
-        row = self.rows[address]
-        running = list(row.running.values())
-        young = 0.0
-        if len(running) >= row.nthreads:
-            young = max(now - max(entry.started or now for entry in running), 0.0)
-        unlocks = any(self._unlocks(entry.payload) for entry in running)
-        return self.worker(address, now)._replace(unlocks=unlocks, running_for=young)
-
-    def longest(self) -> float:
-        """Return the seconds of the longest queue, running tasks apart."""
-        return self._loads[-1][0] if self._loads else 0.0
-
-    def queue(self, address: Address, depth: int = DEPTH) -> tuple[Task, ...]:
-        """Return what waits at a worker and may be moved, the last to start first."""
-        row = self.rows[address]
-        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
-        rows = (self._describe(entry.payload, entry, row) for entry in last)
-        return tuple(islice((row for row in rows if row is not None), depth))
-
-    def snapshot(
-        self,
-        now: float,
-        hungry: Iterable[Address],
-        outcomes: Iterable[Outcome] = (),
-        victims: int = VICTIMS,
-        skip: int = 0,
-    ) -> Snapshot:
-        """Return the facts for a stealing policy; rows are built when they are looked at.
-
-        Parameters
-        ----------
-        skip : int
-            So many of the longest queues are left out: nothing in them may move.
-        """
-        hungry = tuple(address for address in hungry if address in self.rows)
-        stop = len(self._loads)
-        if stop > victims:
-            stop -= skip % stop
-        busiest = tuple(address for _, address in reversed(self._loads[max(stop - victims, 0) : stop]))
-        return Snapshot(
-            now,
-            hungry,
-            busiest,
-            self._everyone,
-            _Rows(self.rows, lambda address: self._seen(address, now)),
-            _Rows(self.rows, self.queue),
-            tuple(outcomes),
-            self._nearest(victims) if self._outlasted else (),
-            self._near(hungry) if len(self._loads) > victims else (),
-        )
-
-    def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
-        """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
-        rows = (self.rows[address] for address in hungry)
-        hosts = {row.host for row in rows if row.device != "cpu"}
-        return tuple(a for _, a in self._loads if self.rows[a].host in hosts) if hosts else ()
-
-    def _nearest(self, count: int) -> tuple[Address, ...]:
-        return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
-
-    def soonest(
-        self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
-    ) -> list[Worker]:
-        """Return the accepting workers that run dry first, of each device class, as rows for a task of some priority.
-
-        Parameters
-        ----------
-        count : int
-            So many of a class, at most.
-        lasting : float
-            Only those that have so many seconds left when the task would start; 0: all.
-        room : int
-            Only those whose devices have room for so many bytes, or whose bytes nobody counts; 0: all.
-        """
-        if lasting and self._last_end() < now + lasting:
-            return []
-
-        def suits(worker: Worker) -> bool:
-            has_time = not lasting or worker.has_time(worker.starts_in, lasting)
-            return has_time and (not room or worker.room is None or worker.room >= room)
-
-        found: list[Worker] = []
-        for device in sorted(self.devices):
-            order = self._order.soonest(device, now)
-            rows = (self.worker(row.address, now, priority) for row in order)
-            found += islice(filter(suits, rows), count)
-            order.close()
-        return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.address))
-
-    def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
-        """Return the accepting workers that end last, as rows for a task of some priority."""
-        open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
-        return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
-
-    def _last_end(self) -> float:
-        if self._last is None:
-            self._last = max((row.ends_at for row in self.rows.values()), default=inf)
-        return self._last
-
-    def first(self, now: float) -> float:
-        """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
-        if len(self._loads) == len(self.rows):
-            return self._loads[0][0] if self._loads else inf
-        if len(self.rows) <= FEW:
-            return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=inf)
-        return min((worker.starts_in for worker in self.soonest(now, 1)), default=inf)
-
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: Row) -> None:
@@ -538,23 +394,3 @@ class Ledger:
         if row.load is not None:
             del self._loads[bisect_left(self._loads, row.load)]
             row.load = None
-
-
-class _Rows(Mapping[Address, _R]):
-    """Rows that are built when they are first looked at, and then stay as they were."""
-
-    def __init__(self, source: Mapping[Address, Row], build: Callable[[Address], _R]) -> None:
-        self._source = source
-        self._build = build
-        self._seen: dict[Address, _R] = {}
-
-    def __getitem__(self, address: Address) -> _R:
-        if address not in self._seen:
-            self._seen[address] = self._build(address)
-        return self._seen[address]
-
-    def __iter__(self) -> Iterator[Address]:
-        return iter(self._source)
-
-    def __len__(self) -> int:
-        return len(self._source)
