@@ -64,11 +64,6 @@ class Site:
         """Whether there may be jobs."""
         return self._watchdog is not None
 
-    @property
-    def watchdog_pid(self) -> int | None:
-        """The process that cancels the jobs should this one die."""
-        return self._watchdog.pid if self._watchdog else None
-
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
         """Submit one job, or an array of these elements; return its id.
 

@@ -57,11 +57,6 @@ class Watchdog:
         assert self._process.stdin is not None
         return self._process.stdin.fileno()
 
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
     def close(self, *, jobs_left: bool = False) -> None:
         """End it, or leave it to cancel the jobs that are left.  Idempotent."""
         stream = self._process.stdin

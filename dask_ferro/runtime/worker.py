@@ -178,8 +178,10 @@ def _host(address: str | None) -> str:
     return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
-def samples(metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:
-    """Return a worker's transfers as (class of link, bytes, seconds), for `policy.cost.Links.add`.
+def sent(
+    metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]
+) -> list[tuple[str, tuple[str, int, float]]]:
+    """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.cost.Links.add`.
 
     The classes are "host" and "hosts"; how long the way out of a device takes cannot be told from these.
 
@@ -191,13 +193,6 @@ def samples(metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]) -> list
     hosts : mapping
         Host by address; transfers from or to other workers are left out.
     """
-    return [sample for _, sample in sent(metrics, hosts)]
-
-
-def sent(
-    metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]
-) -> list[tuple[str, tuple[str, int, float]]]:
-    """Return what `samples` does, each with the address of its sender."""
     if not metrics:
         return []
     here = hosts.get(metrics["address"])

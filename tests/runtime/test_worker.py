@@ -22,7 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Links
 from dask_ferro.runtime import speed as speeds
 from dask_ferro.runtime.speed import Speed, speed
-from dask_ferro.runtime.worker import METRIC, NAME, FerroWorker, samples
+from dask_ferro.runtime.worker import METRIC, NAME, FerroWorker, sent
 
 STOCK_SENDS = 0.002
 
@@ -193,29 +193,33 @@ HOSTS = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b"}
     ("transfers", "wanted"),
     [
         pytest.param([], [], id="no transfer, no sample"),
-        pytest.param([("tcp://a:2", 10, 0.5)], [("host", 10, 0.5)], id="a neighbour of the same host"),
         pytest.param(
-            [["tcp://b:1", 10, 0.5]], [("hosts", 10, 0.5)], id="another host, and a list as it is sent"
+            [("tcp://a:2", 10, 0.5)], [("tcp://a:2", ("host", 10, 0.5))], id="a neighbour of the same host"
+        ),
+        pytest.param(
+            [["tcp://b:1", 10, 0.5]],
+            [("tcp://b:1", ("hosts", 10, 0.5))],
+            id="another host, and a list as it is sent",
         ),
         pytest.param([("tcp://c:1", 10, 0.5)], [], id="a sender that left is skipped"),
         pytest.param([("tcp://b:1", 10, 0.0)], [], id="a clock that stood still says nothing"),
         pytest.param([("tcp://b:1", 10, -0.1)], [], id="a clock that went back says nothing"),
     ],
 )
-def test_samples(transfers: list[Any], wanted: list[tuple[str, int, float]]) -> None:
-    assert samples({"address": "tcp://a:1", "transfers": transfers}, HOSTS) == wanted
+def test_transfers_are_samples_of_their_link(transfers: list[Any], wanted: list[Any]) -> None:
+    assert sent({"address": "tcp://a:1", "transfers": transfers}, HOSTS) == wanted
 
 
-def test_samples_of_a_worker_that_told_nothing_or_left() -> None:
-    assert samples(None, HOSTS) == []
-    assert samples({"address": "tcp://gone:1", "transfers": [("tcp://a:1", 10, 0.5)]}, HOSTS) == []
+def test_a_worker_that_told_nothing_or_left_has_no_samples() -> None:
+    assert sent(None, HOSTS) == []
+    assert sent({"address": "tcp://gone:1", "transfers": [("tcp://a:1", 10, 0.5)]}, HOSTS) == []
 
 
 def test_links_learn_from_samples() -> None:
     links = Links()
     before = links.classes["hosts"].bandwidth
     row = {"address": "tcp://a:1", "transfers": [("tcp://b:1", 10**9, 0.103)] * 100}
-    for sample in samples(row, HOSTS):
+    for _, sample in sent(row, HOSTS):
         links.add(*sample)
     assert before == 0.3e9
     assert links.classes["hosts"].bandwidth == pytest.approx(1e10, rel=0.01)
