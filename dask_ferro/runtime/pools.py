@@ -126,6 +126,7 @@ class SpecPools:
         self._since: dict[str, tuple[str, float]] = {}
         self._asked: dict[str, float] = {}
         self._seen: dict[str, float] = {}  # when one of a job's workers was connected last
+        self._releasing: set[str] = set()
         self._start_up = Mean(_START_UP)
         self._is_batch = hasattr(cluster, "job_cls")
         self._correcting: asyncio.Future[None] | None = None
@@ -182,13 +183,17 @@ class SpecPools:
         """Take jobs out of the specification, and wait until they are closed."""
         wanted = set(names)
         going = [name for name in self.cluster.worker_spec if str(name) in wanted]
-        if not self._is_batch:
-            await asyncio.gather(*map(self._closed, going))
-        for name in going:
-            self.cluster.worker_spec.pop(name, None)
-            self._drop(str(name))
-        if going:
-            await self._correct()
+        self._releasing.update(map(str, going))
+        try:
+            if not self._is_batch:
+                await asyncio.gather(*map(self._closed, going))
+            for name in going:
+                self.cluster.worker_spec.pop(name, None)
+                self._drop(str(name))
+            if going:
+                await self._correct()
+        finally:
+            self._releasing.difference_update(map(str, going))
 
     async def wait_submitted(self) -> None:
         """Return when the cluster's state is that of its specification.
@@ -249,7 +254,7 @@ class SpecPools:
 
     def _is_over(self, name: Any, job: SiteJob, now: float) -> bool:
         """Whether a job is over that nobody ended: its process is closed, or its workers are gone for long."""
-        if job.state == RUNNING:
+        if job.state == RUNNING or job.name in self._releasing:
             return False
         if not self._is_batch:
             status = getattr(self.cluster.workers.get(name), "status", None)
