@@ -227,6 +227,16 @@ REFUSED = {
         "directives: -G 1",
         "got '-G 1', wanted a list of text",
     ),
+    "a name that squeue would split": (
+        "    name: ferro",
+        "    name: a,b",
+        "jobqueue.slurm.name: got 'a,b', wanted letters, digits",
+    ),
+    "a name of a variable that is not set": (
+        "    name: ferro",
+        "    name: $NOBODY-dask",
+        "environment variable NOBODY is not set",
+    ),
     "a signal that is no time": ("ahead: 120", "ahead: soon", "signal-ahead: got 'soon', wanted a duration"),
     "a misspelled option of the scheduler": (
         "dashboard_address",

@@ -2,6 +2,7 @@
 
 A job that is about to end counts as gone, and a job on its way as there from the moment that it is expected.  A
 wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
+Nobody in a queue is expected before those ahead, nor a new job to wait less than they have by now.
 A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
 waits for that, unless its end is near.  With jobs about to end and all that leave, there are never more than twice
 the maximum: one successor each.
@@ -11,7 +12,7 @@ the maximum: one successor each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isnan
 from typing import NamedTuple
@@ -138,7 +139,14 @@ class Crew:
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
-        self._waits = {name: self._wait(name, known) for name in self.pools}
+        self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
+        self._late = {
+            name: max(self._waits[name] - pool.queue_wait, 0.0) for name, pool in self.pools.items()
+        }
+        self._last: dict[Name, float] = {}
+        for job in known:
+            if job.state == PENDING:
+                self._last[job.pool] = max(self._last.get(job.pool, 0.0), self.arrival(job))
         self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
         works = _works(staff.demands, self.pools)
         self._ahead = {name: self._warning(name, works) for name in self.pools}
@@ -160,11 +168,6 @@ class Crew:
         """Those that leave and are not called back."""
         return list(self._leaving.values())
 
-    def _wait(self, pool: Name, jobs: Iterable[Job]) -> float:
-        usual = self.pools[pool].queue_wait
-        pending = (abs(usual - _finite(job.age)) for job in jobs if job.pool == pool and job.state == PENDING)
-        return max(usual, max(pending, default=0.0))
-
     def lead(self, pool: Name) -> float:
         """Return the seconds until a job that is asked for now would help."""
         return self._waits[pool] + self.pools[pool].start_up
@@ -184,8 +187,26 @@ class Crew:
         """Return the seconds until a job is expected to help."""
         pool, age = self.pools[job.pool], _finite(job.age)
         if job.state == PENDING:
-            return abs(pool.queue_wait - age) + pool.start_up
+            return max(abs(pool.queue_wait - age), self._late[job.pool]) + pool.start_up
         return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
+
+    def is_outrun(self, job: Job, pool: Name) -> bool:
+        """Whether a new job of another pool would help so long before one that waits that it is worth a thought."""
+        if job.state != PENDING or job.pool == pool:
+            return False
+        return self.arrival(job) > self.lead(pool) + self.limit(pool, queued=False)
+
+    def are_apart(self, one: Name, other: Name) -> bool:
+        """Whether what waits in one of two queues does not stand for what waits in the other.
+
+        Without one of them, a new job there would outrun the other: both are kept until one of them starts.
+        """
+        return one != other and (self._would_outrun(one, other) or self._would_outrun(other, one))
+
+    def _would_outrun(self, pool: Name, other: Name) -> bool:
+        """Whether a new job of a pool of which nothing waits would outrun what waits in another."""
+        fresh = self.pools[pool].queue_wait + self.pools[pool].start_up
+        return self._last.get(other, 0.0) > fresh + self.limit(pool, queued=False)
 
     def is_spent(self, job: Job) -> bool:
         """Whether a job ends before a successor that is asked for now could take the next task from it."""
@@ -223,11 +244,11 @@ class Crew:
         """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
         return (threads if threads > 0 else self.pools[pool].threads) * work.speed(pool)
 
-    def powers(self, work: Work) -> dict[Name, float]:
-        """Return by pool the threads of all jobs that count and may run a work, with the new ones."""
+    def powers(self, work: Work, but: Collection[Name] = ()) -> dict[Name, float]:
+        """Return by pool the threads of all jobs that count and may run a work, with the new ones, but for some."""
         found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
         for job in self.jobs:
-            if work.admits(job):
+            if work.admits(job) and job.name not in but:
                 found[job.pool] += self.power(work, job.pool, job.threads)
         return found
 
@@ -294,6 +315,12 @@ class Crew:
             (self._counts[name] + new * self.coming[name]) * pool.processes
             for name, pool in self.pools.items()
         )
+
+
+def expected_wait(pool: Pool, jobs: Iterable[Job]) -> float:
+    """Return the seconds that a job that is asked for now would wait: no less than those that wait have by now."""
+    ages = (_finite(job.age) for job in jobs if job.pool == pool.name and job.state == PENDING)
+    return max(pool.queue_wait, *ages, 0.0)
 
 
 def counted(number: float, what: str) -> str:

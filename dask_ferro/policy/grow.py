@@ -3,6 +3,8 @@
 For each work, the most restricted first: what will be left of it when a new job could help, what one more would
 save then, and at which efficiency.  The pool with the smallest product of projected finish and price gets them;
 where its bounds end it, the next one.  A work that nobody may run gets one job before others get their second.
+Jobs that wait count as there, unless a new one of another pool would be there long before: what they would do is then
+given to that pool, if it is done earlier and at no higher price.  Whichever starts first makes the other a surplus.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.crew import Crew, Work, counted
-from dask_ferro.policy.profile import Profile, left, merged, span, used, useful_share, widest, work
-from dask_ferro.policy.staff import PENDING, RUNNING, Name, Pool, Submit
+from dask_ferro.policy.profile import Profile, Shift, left, merged, span, used, useful_share, widest, work
+from dask_ferro.policy.staff import PENDING, RUNNING, Job, Name, Pool, Submit
 
 # Shares are compared with room for rounding.
 _ROUNDING = 1e-9
@@ -103,14 +105,41 @@ def _offer(crew: Crew, item: Work, load: Profile, place: int, name: Name) -> _Of
         if job.pool in item.pools
     ]
     rest = left(load, shifts, lead, fastest(item, powers))
-    present = sum(powers.values())
+    outrun = [job for job in team if crew.is_outrun(job, name)]
+    if outrun:
+        others = crew.powers(item, but={job.name for job in outrun})
+        offer = _sized(crew, item, rest, place, pool, room, others)
+        if offer is not None and _is_better(crew, item, load, shifts, outrun, offer):
+            return offer
+    return _sized(crew, item, rest, place, pool, room, powers)
+
+
+def _sized(
+    crew: Crew, item: Work, rest: Profile, place: int, pool: Pool, room: int, powers: Mapping[Name, float]
+) -> _Offer | None:
+    """Return what as many jobs of a pool as are worth it bring beside others."""
+    present, lead = sum(powers.values()), crew.lead(pool.name)
     count = _worthwhile(crew, item, pool, rest, present, room)
     if not count:
         return None
-    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(name))
-    runs = span(rest, present + count * crew.power(item, name), speed)
+    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(pool.name))
+    runs = span(rest, present + count * crew.power(item, pool.name), speed)
     price = pool.cost * count * (pool.start_up + runs)
     return _Offer((lead + runs) * price, place, pool, count, count == room, lead + runs)
+
+
+def _is_better(
+    crew: Crew, item: Work, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
+) -> bool:
+    """Whether an offer is done long before those that wait would have done it, and costs no more for its time."""
+    powers = crew.powers(item)
+    speed = fastest(item, powers)
+    came = max(crew.arrival(job) for job in outrun)
+    runs = span(left(load, shifts, came, speed), sum(powers.values()), speed)
+    pools = (crew.pools[job.pool] for job in outrun)
+    price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
+    earlier = offer.finish + crew.limit(offer.pool.name, queued=False) <= came + runs
+    return earlier and offer.score <= (came + runs) * price
 
 
 def _room(crew: Crew, pool: Pool, item: Work) -> int:

@@ -1,8 +1,9 @@
 """Which jobs go: those over the bounds, those about to end, and those that have had nothing to do for long enough.
 
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
-system's queue is kept.  Of the running ones go those with the least that nobody else holds, then those that end
-first, then the newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.
+system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
+the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
+newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 
@@ -244,7 +245,7 @@ class _Slack:
         self._crew = crew
         self._workers = crew.workers()
         self._counts = {name: crew.count(name) for name in crew.pools}
-        self._slack: list[tuple[Work, float]] = []
+        self._slack: list[tuple[Work, float, dict[Name, float]]] = []  # with the threads that wait, by pool
         needs: list[tuple[dict[Name, float], float]] = []
         for work in crew.works:
             powers = crew.powers(work)
@@ -258,26 +259,39 @@ class _Slack:
                 for theirs, other in needs
             )
             needs.append((powers, need))
-            self._slack.append((work, total - need - beside))
+            waiting = {name: crew.coming[name] * crew.power(work, name) for name in work.pools}
+            for job in crew.team(work):
+                if job.state == PENDING:
+                    waiting[job.pool] += crew.power(work, job.pool, job.threads)
+            self._slack.append((work, total - need - beside, waiting))
 
     def spares(self, job: Job) -> bool:
         """Whether neither the work nor the bounds need a job."""
         p, pool = self._crew.parameters, self._crew.pools[job.pool]
         if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
             return False
-        return all(left >= self._crew.power(work, job.pool, job.threads) for work, left in self._of(job))
+        return all(
+            left - self._elsewhere(job, waiting) >= self._crew.power(work, job.pool, job.threads)
+            for work, left, waiting in self._slack
+            if work.admits(job)
+        )
+
+    def _elsewhere(self, job: Job, waiting: Mapping[Name, float]) -> float:
+        """Return the threads that wait and do not stand for a job that waits as well."""
+        if job.state != PENDING:
+            return 0.0
+        return sum(power for name, power in waiting.items() if self._crew.are_apart(name, job.pool))
 
     def drop(self, job: Job) -> None:
         """Count a job as gone."""
         self._workers -= self._crew.pools[job.pool].processes
         self._counts[job.pool] -= 1
-        self._slack = [
-            (work, left - self._crew.power(work, job.pool, job.threads) if work.admits(job) else left)
-            for work, left in self._slack
-        ]
-
-    def _of(self, job: Job) -> list[tuple[Work, float]]:
-        return [(work, left) for work, left in self._slack if work.admits(job)]
+        for at, (work, left, waiting) in enumerate(self._slack):
+            if work.admits(job):
+                power = self._crew.power(work, job.pool, job.threads)
+                self._slack[at] = work, left - power, waiting
+                if job.state == PENDING:
+                    waiting[job.pool] -= power
 
 
 def _width(crew: Crew, work: Work, powers: dict[Name, float], within: float | None) -> float:

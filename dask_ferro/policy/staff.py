@@ -28,7 +28,7 @@ class Pool(NamedTuple):
     memory : int
         Bytes of one job; 0: unknown.
     queue_wait : float
-        Seconds from the submission to the start that are to be expected.
+        Seconds from the submission to the start, of jobs that started: what those that wait say is in their ages.
     start_up : float
         Seconds from the start until all its workers are connected.
     minimum, maximum : float

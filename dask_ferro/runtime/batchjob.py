@@ -8,7 +8,7 @@ taken for one that is gone.  Durations are seconds, points in time epoch seconds
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ from dask_ferro.runtime.squeue import ENDING, HELD, OVER, Row
 from dask_ferro.runtime.squeue import PENDING as WAITS
 
 SUBMITTING = "submitting"
+
+# What may pass, and ends a job where it does not.
+_MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 
 
 class Patience(NamedTuple):
@@ -52,7 +55,7 @@ class Ending(NamedTuple):
     Attributes
     ----------
     failed : bool
-        It ran, and ended before a worker came.
+        It ran or was held, and that was its end before all its workers had come.
     refused : bool
         SLURM would never run it.
     """
@@ -78,8 +81,11 @@ class BatchJob:
         By SLURM.
     was_whole : bool
         Whether all its workers were connected since it started.
-    warned_at : float or None
-        When a condition began that ends it unless it passes.
+    is_measured : bool
+        Whether its pool has learned how long it took to be whole since it started.
+    warned_at : dict of float
+        When each condition began that ends it unless it passes.  Each has a clock of its own: a job that boots for
+        minutes may be missing from one look.
     drained_at : float or None
         Since when its node is being drained.
     strength : int
@@ -101,7 +107,8 @@ class BatchJob:
     started_at: float | None = None
     ends_at: float | None = None
     was_whole: bool = False
-    warned_at: float | None = None
+    is_measured: bool = False
+    warned_at: dict[str, float] = field(default_factory=dict)
     drained_at: float | None = None
     strength: int = 0
     short_at: float | None = None
@@ -146,20 +153,27 @@ class BatchJob:
             Nodes that are to be left.
         """
         if row is None:
-            return self._unless_it_passes(patience.ending, now, Ending("SLURM knows it no more"))
+            return self._unless_it_passes(_MISSING, patience.ending, now, Ending("SLURM knows it no more"))
+        self._pass(_MISSING)
         self.reason = row.reason
         if row.phase == OVER:
             return Ending(_told(row), failed=self._no_worker_came(row))
         if row.phase == HELD:
-            return Ending(_told(row))
+            # Replaced at once; a site that holds each new job is asked less and less often.
+            return Ending(_told(row), failed=not self.was_whole)
         self._restart(row, now)
         if row.phase == ENDING:
-            return self._unless_it_passes(patience.ending, now, Ending(_told(row)))
+            return self._unless_it_passes(_ENDS, patience.ending, now, Ending(_told(row)))
+        self._pass(_ENDS)
         self.submitted_at = row.submitted
         if row.phase == WAITS:
+            self._pass(_ALONE)
             self.enter(PENDING, now)
-            stuck = patience.stuck if row.is_stuck else inf
-            return self._unless_it_passes(stuck, now, Ending(_told(row), refused=True))
+            if row.is_stuck:
+                return self._unless_it_passes(_STUCK, patience.stuck, now, Ending(_told(row), refused=True))
+            self._pass(_STUCK)
+            return None
+        self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
         self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
@@ -183,15 +197,14 @@ class BatchJob:
         self._count(there, now, patience)
         limit = patience.lost if self.was_whole else patience.boot
         if whole or (there and (self.was_whole or now - self.since > limit)):
-            self.was_whole, self.warned_at = True, None
+            self.was_whole = True
             self.enter(RUNNING, now)
-            return None
         if there:
-            self.warned_at = None
+            self._pass(_ALONE)
             return None
         self.enter(BOOTING, now)
         gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
-        return self._unless_it_passes(limit, now, gone)
+        return self._unless_it_passes(_ALONE, limit, now, gone)
 
     def _count(self, there: int, now: float, patience: Patience) -> None:
         """End before the walltime does, when some of the workers are gone for long: the controller then replaces it."""
@@ -207,18 +220,17 @@ class BatchJob:
 
     def _restart(self, row: Row, now: float) -> None:
         if row.restarts != self.restarts:
-            self.restarts, self.was_whole, self.warned_at = row.restarts, False, None
+            self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
+            self.warned_at.clear()
             self.started_at = self.ends_at = self.drained_at = self.short_at = None
             self.strength = 0
             self.enter(PENDING, now)
 
-    def _unless_it_passes(self, patience: float, now: float, ending: Ending) -> Ending | None:
-        if patience == inf:
-            self.warned_at = None
-            return None
-        if self.warned_at is None:
-            self.warned_at = now
-        return ending if now - self.warned_at >= patience else None
+    def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:
+        return ending if now - self.warned_at.setdefault(condition, now) >= patience else None
+
+    def _pass(self, condition: str) -> None:
+        self.warned_at.pop(condition, None)
 
     def _no_worker_came(self, row: Row) -> bool:
         """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""

@@ -24,6 +24,7 @@ from distributed.protocol.pickle import dumps
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
+from dask_ferro.policy.crew import expected_wait
 from dask_ferro.policy.staff import (
     PENDING,
     RUNNING,
@@ -195,7 +196,9 @@ class Elastic(Adaptive):
         # One that was released meanwhile is not leaving any more: it would count, and another one go for it.
         jobs = [job for job in seen if job.name not in self._released]
         now = time()
-        kept = [name for name, until in self._not_before.items() if now < until]
+        kept = {job.name for job in jobs if now < self._not_before.get(job.name, 0.0)}
+        for name in self._not_before.keys() - kept:  # also of those that ended otherwise
+            del self._not_before[name]
         staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
         await self._tell_ends(jobs, staff.pools)
         self._count(staff)
@@ -313,7 +316,7 @@ class Elastic(Adaptive):
             "jobs": counts,
             "reasons": reasons,
             "node_seconds": self.node_seconds,
-            "queue_wait": {pool.name: pool.queue_wait for pool in staff.pools},
+            "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
             "actions": [told(action) for action in decision.actions],
         }
         self.decisions.append(entry)

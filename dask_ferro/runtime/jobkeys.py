@@ -20,6 +20,8 @@ import distributed
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
+from dask_ferro.runtime.squeue import is_job_name
+
 # What must be written, and what it says; most may be null, on purpose.
 REQUIRED = {
     "cores": "threads of one job, for instance 8",
@@ -158,6 +160,11 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _is_name(value: Any) -> bool:
+    """Whether jobs can have it, and found by it, once its variables are replaced: unset ones are told of apart."""
+    return _is_text(value) and is_job_name(_VARIABLE.sub("x", os.path.expandvars(value)))
+
+
 def _is_lines(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
@@ -211,6 +218,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "minimum": (_is_number, "a number of jobs"),
     "maximum": (_is_number, "a number of jobs"),
     "cost": (_is_number, "a number: of a second of a job, as a multiple of other pools'"),
+    "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
     "worker-extra-args": (_is_lines, _LINES),
     "job-script-prologue": (_is_lines, _LINES),
     "job-extra-directives": (_is_lines, _LINES),

@@ -16,7 +16,7 @@ from dask_ferro.policy.cost import Mean
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime.batchjob import SUBMITTING, BatchJob
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.squeue import is_plain
+from dask_ferro.runtime.squeue import is_job_name, is_plain
 
 # So many jobs end before a worker came: it is the pool.
 _FAILURES = 3
@@ -84,13 +84,11 @@ class JobPool:
             raise ConfigError(f"ff.SLURMCluster: pool {name!r}: {error}") from error
         return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
 
-    def pool(self, now: float, longest_wait: float, trouble: str) -> Pool:
+    def pool(self, now: float, trouble: str) -> Pool:
         """Return the policy's facts.
 
         Parameters
         ----------
-        longest_wait : float
-            Of the jobs that wait now: who comes later is not expected to wait less.
         trouble : str
             Why its jobs are not accepted at the moment.
         """
@@ -100,7 +98,7 @@ class JobPool:
             threads=job.worker_process_threads * job.worker_processes,
             processes=job.worker_processes,
             memory=job.worker_memory or 0,
-            queue_wait=max(self.queue_wait.value, longest_wait),
+            queue_wait=self.queue_wait.value,
             start_up=self.start_up.value,
             minimum=offer.minimum,
             maximum=offer.maximum,
@@ -114,7 +112,9 @@ class JobPool:
         if before in (SUBMITTING, PENDING) and job.state in (BOOTING, RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
         if before != RUNNING and job.state == RUNNING:
-            self._add(self.start_up, job.started_at, connected_at)
+            if not job.is_measured:  # a worker that its nanny restarts comes much later than its job started
+                self._add(self.start_up, job.started_at, connected_at)
+            job.is_measured = True
             self.failures = self.times_closed = 0
 
     @staticmethod
@@ -154,6 +154,22 @@ def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
                 f"ff.SLURMCluster: {where}: got {name}={value!r}, wanted a number of at least 0"
             )
     return kind(**values)
+
+
+def checked_name(name: Any) -> str:
+    """Return a name for jobs by which SLURM can list and cancel them.
+
+    Raises
+    ------
+    ConfigError
+        For one that its commands would take apart.
+    """
+    if not is_job_name(str(name)):
+        raise ConfigError(
+            f"ff.SLURMCluster: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
+            "squeue and scancel take it apart elsewhere; choose another, or set jobqueue.slurm.name"
+        )
+    return str(name)
 
 
 def overrides_of(pools: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:

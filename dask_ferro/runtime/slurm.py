@@ -22,7 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import PENDING, RUNNING, Pool
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
-from dask_ferro.runtime.jobpool import JobPool, overrides_of, read
+from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob
 from dask_ferro.runtime.scaling import Scaling
@@ -66,7 +66,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     Raises
     ------
     ConfigError
-        For pools that do not describe a job.
+        For pools that do not describe a job, or a job's name that SLURM's commands would split.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         **options: Any,
     ) -> None:
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
-        job_name = options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker")
+        job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"{job_name}-{uuid.uuid4().hex[:8]}"
         guesses = {"queue_wait": queue_wait, "start_up": start_up}
         kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
@@ -137,12 +137,8 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         """Return the kinds of jobs, with what was measured of them and why one is closed at the moment."""
         self._kind(DEFAULT)
         now = time()
-        longest = {
-            kind: now - min(ages) for kind in self._pool_records if (ages := self._waiting_since(kind))
-        }
         return tuple(
-            kind.pool(now, longest.get(name, 0.0), self._submission.trouble(name))
-            for name, kind in self._pool_records.items()
+            kind.pool(now, self._submission.trouble(name)) for name, kind in self._pool_records.items()
         )
 
     def resources(self, pool: str) -> dict[str, float]:
@@ -157,10 +153,6 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         script = self._kind(pool).job.job_script(first, self._graces)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
         return script.replace(_ADDRESS, address or _ADDRESS)
-
-    def _waiting_since(self, pool: str) -> list[float]:
-        jobs = (job for job in self._book.values() if job.pool == pool and job.state == PENDING)
-        return [job.submitted_at for job in jobs if job.submitted_at is not None]
 
     # -- what the controller asks for ------------------------------------------------------------------------
 

@@ -69,6 +69,14 @@ _STUCK = re.compile(
 )
 
 
+# JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue, "job requeued in held state", "launch_failed_requeued_held"; not
+# QOSUsageThreshold, which is an ordinary reason to wait.
+_HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.IGNORECASE)
+
+# What `squeue --name`, which splits it at commas, and a shell take as one word.
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
+
+
 class Row(NamedTuple):
     """A job, or one element of an array, as `squeue` lists it.
 
@@ -102,7 +110,7 @@ class Row(NamedTuple):
     def phase(self) -> str:
         """Return "pending", "started", "held", "ending" or "over"."""
         phase = _PHASES.get(self.state, STARTED)
-        if phase == PENDING and re.search("held|hold", self.reason, re.IGNORECASE):
+        if phase == PENDING and _HELD.search(self.reason):
             return HELD
         return phase
 
@@ -210,6 +218,15 @@ def is_plain(name: str) -> bool:
     (True, False, False)
     """
     return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*", name) is not None
+
+
+def is_job_name(name: str) -> bool:
+    """Whether jobs can be listed and cancelled by a name.
+
+    >>> is_job_name("dask-worker"), is_job_name("a,b"), is_job_name("a b")
+    (True, False, False)
+    """
+    return _JOB_NAME.fullmatch(name) is not None
 
 
 def indices(numbers: Sequence[int]) -> str:

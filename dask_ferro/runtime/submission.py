@@ -30,6 +30,8 @@ _SPACING = 0.2
 _PAUSE, _PAUSE_MOST = 0.5, 30.0
 # A refusal that nobody knows is tried so often: 3.5 s.
 _TRIES = 4
+# Of these the job may be in the queue all the same: the answer was lost, or `sbatch` was killed, or printed no id.
+_UNSURE = (squeue.TRANSIENT, squeue.UNKNOWN)
 
 
 class Batch(NamedTuple):
@@ -224,9 +226,9 @@ class Submission:
         try:
             array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets, nonce)
         except Refused as refused:
-            adopted = await self._adoptable(nonce) if refused.kind == squeue.TRANSIENT else None
+            adopted = await self._adoptable(nonce) if refused.kind in _UNSURE else None
             if adopted is None:
-                self._is_unsure |= refused.kind == squeue.TRANSIENT
+                self._is_unsure |= refused.kind in _UNSURE
                 self._refuse(batch, refused)
                 return
             array = adopted

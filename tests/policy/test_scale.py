@@ -192,8 +192,24 @@ ONLY_CPU, ONLY_GPU = {"pools": frozenset({"cpu"})}, {"pools": frozenset({"gpu"})
             [CPU, SPOT._replace(closed="no such account")], [], [work((20, 8))], {}, {"cpu": 2}, id="or closed"
         ),
         pytest.param(
-            [CPU, SPOT], jobs(PENDING, pool="spot", age=300.0), [work((20, 8))], {}, {"cpu": 1},
-            id="or its queue is stuck: what waits there still counts",
+            [CPU, SPOT], jobs(PENDING, pool="spot", age=300.0), [work((20, 8))], {}, {"cpu": 2},
+            id="or its queue is stuck: what waits there counts for nothing that is done before it comes",
+        ),
+        pytest.param(
+            [CPU, SPOT], jobs(PENDING, pool="spot", age=9.0), [work((20, 8))], {}, {"spot": 1},
+            id="not while it may come about as soon",
+        ),
+        pytest.param(
+            [CPU._replace(cost=40.0), SPOT], jobs(*[PENDING] * 2, pool="spot", age=30.0), [work((20, 8))], {}, {},
+            id="not at any price",
+        ),
+        pytest.param(
+            [CPU._replace(closed="down"), SPOT], jobs(*[PENDING] * 2, pool="spot", age=300.0), [work((20, 8))], {}, {},
+            id="not where that is closed",
+        ),
+        pytest.param(
+            [CPU, SPOT], jobs(PENDING, PENDING, pool="spot", age=300.0) + jobs(PENDING, PENDING, first=2),
+            [work((20, 8))], {}, {}, id="not twice",
         ),
         pytest.param(
             [CPU, GPU], [], [work((20, 800), **ONLY_CPU), work((20, 80), **ONLY_GPU)], {"maximum": 4},
@@ -605,6 +621,7 @@ class Site:
     ) -> None:
         self.life, self.leave = life, leave
         self.pools, self.parameters, self.room, self.wait, self.boot = pools, parameters, room, wait, boot
+        self.full: set[str] = set()  # pools that start nothing for now
         self.now = 0.0
         self.state = State()
         self.jobs: list[Job] = []
@@ -615,7 +632,7 @@ class Site:
     def tick(self, *demands: Demand) -> None:
         """One second, at whose end the policy is asked."""
         self.now += 1.0
-        room = {p.name: self.room - self.started(p.name) for p in self.pools}
+        room = {p.name: (p.name not in self.full) * self.room - self.started(p.name) for p in self.pools}
         widths = [demand.profile[0][1] for demand in demands]
         found = []
         for job in self.jobs:
@@ -704,6 +721,46 @@ def test_a_full_cluster_neither_flaps_nor_loses_its_place() -> None:
     for _ in range(20):
         site.tick()
     assert site.kinds() == ["Submit", "Cancel", "Drain"]
+
+
+def stuck(*full: str) -> Site:
+    """Two minutes of work for two jobs, on a site some of whose queues do not move; the cheaper pool is "spot"."""
+    site = Site([CPU, SPOT], P, room=9, wait=1.0, boot=3.0)
+    site.full = set(full)
+    for _ in range(120):
+        site.tick(work((20, 8)))
+    return site
+
+
+def counts(site: Site) -> Counter:
+    return Counter((job.pool, job.state) for job in site.jobs)
+
+
+def test_work_whose_queue_is_stuck_goes_to_another_pool_and_its_jobs_are_then_cancelled() -> None:
+    site = stuck("spot")
+    assert site.kinds() == ["Submit", "Submit", "Cancel"]
+    assert counts(site) == {("cpu", RUNNING): 2}
+
+
+def test_where_two_queues_are_stuck_both_places_are_kept_until_one_moves() -> None:
+    for moves, stays in (("cpu", "spot"), ("spot", "cpu")):
+        site = stuck("cpu", "spot")
+        for _ in range(300):
+            site.tick(work((20, 8)))
+        assert site.kinds() == ["Submit", "Submit"]
+        assert counts(site) == {("cpu", PENDING): 2, ("spot", PENDING): 2}
+        site.full = {stays}
+        for _ in range(60):
+            site.tick(work((20, 8)))
+        assert site.kinds() == ["Submit", "Submit", "Cancel"]
+        assert counts(site) == {(moves, RUNNING): 2}
+
+
+def test_the_oldest_of_a_stuck_queue_is_not_expected_at_once_nor_a_new_job_before_it() -> None:
+    ages = Staff(NOW, (CPU,), tuple(jobs(PENDING, age=100.0) + jobs(PENDING, first=1)))
+    crew = Crew(ages, P)
+    assert [crew.arrival(job) for job in crew.jobs] == [102.0, 102.0]
+    assert crew.lead("cpu") == 103.0
 
 
 def test_work_is_done_at_the_efficiency_that_was_asked_for() -> None:

@@ -60,7 +60,11 @@ def test_a_job_waits_boots_and_runs():
             [(row("FAILED", "NonZeroExitCode"), 1)], "FAILED (NonZeroExitCode)", True, False, id="its script failed"
         ),
         pytest.param([(row("COMPLETED"), 1)], "COMPLETED", True, False, id="its worker ended before it came"),
-        pytest.param([(row("PENDING", "JobHeldUser"), 1)], "PENDING (JobHeldUser)", False, False, id="held"),
+        pytest.param([(row("PENDING", "JobHeldUser"), 1)], "PENDING (JobHeldUser)", True, False, id="held"),
+        pytest.param(
+            [(row("RUNNING"), 1), (row("PENDING", "launch_failed_requeued_held", 1), 1)],
+            "PENDING (launch_failed_requeued_held)", True, False, id="held, for it could not be started",
+        ),
         pytest.param(
             [(row("PENDING", "PartitionConfig"), 1), (row("PENDING", "PartitionConfig"), 30)],
             "PENDING (PartitionConfig)", False, True, id="impossible for long",
@@ -104,6 +108,45 @@ def test_a_condition_that_passed_starts_anew():
     for _ in range(5):
         assert life.look(row("PENDING", "PartitionConfig"), after=20) == "pending"
         assert life.look(row("PENDING", "Priority"), after=20) == "pending"
+
+
+@pytest.mark.parametrize(
+    "blinks",
+    [
+        pytest.param([None], id="missed by one squeue"),
+        pytest.param([row("COMPLETING"), row("PENDING", "BeginTime", 1)], id="being requeued"),
+    ],
+)
+def test_a_job_that_boots_for_long_is_not_given_up_for_an_instant_in_which_it_seems_to_end(blinks):
+    life = Life()
+    life.look(row("RUNNING"))
+    assert life.look(row("RUNNING"), after=300) == "booting"
+    assert [life.look(seen) for seen in blinks][-1] in ("booting", "pending")
+
+
+def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start():
+    life = Life()
+    life.look(row("RUNNING"))
+    for seen in [None, row("RUNNING")] * 3:
+        assert life.look(seen, after=99) == "booting"
+    over = ("none of its workers is connected for 600 s", True, False)
+    assert life.look(row("RUNNING"), after=6) == over
+
+
+def test_a_condition_has_its_own_patience_and_not_what_another_left():
+    life = Life()
+    assert life.look(row("PENDING", "PartitionConfig")) == "pending"
+    assert life.look(row("PENDING", "PartitionConfig"), after=29) == "pending"
+    assert life.look(row("COMPLETING")) == "pending"
+    assert life.look(row("COMPLETING")) == "pending"
+    assert life.look(row("COMPLETING")) == ("COMPLETING", False, False)
+
+
+def test_a_requeued_job_that_is_held_was_whole_before_and_is_not_its_pools_fault():
+    life = Life()
+    life.look(row("RUNNING"), BOTH)
+    held = row("PENDING", "job requeued in held state", 1)
+    assert life.look(held, BOTH) == ("PENDING (job requeued in held state)", False, False)
 
 
 def test_a_requeued_job_has_other_workers():

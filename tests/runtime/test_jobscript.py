@@ -194,15 +194,11 @@ def pool(**overrides: Any) -> JobPool:
 
 def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
     gpu = pool(queue="gpu", cores=2, processes=1, maximum=4, cost=8, queue_wait=60)
-    facts = gpu.pool(now=0.0, longest_wait=0.0, trouble="")
+    facts = gpu.pool(now=0.0, trouble="")
     assert "#SBATCH -p gpu" in gpu.job.job_script()
     assert "#SBATCH -t 01:00:00" in gpu.job.job_script()
     assert (facts.threads, facts.processes, facts.memory, facts.lifetime) == (2, 1, 4_000_000_000, 3600.0)
     assert (facts.minimum, facts.maximum, facts.cost, facts.queue_wait) == (0, 4, 8, 60)
-
-
-def test_a_new_job_is_expected_to_wait_as_long_as_those_that_wait():
-    assert pool(queue_wait=5).pool(now=0.0, longest_wait=90.0, trouble="").queue_wait == 90.0
 
 
 @pytest.mark.parametrize(
@@ -233,9 +229,9 @@ def test_a_pool_closes_when_three_jobs_failed_and_stays_closed_longer_each_time(
         failing.fail("job 7: FAILED", now)
         closed.append(failing.closed_until)
     assert closed == [0.0, 0.0, 32.0, 32.0, 100.0, 100.0]
-    assert failing.pool(31.0, 0.0, "").closed.endswith("the last, job 7: FAILED")
-    assert failing.pool(101.0, 0.0, "").closed == ""
-    assert failing.pool(101.0, 0.0, "sbatch is busy").closed == "sbatch is busy"
+    assert failing.pool(31.0, "").closed.endswith("the last, job 7: FAILED")
+    assert failing.pool(101.0, "").closed == ""
+    assert failing.pool(101.0, "sbatch is busy").closed == "sbatch is busy"
 
 
 def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):

@@ -332,6 +332,21 @@ def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
     play(scenario, job_script_prologue=["exit 3"])
 
 
+def test_where_each_new_job_is_held_no_more_are_asked_for(play):
+    """Without that, a controller that looks once a second submits and cancels a job a second."""
+
+    async def scenario(cluster):
+        for _ in range(3):
+            assert not cluster.pools()[0].closed
+            cluster.request("default", 1)
+            await cluster.wait_submitted()
+            await looked(cluster, [])
+        assert "3 jobs ended before a worker came; the last, job" in cluster.pools()[0].closed
+        assert "JobHeldUser" in cluster.pools()[0].closed
+
+    play(scenario, job_extra_directives=["--hold"])
+
+
 def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
     async def scenario(cluster):
         cluster.request("default", 2)

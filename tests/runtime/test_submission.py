@@ -1,0 +1,78 @@
+"""Submissions whose outcome is not clear, with commands that are scripts of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.batchjob import BatchJob
+from dask_ferro.runtime.slurmsite import Site
+from dask_ferro.runtime.submission import Submission
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Makes a command of SLURM's."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, script: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+async def one_submission() -> tuple[list[str], bool]:
+    """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
+    site, ids, ended = Site("test-1234"), [], asyncio.Event()
+
+    def accepted(jobs) -> None:
+        ids.extend(job.job_id for job in jobs)
+        ended.set()
+
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", accepted, lambda jobs, words: ended.set()
+    )
+    submission.add([BatchJob("default-0", "default", 0, 1, 0.0)])
+    async with asyncio.timeout(20):
+        while not (ended.is_set() or submission.trouble("default")):
+            await asyncio.sleep(0.01)
+    try:
+        assert await submission.close(5.0)
+        return ids, submission.had_jobs
+    finally:
+        site.close()
+
+
+UNCLEAR = {"prints no id": "echo 'job submitted, thank you'", "is killed": "kill -9 $$"}
+# A row of the queue, with the comment that the submission had: its last word is what it is known by.
+TOLD = """printf '%-40s%-20s%-12s%-24s%-24s%-24s%-80s%-80s%-200s\\n' \\
+    77 PENDING 0 N/A N/A N/A '' Priority "$(cat comment)" """
+NOTED = 'for word in "$@"; do case "$word" in --comment=*) echo "${word#--comment=}" > comment;; esac; done'
+
+
+@pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
+def test_where_nobody_knows_whether_a_job_was_submitted_there_may_be_one(command, outcome) -> None:
+    command("sbatch", outcome)
+    command("squeue", "exit 1")
+    assert asyncio.run(one_submission()) == ([], True)
+
+
+@pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
+def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome) -> None:
+    assert sum(int(column.partition(":")[2]) for column in squeue.FORMAT.split(",")) == 504
+    command("sbatch", f"{NOTED}\n{outcome}")
+    command("squeue", TOLD)
+    assert asyncio.run(one_submission()) == (["77"], True)
+
+
+def test_a_clear_refusal_leaves_no_job(command) -> None:
+    command("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    command("squeue", TOLD)
+    assert asyncio.run(one_submission()) == ([], False)
