@@ -321,36 +321,20 @@ def on(plan, *workers):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_ranks_of_stages_run_on_their_workers_in_the_order_of_the_list(four, reference, schedule):
+def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
     net, plan, batch, wanted = reference["tensor"]
     groups = [0, 1], [3, 2]
-    step = pipeline(
-        *(net.loss, net.params), micro_batches=M, schedule=schedule, edges="chain", plan=on(plan, *groups)
-    )
+    step = pipeline(net.loss, net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
     run = step(batch)
     with get_task_stream(four) as stream:
         same(run.compute(), wanted)
     known = four.scheduler_info(n_workers=-1)["workers"]
     number = {address: facts["name"] for address, facts in known.items()}
-    spans = {}
-    for record in stream.data:
-        if record["key"] in run.actions and not str(record["key"][0]).startswith(
-            ("spmd-input", "gradient", "loss")
-        ):
-            action, rank = run.actions[record["key"]]
-            assert number[record["worker"]] == groups[step.schedule.stage_of[action.chunk]][rank]
-            spans.setdefault(action, {}).setdefault(rank, []).extend(
-                (s["start"], s["stop"]) for s in record["startstops"] if s["action"] == "compute"
-            )
-    for row in step.schedule.stages:
-        for before, then in pairwise(row):
-            if before in step.schedule.dependencies[then]:
-                continue  # of what it needs it waits for as much as it reads
-            for rank in (0, 1):
-                first, second = (spans.get(action, {}).get(rank) for action in (before, then))
-                if first and second:
-                    end, start = max(s for _, s in first), min(s for s, _ in second)
-                    assert end <= start, (str(before), str(then), rank)
+    ran = {record["key"]: number[record["worker"]] for record in stream.data if record["key"] in run.actions}
+    assert len(ran) > len(batch)
+    for key, worker in ran.items():
+        action, rank = run.actions[key]
+        assert worker == groups[step.schedule.stage_of[action.chunk]][rank]
 
 
 @pytest.mark.cluster
