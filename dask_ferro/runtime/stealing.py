@@ -235,11 +235,8 @@ class Stealing(WorkStealing):
         hurried = row.waiting_seconds * row.slowness < _PLENTY * row.nthreads
         if hurried != self._hurried.get(row.address):
             self._hurried[row.address] = hurried
-            seconds = (
-                self.settings.scheduler_sends
-                if hurried
-                else max(seams.WORKER_SENDS, self.settings.scheduler_sends)
-            )
+            soon = self.settings.scheduler_sends
+            seconds = soon if hurried else max(seams.WORKER_SENDS, soon)
             seams.put_sends(self.scheduler, [row.address], seconds)
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
@@ -452,9 +449,8 @@ class Stealing(WorkStealing):
         ts = self.scheduler.tasks.get(key)
         info = self.in_flight.get(ts) if ts is not None else None
         if ts is None or info is None or info["stimulus_id"] != stimulus_id:
-            self.log(
-                ("already-aborted" if info is None else "stale-response", key, state, worker, stimulus_id)
-            )
+            what = "already-aborted" if info is None else "stale-response"
+            self.log((what, key, state, worker, stimulus_id))
             return
         self._remove_from_in_flight(ts)
         thief, victim = info["thief"], info["victim"]
