@@ -121,7 +121,7 @@ def test_a_job_that_boots_for_long_is_not_given_up_for_an_instant_in_which_it_se
     life = Life()
     life.look(row("RUNNING"))
     assert life.look(row("RUNNING"), after=300) == "booting"
-    assert [life.look(seen) for seen in blinks][-1] in ("booting", "pending")
+    assert {life.look(seen) for seen in blinks} <= {"booting", "pending"}
 
 
 def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start():
