@@ -130,7 +130,11 @@ def main() -> None:
 @click.option("--output", "sink", type=_ArrayFile(dir_okay=False), help="Where to write the outputs.")
 @click.option("--workers", type=_AT_LEAST_ONE, help="Worker processes to start  [default: one per core]")
 @click.option("--threads", type=_AT_LEAST_ONE, help="Threads of each  [default: 1]")
-@click.option("--batch", type=_AT_LEAST_ONE, help="Rows per task  [default: a chunk per thread]")
+@click.option(
+    "--batch",
+    type=_AT_LEAST_ONE,
+    help="Rows per task  [default: a chunk per thread, where rows are independent]",
+)
 @click.option("--rows", type=_AT_LEAST_ONE, help="Rows of synthetic input, where there is no --input.")
 @click.option("--scheduler", metavar="ADDRESS", help="A running cluster, in place of starting one.")
 @_granularity

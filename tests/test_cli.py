@@ -262,6 +262,21 @@ def test_run_of_a_built_in_graph_compares_with_bound_and_projection():
 
 
 @pytest.mark.cluster
+def test_run_without_batch_makes_a_chunk_for_each_thread(scorer):
+    found = run_json(scorer, "--rows", 9, "--workers", 2)
+    assert (found["rows"], found["batch"], found["chunks"]) == (9, 5, 2)
+
+
+@pytest.mark.cluster
+def test_run_without_batch_keeps_rows_together_that_depend_on_each_other(tmp_path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 4]) for n in "xy")
+    nodes = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), ir_version=10), tmp_path / "m.onnx")
+    found = run_json(tmp_path / "m.onnx", "--rows", 9, "--workers", 2)
+    assert (found["rows"], found["batch"], found["chunks"]) == (9, None, 1)
+
+
+@pytest.mark.cluster
 def test_run_of_a_model_writes_what_onnxruntime_computes(scorer, tmp_path):
     x = np.random.default_rng(0).standard_normal((10, 4), dtype=np.float32)
     np.savez(tmp_path / "x.npz", x=x)

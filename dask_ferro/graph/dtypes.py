@@ -30,7 +30,8 @@ def problems(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Ite
     opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if node.domain in schemas.DOMAINS and node.domain in opsets:
-            yield from _node_problems(node, operands(node.domain, node.op_type, opsets[node.domain]), types)
+            key = (node.domain, node.op_type, opsets[node.domain])
+            yield from _node_problems(node, operands(*key), results(*key), types)
 
 
 @lru_cache(maxsize=4096)
@@ -51,8 +52,22 @@ def operands(domain: str, op_type: str, opset: int) -> tuple[Operand, ...]:
     )
 
 
+@lru_cache(maxsize=4096)
+def results(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
+    """The letter of each output's type, which it shares with inputs of that letter."""
+    try:
+        schema = defs.get_schema(op_type, opset, domain)
+    except defs.SchemaError:
+        return ()
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
+    return tuple(p.type_str for p in schema.outputs if p.option != variadic)
+
+
 def _node_problems(
-    node: onnx.NodeProto, asked: tuple[Operand, ...], types: Mapping[str, onnx.TypeProto]
+    node: onnx.NodeProto,
+    asked: tuple[Operand, ...],
+    made: tuple[str, ...],
+    types: Mapping[str, onnx.TypeProto],
 ) -> Iterator[str]:
     where = f"node {node.name!r} ({node.op_type})"
     agreed: dict[str, tuple[str, str]] = {}
@@ -73,6 +88,28 @@ def _node_problems(
                     f"{where}: its inputs {other!r} and {name!r} are {wanted} and "
                     f"{got}, and must be of one type; put a Cast before one"
                 )
+    yield from _output_problems(node, made, {letter: got for letter, (_, got) in agreed.items()}, types)
+
+
+def _output_problems(
+    node: onnx.NodeProto,
+    made: tuple[str, ...],
+    agreed: Mapping[str, str],
+    types: Mapping[str, onnx.TypeProto],
+) -> Iterator[str]:
+    """Where an output is declared as something else than what its inputs or the attribute of a Cast make it."""
+    for name, letter in zip(node.output, made, strict=False):
+        got = _name(types[name]) if name in types else None
+        wanted = agreed.get(letter)
+        if node.op_type == "Cast":
+            wanted = next(
+                (f"tensor({_words().get(a.i, '')})" for a in node.attribute if a.name == "to"), None
+            )
+        if got is not None and wanted is not None and got != wanted:
+            yield (
+                f"node {node.name!r} ({node.op_type}): its output {name!r} is declared {got}, and it computes "
+                f"{wanted}; declare that, or put a Cast behind it"
+            )
 
 
 def _name(type_: onnx.TypeProto) -> str | None:

@@ -107,6 +107,7 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     if growth.growth(bare.graph).dims > growth.DIMS:
         found.wrong += growth.tall_values(bare)
         found.raise_any(headline)
+    shapes.name_rows(bare.graph)
     inferred = shapes.infer_model(bare)
     found.wrong += bounds.problems(inferred, limits.value_bytes)
     found.wrong += dtypes.problems(proto, shapes.types_of(inferred.graph))

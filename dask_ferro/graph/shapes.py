@@ -8,6 +8,7 @@ keeps its declared types.  Decides nothing about what is allowed, that is `graph
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from dask_ferro.graph.growth import DIMS, ELEMENTS, growth, tall_values
 from dask_ferro.graph.lean import TYPE_PROTO, lean_model
 
 Dim = int | str | None
+
+_INVENTED = re.compile(r"unk__\d+")
+_ROWS = "batch"
 
 
 class ValueType(NamedTuple):
@@ -81,6 +85,25 @@ def infer(
         inputs = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
         declared = {n: t if n in inputs else t._replace(shape=None) for n, t in declared.items()}
     return {name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()}
+
+
+def name_rows(graph: onnx.GraphProto) -> None:
+    """Name axis 0 of the first input that has one, where it has neither size nor name: outputs then tell of it.
+
+    A name that another inference invented counts as none; what else has it gets the new one too.
+    """
+    inputs = [info.type.tensor_type.shape.dim for info in graph.input]  # of what is no tensor, empty ones
+    others = [info.type.tensor_type.shape.dim for info in [*graph.value_info, *graph.output]]
+    shapes, first = inputs + others, next((dims for dims in inputs if dims), None)
+    if first is None or first[0].HasField("dim_value") or _name(first[0].dim_param):
+        return
+    known = {dim.dim_param for dims in shapes for dim in dims}
+    old, new = first[0].dim_param, _ROWS
+    while new in known:
+        new += "_"
+    for dim in (dim for dims in shapes for dim in dims if old and dim.dim_param == old):
+        dim.dim_param = new
+    first[0].dim_param = new
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
@@ -147,7 +170,12 @@ def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
-    return dim.dim_param or None
+    return _name(dim.dim_param)
+
+
+def _name(symbol: str | None) -> str | None:
+    """A symbol, None for one that an inference invented: it names this one dimension and says nothing."""
+    return None if not symbol or _INVENTED.fullmatch(symbol) else symbol
 
 
 def declared_type(value: ir.Value) -> ValueType:
@@ -170,7 +198,7 @@ def declared_type(value: ir.Value) -> ValueType:
 def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
     if isinstance(dim, int):
         return dim if dim >= 0 else None
-    return dim.value or None
+    return _name(dim.value)
 
 
 def _merge(inferred: ValueType, declared: ValueType) -> ValueType:

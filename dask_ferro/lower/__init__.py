@@ -38,7 +38,9 @@ def from_onnx(
         numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without them the
         result is a function of them, and computing it uses seeded synthetic ones, with a warning.
     batch : int, optional
-        Rows per task, along axis 0 of the inputs.
+        Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
+        by `batch` or by a dask array, must not depend on each other: a model that surely combines them is refused,
+        and one that may is warned of.
     granularity : "auto", "op", "model" or float
         Which nodes travel as one task: as few bundles as keep the workers busy, one node each, all nodes, or
         pieces of about that many seconds.

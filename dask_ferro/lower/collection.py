@@ -24,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.plan import Bundle, Plan
-from dask_ferro.lower.inputs import current_client, is_dask_array, row_chunks, whole_rest
+from dask_ferro.lower.inputs import current_client, is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.lowering import Lowered, lower
 from dask_ferro.lower.opened import Opened, Sized
@@ -141,7 +141,7 @@ class ModelGraph(DaskMethodsMixin):
 
     # -- calling it ----------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, batch: int | None = None, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, batch: int | None = None, **named: Any) -> Any:
         """Return the model on its inputs.
 
         Parameters
@@ -150,7 +150,8 @@ class ModelGraph(DaskMethodsMixin):
             One array for a model with one input; several arrays in the model's order; a dict by name; or
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
         batch : int, optional
-            Rows per task, along axis 0.
+            Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
+            or by a dask array, must not depend on each other.
 
         Returns
         -------
@@ -163,18 +164,27 @@ class ModelGraph(DaskMethodsMixin):
         """
         title = f"model {self.name!r}"
         sig = self._opened.signature
+        if "batch" in self.inputs and batch is not None and not isinstance(batch, (int, np.integer)):
+            raise ConfigError(f"{title}: 'batch' is an input and an argument; pass inputs as a dict by name")
         if args and named:
             raise ConfigError(f"{title}: pass inputs by position or by name, not both")
         given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
         batch = _checked_batch(batch if batch is not None else self._batch, title)
         arrays = {
-            spec.name: as_array(spec, value)
+            spec.name: as_array(spec, value, title)
             for spec, value in zip(sig.inputs, by_name(sig, given, title).values(), strict=True)
         }
         check_arrays(sig, arrays, title)
+        if batch is not None:
+            arrays |= {
+                spec.name: rechunked(spec.name, arrays[spec.name], batch)
+                for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+                if carries and is_dask_array(arrays[spec.name])
+            }
         bound = ModelGraph(self._opened, arrays, batch=batch, granularity=self._granularity)
         if any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True)):
             return bound._as_dask_arrays()
+        bound._rows  # noqa: B018 - what cannot be cut is refused here
         return bound
 
     def _as_dask_arrays(self) -> Any:
@@ -195,7 +205,10 @@ class ModelGraph(DaskMethodsMixin):
     @cached_property
     def _rows(self) -> tuple[int, ...] | None:
         assert self._arrays is not None
-        return row_chunks(self._opened.signature, self._arrays, self._batch)
+        rows = row_chunks(self._opened.signature, self._arrays, self._batch)
+        if rows is not None and len(rows) > 1:
+            self._opened.check_rows(self._arrays)
+        return rows
 
     @cached_property
     def _lowered_plan(self) -> Plan:

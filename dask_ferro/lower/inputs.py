@@ -66,10 +66,10 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     """
     carried = {s.name: arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
     chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
-    if len(set(chunked.values())) > 1:
+    if _differ(list(chunked.values())):
         raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
     lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
-    lengths |= {name: sum(sizes) for name, sizes in chunked.items()}
+    lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}  # nan: unknown
     if sig.fixed_rows:  # an input of one row serves every row
         lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
     cutting = bool(chunked) or batch is not None
@@ -79,17 +79,51 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
         raise ConfigError(
             "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
         )
-    if cutting and not all(sig.gives):
-        given = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
-        raise ConfigError(
-            f"outputs without the batch axis cannot be joined from chunks: {given}; run without batch="
-        )
-    if chunked:
-        return next(iter(chunked.values()))
+    splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
+    if (cutting or splitting) and not all(sig.gives):
+        _refuse_outputs(sig, chunked=bool(chunked), splitting=splitting)
     rows = next(iter(lengths.values()), 0)
-    if batch is None or not rows:
+    if chunked:
+        chunks = next(iter(chunked.values()))
+    elif batch is None or not rows:
         return None
-    return tuple(min(batch, rows - start) for start in range(0, rows, batch))
+    else:
+        chunks = tuple(min(batch, rows - start) for start in range(0, rows, batch))
+    if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
+        raise ConfigError(
+            f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
+            " batch=, and with dask arrays of one chunk along axis 0"
+        )
+    return chunks
+
+
+def _differ(chunks: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether chunks differ in number, or in a size that is known of both."""
+    if len({len(sizes) for sizes in chunks}) > 1:
+        return True
+    return any(len({n for n in sizes if n == n}) > 1 for sizes in zip(*chunks, strict=True))
+
+
+def _refuse_outputs(sig: Signature, *, chunked: bool, splitting: bool) -> None:
+    """Raise `ConfigError` for the outputs that chunks cannot be joined to."""
+    without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
+    if splitting:
+        why, remedy = "the model's batch is fixed at 1, and it was given more", "pass one row at a time"
+    elif chunked:
+        why, remedy = "an input is a dask array", "pass it as one numpy array (.compute())"
+    else:
+        why, remedy = "batch= cuts the rows", "run without batch="
+    raise ConfigError(f"outputs without the batch axis cannot be joined from chunks: {without}; {why}: {remedy}")
+
+
+def rechunked(name: str, array: Any, batch: int) -> Any:
+    """Return a dask array in chunks of `batch` rows."""
+    if any(n != n for n in array.chunks[0]):
+        raise ConfigError(
+            f"input {name!r} is a dask array whose chunks have unknown sizes, so batch={batch} cannot cut it;"
+            " call .compute_chunk_sizes() first, or leave batch= out"
+        )
+    return array.rechunk({0: batch})
 
 
 def is_dask_array(value: Any) -> bool:
@@ -159,9 +193,12 @@ def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
     keys = list(dask.core.flatten(value.__dask_keys__()))
     if chunks is None:
         if len(keys) != 1:
-            raise ConfigError(
-                f"an input that does not carry the batch must be one chunk, got {len(keys)} chunks"
+            remedy = (
+                "make it one chunk with .rechunk(-1)"
+                if is_dask_array(value)
+                else "make it without batch=, or compute it first"
             )
+            raise ConfigError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; {remedy}")
         return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
     series = KeySeries((value.name,), (0,) * (value.ndim - 1))
     return Feed(series, graph.layers, graph.dependencies, top)

@@ -321,7 +321,7 @@ class Pipeline:
         if unknown or missing:
             listed = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
             raise ConfigError(f"pipeline: {', '.join(listed)}; it takes {', '.join(self.inputs) or 'none'}")
-        arrays = {name: as_array(spec, arrays[name]) for name, spec in specs.items()}
+        arrays = {name: as_array(spec, arrays[name], "pipeline") for name, spec in specs.items()}
         rows = self._rows(arrays)
         one = {name: value[:rows] if name in self._batch else value for name, value in arrays.items()}
         check_arrays(self._opened.signature, one, "pipeline")

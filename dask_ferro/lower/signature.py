@@ -7,6 +7,7 @@ are reported at once, before a graph is built.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
+from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.shapes import ValueType, infer
@@ -157,10 +159,18 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
         given = arrays[spec.name]
         if spec.kind != "tensor":
             continue
-        if given is None or (shape_of(given) is not None and not hasattr(given, "dtype")):
-            problems.append(f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}")
+        if shape_of(given) is None and comes_later(given):
             continue
-        if shape_of(given) is None:
+        if shape_of(given) is None or not hasattr(given, "dtype"):
+            problems.append(
+                f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}; pass a numpy array,"
+                " a dask array, a delayed value or a future"
+            )
+            continue
+        if isinstance(getattr(given, "_meta", given), np.ma.MaskedArray):
+            problems.append(
+                f"input {spec.name!r} is a masked array, and models know no masks: fill it with .filled(value)"
+            )
             continue
         problems += _dtype_problem(spec, given)
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
@@ -202,13 +212,69 @@ def _shape_problems(
     return problems
 
 
-def as_array(spec: ValueSpec, given: Any) -> Any:
-    """Return numbers and lists as an array, plain Python ones of the wanted dtype; leave all else as it is."""
+def comes_later(value: Any) -> bool:
+    """Whether `value` is a future, or a delayed value or another of Dask's collections."""
+    if is_dask_collection(value):
+        return True
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and isinstance(value, distributed.Future)
+
+
+def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
+    """Return numbers, lists and what numpy reads as an array; leave arrays, and what comes later, as it is.
+
+    Plain Python numbers get the wanted dtype where that holds them.
+
+    Raises
+    ------
+    ConfigError
+        They do not make an array, or one that the wanted dtype does not hold.
+    """
+    if spec.kind != "tensor" or isinstance(given, np.ndarray) or comes_later(given):
+        return given
     if isinstance(given, np.generic):
         return np.asarray(given)
-    if isinstance(given, (list, int, float, bool, complex, str)) and spec.kind == "tensor":
-        return np.asarray(given, dtype=spec.dtype)
+    if isinstance(given, (list, tuple, range, int, float, bool, complex, str, bytes)):
+        return _from_python(spec, given, title)
+    is_on_host = hasattr(given, "__array__") and not hasattr(given, "__cuda_array_interface__")
+    if is_on_host and hasattr(given, "dtype") and shape_of(given) is not None:
+        return np.asarray(given)
     return given
+
+
+def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
+    what = f"{title}: input {spec.name!r}"
+    if isinstance(given, (list, tuple)) and any(map(comes_later, given)):
+        raise ConfigError(
+            f"{what} is a {type(given).__name__} of values that are not there yet, wanted one: {spec};"
+            " put them together with dask.array, or in a task"
+        )
+    try:
+        found = np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(
+            f"{what} is a {type(given).__name__} that makes no array ({error}); wanted {spec}"
+        ) from error
+    if spec.dtype is None or found.dtype == spec.dtype:
+        return found
+    if not found.size or _holds(spec.dtype, found):
+        return found.astype(spec.dtype)
+    raise ConfigError(
+        f"{what} holds {found.dtype}, which {spec.dtype} does not hold without loss; pass an array of that dtype:"
+        f" np.asarray(values).astype({spec.dtype.name!r})"
+    )
+
+
+def _holds(dtype: np.dtype[Any], found: Any) -> bool:
+    """Whether `dtype` holds Python's numbers or texts, rounding floats and nothing else."""
+    if dtype == np.dtype(object):
+        return found.dtype.kind in "OUT"
+    if dtype.kind in "iu" and found.dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return bool(found.min() >= limits.min and found.max() <= limits.max)
+    if dtype.kind not in "biufc":  # bfloat16 and its like, which numpy's rules do not know
+        return found.dtype.kind in "biuf"
+    return np.can_cast(found.dtype, dtype, "same_kind")
 
 
 def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
@@ -221,7 +287,8 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
 
 def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
     if spec.kind != "tensor" or spec.dtype is None:
-        raise ConfigError(f"input {spec.name!r} is a {spec.kind}: no synthetic one can be made, pass inputs=")
+        kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
+        raise ConfigError(f"input {spec.name!r} is {kind}: no synthetic one can be made, pass inputs=")
     shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
     if rows is not None and shape:
         shape[0] = rows

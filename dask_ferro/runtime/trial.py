@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -170,6 +171,8 @@ def trial(
         if place.dashboard:
             tell(f"dashboard at {place.dashboard}")
         batch = request.batch
+        if batch is None and request.model:
+            batch = chunk_per_thread(model, arrays, place.slots)
         bound_model = model(arrays, batch=batch)
         seconds = []
         with traced_to(client, request.trace):
@@ -229,6 +232,18 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
     """Return the length of the inputs along the batch axis; None where the model declares no batch."""
     carried = [arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c]
     return len(carried[0]) if carried else None
+
+
+def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int) -> int | None:
+    """Return the rows of a chunk so that each thread has one; None where rows are not known to be independent."""
+    sig = model._opened.signature
+    rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
+    if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
+        return None
+    (count,) = rows
+    if threads < 2 or count < 2 or model._opened.row_dependence(arrays):
+        return None
+    return ceil(count / threads)
 
 
 # ---- after it ran ------------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def run(
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or ModelGraph
-        A model whose outputs have a row for each row of its inputs.
+        A model whose outputs have a row for each row of its inputs, which must not depend on the other rows: one
+        that surely combines them is refused, and one that may is warned of.
     source : path, numpy array, dask array, or mapping of model inputs to these
         A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file or a folder of them
         (``t.parquet``, ``t.parquet/column``).  Of a zarr group, the array that is called as the input; of a
@@ -141,6 +142,8 @@ def run(
     with pool_for(client) as pool:
         if batch is None:
             batch = before.batch if before else work.default_batch(opened, sources, rows, pool.slots)
+        if rows > batch:
+            opened.check_rows(work.standins(sig, sources, rows), sinks)
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))
         job = _begin(wanted, before, journal, pool)
         done = range(job.chunks.count) if journal.is_finished() else journal.done(job.run)

@@ -653,3 +653,21 @@ def test_the_light_models_load() -> None:
     for name, model in loaded.items():
         assert {value.dtype for value in model.model.graph.outputs} == {ir.DataType.FLOAT}, name
         assert model.opset >= 8, name
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Relu", ["x"], ["y"], name="n"),
+        helper.make_node("Cast", ["x"], ["y"], name="n", to=1),
+    ],
+    ids=lambda node: node.op_type,
+)
+def test_an_output_declared_as_what_its_node_does_not_give_is_refused(node):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, ["N"])
+    proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=10)
+    with pytest.raises(
+        ModelError, match=r"'n' .* output 'y' is declared tensor\(int64\), .* tensor\(float\)"
+    ):
+        load(proto)

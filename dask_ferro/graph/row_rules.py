@@ -1,0 +1,237 @@
+"""What `rows` knows of operators beyond the placement table: rules of more of them, and which surely combine rows.
+
+The table says of a dimension only that it is not split; here stands whether a node surely computes along it.  Each
+rule reads the shapes and attributes of a node as the table's rows do, for nodes of which all shapes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from dask_ferro.graph import placement_table
+from dask_ferro.graph.lean import OWN_DOMAIN
+from dask_ferro.graph.placement_math import pointwise
+from dask_ferro.graph.placements import Dims, Row, Rule, Site, aligned, names, without
+
+RESHAPES = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
+# Of a list of sizes: what leaves its elements in order, and what computes with them one by one.
+KEEPS_COUNTS = RESHAPES | {"Identity", "Cast"}
+_BY_ELEMENT = (
+    "Add Sub Mul Div Mod Max Min Pow Neg Abs Sqrt Reciprocal Floor Ceil Round Exp Log Sign Equal Greater Less"
+    " GreaterOrEqual LessOrEqual And Or Not Where Clip CastLike"
+)
+BY_ELEMENT = frozenset(_BY_ELEMENT.split())
+_WHY_UNKNOWN: Mapping[str, str] = {
+    "DynamicQuantizeLinear": "quantizes them by the range of all",
+    "NonMaxSuppression": "numbers the rows of a chunk from 0",
+    "NonZero": "numbers the rows of a chunk from 0",
+}
+
+
+def row_rule(o: Site) -> Rule | None:
+    """Return the rule of a node, the table's or one of this module; None where there is none."""
+    if not o.is_known():
+        return None
+    if o.node.domain == OWN_DOMAIN and o.node.op_type == "Sleep":
+        return pointwise()(o)
+    if o.node.domain not in ("", "ai.onnx"):
+        return None
+    if o.node.op_type == "BatchNormalization" and trains(o):
+        channel: Dims = ("1",)
+        dims = without(names(o.rank()), [i for i in range(o.rank()) if i != 1])
+        return Rule((dims, *(channel,) * 4), (dims, *(channel,) * (len(o.node.outputs) - 1)))
+    row = _TABLE.get(o.node.op_type)
+    return placement_table.rule(o) if row is None else row(o)
+
+
+def why_unknown(node: ir.Node) -> str | None:
+    """What a node without a rule does to rows, where that is known."""
+    return _WHY_UNKNOWN.get(node.op_type)
+
+
+def trains(o: Site) -> bool:
+    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    if o.opset >= 14:
+        return bool(o.attribute("training_mode", 0))
+    return sum(bool(v.name) for v in o.node.outputs) > 1
+
+
+def combines(o: Site, position: int, dim: int) -> str:
+    """Return how a node surely combines what lies along dimension `dim` of an input; "" where that is not sure.
+
+    Parameters
+    ----------
+    o : Site
+    position : int
+        Of the input.
+    dim : int
+        One that the node's rule does not split.
+    """
+    kind = o.node.op_type
+    if kind in _ALONG_ONE:
+        sure = dim == o.axis(_ALONG_ONE[kind])
+    elif kind in ("Softmax", "LogSoftmax", "Hardmax"):
+        sure = dim == o.axis(-1) if o.opset >= 13 else dim >= o.axis(1)
+    elif kind in ("CumSum", "CumProd"):
+        sure = o.constant(1) is not None
+    elif kind == "Gather":
+        return "picks some by their number" if position == 0 and dim == o.axis(0) else ""
+    elif kind == "Slice":
+        return _cut(o, dim)
+    elif kind == "Pad":
+        return "adds to them"
+    elif kind == "Trilu":
+        return "computes with their order"
+    else:
+        sure = kind in _COMBINES
+    return "works along the axis of the rows" if sure else ""
+
+
+_ALONG_ONE = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "LpNormalization": -1}
+_NORMS_AND_LOSSES = (
+    "LayerNormalization RMSNormalization BatchNormalization InstanceNormalization GroupNormalization"
+    " MeanVarianceNormalization LRN Unique SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"
+)
+_COMBINES = frozenset(_NORMS_AND_LOSSES.split())
+
+
+def _cut(o: Site, dim: int) -> str:
+    return "picks some by their number" if o.out_shape()[dim] != o.shape(0)[dim] or _reverses(o, dim) else ""
+
+
+def _reverses(o: Site, dim: int) -> bool:
+    axes = o.constant(3) if o.has(3) else tuple(range(o.size(1)))
+    steps = o.constant(4) if o.has(4) else None
+    pairs = zip(axes or (), steps or (), strict=False)
+    return any(axis % o.rank() == dim and step < 0 for axis, step in pairs)
+
+
+# Rules.
+
+
+def _first(*positions: int) -> Row:
+    """Make a row: dimension 0 of these inputs and of every output."""
+
+    def row(o: Site) -> Rule:
+        inputs = tuple(_zeroth(o.rank(i)) if i in positions else () for i in range(len(o.node.inputs)))
+        return Rule(inputs, tuple(_zeroth(len(o.out_shape(i))) for i in range(len(o.node.outputs))))
+
+    return row
+
+
+def _zeroth(rank: int) -> Dims:
+    return ("0", *(None,) * (rank - 1)) if rank else ()
+
+
+def _sliced(o: Site) -> Rule | None:
+    """The table's rule, and what is taken whole: from first to last."""
+    found = placement_table.rule(o)
+    if found is None:
+        return None
+    whole = [
+        i
+        for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True))
+        if a == b and not _reverses(o, i)
+    ]
+    dims = without(names(o.rank()), [i for i in range(o.rank()) if i not in whole])
+    return Rule((dims,), (dims,))
+
+
+def _resized(o: Site) -> Rule | None:
+    """The dimensions that keep their size."""
+    if str(o.attribute("coordinate_transformation_mode", "")) == "tf_crop_and_resize":
+        return None
+    changed = [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
+    dims = without(names(o.rank()), changed)
+    return Rule((dims,), (dims,))
+
+
+def _product(left: int, right: int) -> Row:
+    """Make a row: a matrix product whose operands are at these positions; the others are settings."""
+
+    def row(o: Site) -> Rule | None:
+        a, b, out = o.shape(left), o.shape(right), o.out_shape()
+        if len(a) < 2 or len(b) < 2:
+            return None
+        batch = out[:-2]
+        inputs: list[Dims] = [()] * len(o.node.inputs)
+        inputs[left] = (*aligned(a[:-2], batch), "i", None)
+        inputs[right] = (*aligned(b[:-2], batch), None, "j")
+        return Rule(tuple(inputs), ((*names(len(batch)), "i", "j"),))
+
+    return row
+
+
+def _pooled(o: Site) -> Rule | None:
+    """The table's rule without the indices, which count through the whole tensor."""
+    dims = without(names(o.rank()), range(2, o.rank()))
+    return Rule((dims,), (dims,))
+
+
+def _reversed_sequence(o: Site) -> Rule:
+    dims: list[str | None] = list(names(o.rank()))
+    dims[int(o.attribute("time_axis", 0))] = None
+    return Rule((tuple(dims), (str(o.attribute("batch_axis", 1)),)), (tuple(dims),))
+
+
+def _compressed(o: Site) -> Rule | None:
+    if "axis" not in o.node.attributes:
+        return None
+    dims = without(names(o.rank()), (o.axis(0),))
+    return Rule((dims,), (dims,))
+
+
+def _gathered_by_tuples(o: Site) -> Rule:
+    """The dimensions that data and indices share, and those of the indices."""
+    shared, dims = int(o.attribute("batch_dims", 0)), names(o.rank())
+    picks = tuple(f"i{k}" for k in range(shared, o.rank(1) - 1))
+    width = o.shape(1)[-1]
+    rest = dims[shared + width :]
+    data = (*dims[:shared], *(None,) * width, *rest)
+    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),))
+
+
+def _matrices(o: Site) -> Rule:
+    """Det: all but the matrix."""
+    dims = without(names(o.rank()), range(o.rank() - 2, o.rank()))
+    return Rule((dims,), (dims[:-2],))
+
+
+def _normalized_texts(o: Site) -> Rule | None:
+    """A text that is a stop word is left out, and then all that follow move up."""
+    if o.attribute("stopwords", ()):
+        return None
+    return pointwise()(o)
+
+
+def _split_texts(o: Site) -> Rule:
+    """The last dimension of the parts is as long as the longest."""
+    dims = names(o.rank())
+    return Rule((dims,), ((*dims, None), dims)[: len(o.node.outputs)])
+
+
+_TABLE: Mapping[str, Callable[[Site], Rule | None]] = {
+    "Slice": _sliced,
+    "Resize": _resized,
+    "Upsample": _resized,
+    "MaxPool": _pooled,
+    "QLinearMatMul": _product(0, 3),
+    "MatMulInteger": _product(0, 1),
+    "QLinearConv": _first(0),
+    "ConvInteger": _first(0),
+    "DeformConv": _first(0, 2, 4),
+    "GridSample": _first(0, 1),
+    "AffineGrid": _first(0),
+    "Col2Im": _first(0),
+    "STFT": _first(0),
+    "ReverseSequence": _reversed_sequence,
+    "Compress": _compressed,
+    "GatherND": _gathered_by_tuples,
+    "Det": _matrices,
+    "StringConcat": pointwise(),
+    "RegexFullMatch": pointwise(),
+    "StringNormalizer": _normalized_texts,
+    "StringSplit": _split_texts,
+}

@@ -1,0 +1,352 @@
+"""Do the rows of a batch depend on each other?  If they do, chunks of them give other numbers than all of them.
+
+A walk over the nodes in order follows where the rows lie in each value, by the placement table (what `shard` uses)
+and a few rows of this module's own:
+
+    x  Rows(0) --Transpose--> Rows(1) --MatMul--> Rows(1) --Softmax(axis=0)--> Rows(1) --Transpose--> Rows(0)
+    x  Rows(0) --ReduceMean(axes=[0])--> combined: surely mixed
+
+What ends as `Rows(0)` at an output can be computed chunk by chunk.  A node that surely combines rows, picks some by
+their number, or computes with how many there are is a sure finding; one that nothing is known of (a body, a custom
+operator, a shape that is not known) an unsure one.  Values of shapes (`Shape`, and what is made of it) are followed
+element by element, so that a reshape by a computed shape is none.  Nothing is computed, and weights are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.graph.operands import Types, bodies, reads, type_of
+from dask_ferro.graph.placements import Dims, Rule, Site
+from dask_ferro.graph.row_rules import (
+    BY_ELEMENT,
+    KEEPS_COUNTS,
+    RESHAPES,
+    combines,
+    row_rule,
+    why_unknown,
+)
+
+
+class Rows(NamedTuple):
+    """The rows lie along dimension `dim`, in order; `before` runs of them after one another."""
+
+    dim: int
+    before: int = 1
+
+
+class Free(NamedTuple):
+    """The same whatever the rows are, and however many."""
+
+
+class Counts(NamedTuple):
+    """Made of sizes; `depends` says for each element whether the number of rows is in it, None: not known."""
+
+    depends: tuple[bool, ...] | None
+
+
+class Finding(NamedTuple):
+    """Why the rows of a value may depend on each other, and whether they surely do."""
+
+    sure: bool
+    why: str
+
+
+State: TypeAlias = Rows | Free | Counts | Finding
+FREE = Free()
+
+
+def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: int) -> dict[str, Finding]:
+    """Return for each output whose rows may depend on each other the reason; independent ones are left out.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        In a topological order.
+    types : mapping of str to ValueType
+        From `shapes.infer`, with a size for every dimension, where it can be.
+    carriers : collection of str
+        The inputs that have the rows along axis 0.
+    rows : int
+        Their number in `types`: a prime that is the size of nothing else.
+    """
+    walk = _Walk(types, model.opset_imports.get("", 0) or 0, rows)
+    for value in model.graph.inputs:
+        walk.states[value] = Rows(0) if value.name in carriers else FREE
+    for node in model.graph:
+        walk.take(node)
+    ends = ((value.name or "", walk.end(value)) for value in model.graph.outputs)
+    return {name: found for name, found in ends if found is not None}
+
+
+class _Walk:
+    def __init__(self, types: Types, opset: int, rows: int) -> None:
+        self.types, self.opset, self.rows = types, opset, rows
+        self.states: dict[ir.Value, State] = {}
+
+    def state(self, value: ir.Value | None) -> State:
+        return FREE if value is None else self.states.get(value, FREE)
+
+    def take(self, node: ir.Node) -> None:
+        """Work out the states of what a node makes."""
+        made = self._made(node)
+        for value, state in zip(node.outputs, made, strict=False):
+            self.states[value] = state
+
+    def end(self, value: ir.Value) -> Finding | None:
+        """What is wrong with an output."""
+        state, shape = self.state(value), type_of(value, self.types).shape
+        first = shape[0] if shape else None
+        if isinstance(state, Rows):
+            if state == Rows(0):
+                return None
+            where = f"along axis {state.dim}" if state.dim else "more than once"
+            return Finding(
+                True, f"output {value.name!r} has the rows {where}, not one after another on axis 0"
+            )
+        if isinstance(first, int) and first % self.rows:
+            return Finding(True, f"output {value.name!r} has {first} on axis 0 whatever the number of rows")
+        if isinstance(state, Finding):
+            return state
+        return Finding(False, f"output {value.name!r} is not made of the rows")
+
+    def _made(self, node: ir.Node) -> Sequence[State]:
+        states = [self.state(v) for v in node.inputs]
+        count = len(node.outputs)
+        if node.op_type in ("Shape", "Size") and node.domain == "":
+            return (self._sizes(node, states[0]),)
+        if any(True for _ in bodies(node)):
+            states = [self.state(v) for v in reads(node)]
+        found = [s for s in states if isinstance(s, Finding)]
+        if found:
+            return (next((s for s in found if s.sure), found[0]),) * count
+        if all(s == FREE for s in states):
+            return (FREE,) * count
+        if any(True for _ in bodies(node)):
+            return (self._unknown(node, "has a body, which is not looked into"),) * count
+        if not any(isinstance(s, Rows) for s in states):
+            return (self._counted(node, states),) * count
+        return self._of_rows(node, states)
+
+    # Sizes.
+
+    def _sizes(self, node: ir.Node, of: State) -> State:
+        shape = type_of(node.inputs[0], self.types).shape if node.inputs[0] is not None else None
+        if of == FREE:
+            return FREE
+        if not isinstance(of, Rows) or shape is None:
+            return Counts(None)
+        depends = tuple(i == of.dim for i in range(len(shape)))
+        if node.op_type == "Size":
+            return Counts((True,))
+        site = self._site(node)
+        return _counts(depends[site.attribute("start", 0) : site.attribute("end", None)])
+
+    def _counted(self, node: ir.Node, states: Sequence[State]) -> State:
+        """The state of what is made of sizes alone."""
+        kind, site = node.op_type, self._site(node)
+        if kind == "Range":
+            return self._unknown(node, "numbers the rows of a chunk from 0")
+        elements = [self._depends(node, i, s) for i, s in enumerate(states)]
+        if kind in ("ConstantOfShape", "Expand", "Tile"):
+            return self._filled(node, elements[-1])
+        first = elements[0] if elements else None
+        if kind in KEEPS_COUNTS:
+            return _counts(first)
+        if kind == "Gather" and first is not None:
+            picked = site.constant(1)
+            return _counts(None if picked is None else tuple(first[i] for i in picked))
+        if kind == "Slice" and first is not None:
+            return _counts(_sliced(first, site))
+        if kind == "Concat":
+            return _counts(None if None in elements else tuple(x for one in elements for x in one or ()))
+        if kind in BY_ELEMENT:
+            return _counts(_either(elements))
+        if kind.startswith("Reduce") and first is not None:
+            return _counts((any(first),))
+        return Counts(None)
+
+    def _depends(self, node: ir.Node, position: int, state: State) -> tuple[bool, ...] | None:
+        if isinstance(state, Counts):
+            return state.depends
+        value = node.inputs[position]
+        shape = () if value is None else type_of(value, self.types).shape
+        if shape is None or not all(isinstance(d, int) for d in shape):
+            return None
+        return (False,) * prod(int(d or 0) for d in shape)
+
+    def _filled(self, node: ir.Node, depends: tuple[bool, ...] | None) -> State:
+        """The state of one value for every row, in a shape that is made of sizes."""
+        if depends is None or sum(depends) != 1:
+            return self._unknown(node, "makes a shape of the number of rows")
+        dim = depends.index(True)
+        if node.op_type != "ConstantOfShape":
+            shape = type_of(node.inputs[0], self.types).shape if node.inputs[0] is not None else None
+            if shape is None or (len(depends) - dim <= len(shape) and shape[dim - len(depends)] != 1):
+                return self._unknown(node, "repeats what is no row")
+        return Rows(dim)
+
+    # Rows.
+
+    def _of_rows(self, node: ir.Node, states: Sequence[State]) -> Sequence[State]:
+        count, site = len(node.outputs), self._site(node)
+        if node.domain == "ai.onnx.ml":  # one result a row, or an element
+            only = all(s in (FREE, Rows(0)) for s in states)
+            state: State = Rows(0) if only else self._unknown(node, "reads rows that are not on axis 0")
+            return (state,) * count
+        if node.op_type in RESHAPES:
+            return (self._reshaped(node, states),) * count
+        moved = self._moved(node, site, states)
+        if moved is not None:
+            return moved
+        rule = row_rule(site)
+        if rule is None:
+            why = why_unknown(node) or "is not known to keep them apart"
+            return (self._unknown(node, why),) * count
+        return self._by_rule(node, site, states, rule)
+
+    def _by_rule(self, node: ir.Node, site: Site, states: Sequence[State], rule: Rule) -> Sequence[State]:
+        count = len(node.outputs)
+        labels: dict[tuple[str, int], None] = {}
+        for i, state in enumerate(states):
+            if isinstance(state, Free) or i == rule.shape:
+                continue
+            if isinstance(state, Counts):
+                if i < len(rule.inputs):
+                    return (self._by_count(node, state),) * count
+                continue
+            assert isinstance(state, Rows)
+            dims = rule.inputs[i] if i < len(rule.inputs) else ()
+            label = dims[state.dim] if state.dim < len(dims) else None
+            if label is None:
+                why = combines(site, i, state.dim)
+                made = self._sure(node, why) if why else self._unknown(node, "may combine them")
+                return (made,) * count
+            labels[label, state.before] = None
+        if len(labels) != 1:
+            return (self._sure(node, "puts each of them together with the others"),) * count
+        ((label, before),) = labels
+        if any(s == FREE and label in dims for s, dims in zip(states, rule.inputs, strict=False)):
+            return (self._unknown(node, "puts them together with as many numbers of the model"),) * count
+        return [self._placed(node, rule.outputs, i, label, before) for i in range(count)]
+
+    def _placed(self, node: ir.Node, outputs: Sequence[Dims], i: int, label: str, before: int) -> State:
+        if i >= len(outputs):
+            return self._sure(node, "counts through all of them")
+        if label in outputs[i]:
+            return Rows(outputs[i].index(label), before)
+        return self._sure(node, "combines them all")
+
+    def _by_count(self, node: ir.Node, state: Counts) -> Finding:
+        if state.depends is None:
+            return self._unknown(node, "may compute with their number")
+        return self._sure(node, "computes with their number")
+
+    def _reshaped(self, node: ir.Node, states: Sequence[State]) -> State:
+        """Where the rows lie after a reshape: at the same distance in the order of elements."""
+        state = states[0]
+        if not isinstance(state, Rows):
+            return self._unknown(node, "takes its shape from them")
+        before, after = (
+            type_of(v, self.types).shape for v in (node.inputs[0], node.outputs[0]) if v is not None
+        )
+        if _known(before) and _known(after):
+            found = _relaid(before, after, state, self.rows)  # type: ignore[arg-type]
+            return found or self._unknown(node, "takes them apart")
+        shape = states[1] if len(states) > 1 else FREE
+        if isinstance(shape, Counts) and shape.depends and shape.depends[0] and state == Rows(0):
+            return (
+                Rows(0) if sum(shape.depends) == 1 else self._unknown(node, "has a shape that is not known")
+            )
+        wanted = self._site(node).constant(1) if len(states) > 1 else None
+        if wanted and wanted[0] == 0 and state == Rows(0):  # a copy of the size on axis 0
+            return Rows(0)
+        return self._unknown(node, "has a shape that is not known")
+
+    def _moved(self, node: ir.Node, site: Site, states: Sequence[State]) -> Sequence[State] | None:
+        """Concat, Split, Tile along the rows: runs of all of them, one after another; None: no such node."""
+        if node.op_type not in ("Concat", "Split", "Tile") or not site.is_known():
+            return None
+        state = states[0]
+        if not isinstance(state, Rows):
+            return None
+        if node.op_type == "Tile":
+            times = site.out_shape()[state.dim] // site.shape(0)[state.dim]
+            return (Rows(state.dim, state.before * times) if times > 1 else state,)
+        if site.axis(0) != state.dim:
+            return None
+        if node.op_type == "Concat":
+            rows = [s for s in states if isinstance(s, Rows)]
+            runs = {site.shape(i)[s.dim] // s.before for i, s in enumerate(states) if isinstance(s, Rows)}
+            if len(rows) == len(states) and len(runs) == 1 and {s.dim for s in rows} == {state.dim}:
+                return (Rows(state.dim, sum(s.before for s in rows)),)
+            return (self._unknown(node, "puts others between them"),)
+        run = site.shape(0)[state.dim] // state.before
+        parts = [site.out_shape(i)[state.dim] for i in range(len(node.outputs))]
+        if any(part % run for part in parts):
+            return (self._sure(node, "picks some by their number"),) * len(parts)
+        return [Rows(state.dim, part // run) for part in parts]
+
+    # Words.
+
+    def _site(self, node: ir.Node) -> Site:
+        return Site(node, self.types, self.opset)
+
+    def _sure(self, node: ir.Node, why: str) -> Finding:
+        return Finding(True, f"node {_label(node)} {why}")
+
+    def _unknown(self, node: ir.Node, why: str) -> Finding:
+        return Finding(False, f"node {_label(node)} {why}")
+
+
+def _label(node: ir.Node) -> str:
+    name = node.name or (node.outputs[0].name if node.outputs else "")
+    return f"{name!r} ({node.op_type})"
+
+
+def _counts(depends: tuple[bool, ...] | None) -> State:
+    return Counts(depends) if depends is None or any(depends) else FREE
+
+
+def _either(elements: Sequence[tuple[bool, ...] | None]) -> tuple[bool, ...] | None:
+    """Element by element whether one of them depends; None where sizes do not broadcast."""
+    size = max((len(e) for e in elements if e is not None), default=0)
+    if any(e is None or len(e) not in (1, size) for e in elements):
+        return None
+    return tuple(any(e[i if len(e) > 1 else 0] for e in elements if e) for i in range(size))
+
+
+def _sliced(depends: tuple[bool, ...], site: Site) -> tuple[bool, ...] | None:
+    starts, ends = (site.constant(1), site.constant(2)) if site.has(1) else (None, None)
+    steps = site.constant(4) if site.has(4) else (1,)
+    if not starts or not ends or not steps or len(starts) > 1:
+        return None
+    return depends[starts[0] : ends[0] : steps[0]]
+
+
+def _known(shape: Sequence[Any] | None) -> bool:
+    return shape is not None and all(isinstance(d, int) for d in shape) and 0 not in shape
+
+
+def _relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) -> Rows | None:
+    """Return where rows lie after a reshape.
+
+    Examples
+    --------
+    >>> _relaid((8, 251, 6), (8 * 251, 6), Rows(1), 251)
+    Rows(dim=0, before=8)
+    >>> _relaid((8 * 251, 6), (8, 251, 2, 3), Rows(0, 8), 251)
+    Rows(dim=1, before=1)
+    """
+    outer = prod(before[: state.dim]) * state.before
+    above = 1
+    for dim, size in enumerate(after):
+        runs, odd = divmod(outer, above)
+        if not odd and size % (runs * rows) == 0:
+            return Rows(dim, runs)
+        above *= size
+    return None

@@ -1,0 +1,82 @@
+"""What a model is given that is no array: taken where it holds the same numbers, refused by name where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import dask_ferro as ff
+from tests.graphs import FLOAT, model
+
+
+def echo(dtype=FLOAT, name="x"):
+    return ff.from_onnx(
+        model([helper.make_node("Identity", [name], ["y"])], {name: ["N"]}, {"y": ["N"]}, dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        (FLOAT, [1, 2]),
+        (FLOAT, (0.5, 2.0)),
+        (TensorProto.INT64, range(3)),
+        (TensorProto.UINT8, [0, 255]),
+        (TensorProto.INT64, []),
+    ],
+)
+def test_numbers_that_the_dtype_holds_are_taken(dtype, given):
+    got = echo(dtype)({"x": given}).compute(scheduler="sync")
+    assert got.tolist() == list(given)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        (TensorProto.INT64, [0.5, 1.7]),
+        (TensorProto.UINT8, [-1, 3]),
+        (TensorProto.UINT8, [256]),
+        (FLOAT, [1j]),
+        (FLOAT, ["1"]),
+        (FLOAT, "1"),
+        (FLOAT, [[1.0], [1.0, 2.0]]),
+        (FLOAT, {1.0, 2.0}),
+        (FLOAT, (x for x in (1.0, 2.0))),
+        (FLOAT, Path("x.npy")),
+        (FLOAT, None),
+        (FLOAT, memoryview(b"12")),
+        (FLOAT, [dask.delayed(1.0)]),
+        (FLOAT, np.ma.masked_array(np.ones(2, np.float32), mask=[True, False])),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_it_does_not_hold_is_refused_by_name(dtype, given):
+    with pytest.raises(ff.ConfigError, match="input 'x'"):
+        echo(dtype)({"x": given})
+
+
+def test_an_object_that_numpy_reads_is_an_array():
+    class Held:
+        shape, dtype = (2,), np.dtype(np.float32)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array([1, 2], np.float32)
+
+    assert echo()(Held()).compute(scheduler="sync").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["batch", "self", "args"])
+def test_an_input_may_have_any_name_in_a_dict(name):
+    x = np.ones(2, np.float32)
+    assert echo(name=name)({name: x}).compute(scheduler="sync").tolist() == [1, 1]
+
+
+def test_an_input_named_as_an_argument_is_told_of():
+    x = np.ones(2, np.float32)
+    with pytest.raises(ff.ConfigError, match="pass inputs as a dict"):
+        echo(name="batch")(batch=x)
+    assert echo(name="self")(self=x).compute(scheduler="sync").tolist() == [1, 1]
