@@ -145,6 +145,20 @@ import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
 
+def _loaded(name: str, module: str) -> Any:
+    """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "dask_jobqueue":
+            raise
+        from dask_ferro.errors import ConfigError
+
+        raise ConfigError(
+            f"ff.{name} needs dask-jobqueue, which is not installed: pip install 'dask_ferro[slurm]'"
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -154,7 +168,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _PUBLIC[name]
         if name in _ARRAY_API:
             import_module("dask_ferro.lower.tensor")  # gives tensors their `compute`
-        value = import_module(module)
+        value = _loaded(name, module)
         if attribute is not None:
             value = getattr(value, attribute)
     else:

@@ -75,7 +75,8 @@ class Account(NamedTuple):
     path : tuple of PathStep
         The critical path: the chain of tasks with the most seconds.
     critical_path, work, lower_bound : float
-        Seconds of that chain; of all tasks; below which no schedule on these threads could have been.
+        Seconds of that chain, each task once; of all that ran; below which no schedule on these threads could have
+        been.
     curve : tuple of (seconds, threads)
         How many threads computed, on average, from each time to the next.
     """
@@ -97,7 +98,7 @@ def account(trace: Trace) -> Account:
     path = _path(trace)
     seconds = {task.key: task.seconds for task in trace.tasks}
     longest = sum(seconds[step.key] for step in path)
-    work = sum(seconds.values())
+    work = trace.busy_seconds  # of all runs: of a task that ran again, too
     threads = sum(trace.workers.values())
     steals = _flows(trace.of("steal"))
     return Account(

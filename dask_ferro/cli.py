@@ -143,7 +143,7 @@ def main() -> None:
 @click.option(
     "--trace",
     metavar="FILE",
-    help="Record the runs: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
+    help="Record the last run: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
 )
 @_as_json
 @_debug
@@ -155,12 +155,15 @@ def run(**options: Any) -> None:
     dask ferro run --dag imbalanced --workers 8 --trace run.html
     """
     _check_run(options)
+    from dask_ferro.runtime.array_files import check_writable
     from dask_ferro.runtime.trial import Request, trial
     from dask_ferro.views.progress import bar
     from dask_ferro.views.report import show_trial
     from dask_ferro.views.terminal import console
 
     as_json, debug = options.pop("as_json"), options.pop("debug")
+    if options["sink"]:
+        check_writable(options["sink"])
     remarks = console(sys.stderr)
     done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=bar)
     if as_json:

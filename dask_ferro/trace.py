@@ -167,6 +167,12 @@ class Trace:
         available = self.makespan * sum(self.workers.values())
         return self.busy_seconds / available if available else 0.0
 
+    @property
+    def ran_again(self) -> int:
+        """Computations of tasks that had run before: of a graph that ran several times, or on data that was lost."""
+        keys = [span.key for span in self.of("compute")]
+        return len(keys) - len(set(keys))
+
     def of(self, kind: str) -> Iterator[Span]:
         """Yield the spans of a kind."""
         return (span for span in self.spans if span.kind == kind)

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 from dask_ferro.cli import main
+from dask_ferro.trace import Trace
 
 PROGRAM = Path(sys.executable).parent / "dask-ferro"
 
@@ -153,6 +154,25 @@ def test_an_address_that_is_none_exits_2(scorer):
     done = call("run", scorer, "--scheduler", "carrier-pigeon://home")
     assert done.exit_code == 2
     assert "carrier-pigeon" in done.stderr
+    without_port = call("run", scorer, "--scheduler", "foo")
+    assert (without_port.exit_code, without_port.stdout) == (2, "")
+    assert "scheduler 'foo': no port" in without_port.stderr
+
+
+def test_an_output_that_cannot_be_written_is_told_before_it_runs(scorer, tmp_path):
+    (tmp_path / "y.npz.part").mkdir()
+    done = call("run", scorer, "--rows", 2, "--output", tmp_path / "y.npz")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"output '{tmp_path / 'y.npz'}' cannot be written" in done.stderr
+    assert done.stderr.count("\n") == 1  # no cluster was started
+
+
+def test_a_trace_of_several_runs_is_of_the_last(scorer, tmp_path):
+    done = call("run", scorer, "--workers", 1, "--repeat", 2, "--trace", tmp_path / "run.ferrotrace")
+    assert done.exit_code == 0
+    trace = Trace.load(tmp_path / "run.ferrotrace")
+    assert trace.tasks
+    assert trace.ran_again == 0
 
 
 def test_both_commands_explain_themselves():

@@ -292,3 +292,14 @@ def test_the_tensors_functions_are_public_by_their_names():
 
     assert sorted(ff._ARRAY_API) == sorted(array_api.__all__)
     assert all(getattr(ff, name) is getattr(array_api, name) for name in ff._ARRAY_API)
+
+
+def test_what_an_extra_brings_is_named_where_it_is_missing():
+    program = (
+        "import sys; sys.modules['dask_jobqueue'] = None\n"
+        "import dask_ferro as ff\n"
+        "try: ff.SLURMCluster\n"
+        "except ff.ConfigError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'dask_ferro[slurm]'" in done.stdout

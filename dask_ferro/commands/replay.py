@@ -59,6 +59,12 @@ def replay(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool, d
         click.echo(json.dumps(found.as_dict()))
         return
     show_comparison(console(), found, title="recorded, and simulated")
+    if again := trace.ran_again:
+        click.echo(
+            f"{again:,} runs of the recording were of tasks that had run already, and the policies run each once:"
+            " what was recorded is more work than what was simulated",
+            err=True,
+        )
     if dropped := trace.counts.get("dropped"):
         click.echo(
             f"the recording dropped {dropped:,.0f} tasks before these: it is not the whole run", err=True

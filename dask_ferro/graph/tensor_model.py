@@ -85,7 +85,15 @@ def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequenc
     """A file that computes `outputs` in any ONNX engine; parameters are those of `build`.
 
     Weights of a gigabyte and more lie beside it, in `path` + ".data".
+
+    Raises
+    ------
+    ConfigError
+        A folder that does not exist.
     """
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
     model = to_model(outputs, inputs)
     weights = (value.const_value for value in model.graph.initializers.values())
     large = sum(tensor.nbytes for tensor in weights if tensor is not None) >= _INLINE_BYTES

@@ -32,7 +32,7 @@ def from_onnx(
 
     Parameters
     ----------
-    source : path, bytes or onnx.ModelProto
+    source : path, bytes (or what has them: bytearray, memoryview) or onnx.ModelProto
         The model.  A path that the workers see too is memory-mapped by them; weights never travel in the graph.
     inputs : array, dict of arrays by name, tuple of arrays, optional
         numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without them the
@@ -89,7 +89,7 @@ def _open(source: Any) -> Opened:
         assert loaded.path is not None
         return Opened(loaded, loaded.path, Path(source).stem)
     loaded = load(source, limits=limits)  # refuses before anything is written
-    content = source if isinstance(source, bytes) else _content(source)
+    content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
     return Opened(_at(path, limits), path, loaded.model.graph.name or "model")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -19,17 +20,25 @@ import dask
 import numpy as np
 from dask.base import DaskMethodsMixin, get_scheduler, tokenize
 from dask.delayed import single_key
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.plan import Bundle, Plan
-from dask_ferro.lower.inputs import current_client, is_dask_array, rechunked, row_chunks, whole_rest
+from dask_ferro.lower.inputs import (
+    current_client,
+    is_dask_array,
+    is_future,
+    rechunked,
+    row_chunks,
+    whole_rest,
+)
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.lowering import Lowered, lower
 from dask_ferro.lower.opened import Opened, Sized
 from dask_ferro.lower.outputs import together_by_name
 from dask_ferro.lower.render import as_html, as_text
+from dask_ferro.lower.retry import retried
 from dask_ferro.lower.signature import (
     ValueSpec,
     as_array,
@@ -75,7 +84,7 @@ class ModelGraph(DaskMethodsMixin):
         self._warned = False
         self._annotations = dict(dask.get_annotations())  # type: ignore[attr-defined]
         self._lowerings: dict[str, Lowered] = {}
-        self._persisted: HighLevelGraph | None = None
+        self._persisted: Lowered | None = None
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -255,10 +264,15 @@ class ModelGraph(DaskMethodsMixin):
         return self._lowered_for(current_client())
 
     def _lowered_for(self, client: Any) -> Lowered:
-        """Return the graph for a client, whose workers hold the large inputs, or for this process (None)."""
+        """Return the graph for a client, whose workers hold the large inputs, or for this process (None).
+
+        What was sent and is lost, by a restart or with a worker, is sent again.
+        """
+        if self._persisted is not None:
+            return self._persisted
         assert self._arrays is not None
         key = "" if client is None else client.id
-        if key not in self._lowerings:
+        if key not in self._lowerings or not self._lowerings[key].is_there:
             self._lowerings.clear()  # of a client that is gone: what it had sent is gone with it
             self._lowerings[key] = lower(
                 self._opened,
@@ -281,8 +295,6 @@ class ModelGraph(DaskMethodsMixin):
     # -- the collection protocol ---------------------------------------------------------------------------
 
     def __dask_graph__(self) -> HighLevelGraph:
-        if self._persisted is not None:
-            return self._persisted
         self._warn_of_synthetic_inputs()
         return self._bound._lowered.graph
 
@@ -299,8 +311,6 @@ class ModelGraph(DaskMethodsMixin):
         return self._bound._lowered.keys
 
     def __dask_layers__(self) -> tuple[str, ...]:
-        if self._persisted is not None:
-            return tuple(self._persisted.layers)
         return (self._bound._lowered.layer_name,)
 
     def __dask_tokenize__(self) -> Hashable:
@@ -323,29 +333,24 @@ class ModelGraph(DaskMethodsMixin):
         **kwargs
             `scheduler` and what `dask.compute` takes.
         """
-        scheduler = kwargs.pop("scheduler", None)
-        kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
-        schedule = get_scheduler(scheduler=scheduler, collections=[self])
-        owner = getattr(schedule, "__self__", None)  # a client's `get`, or one of Dask's own functions
         self._warn_of_synthetic_inputs()
-        graph = (
-            self._persisted or self._bound._lowered_for(owner if hasattr(owner, "scatter") else None).graph
-        )
-        results = schedule(graph, self.__dask_keys__(), **kwargs)
+        results = _results(self, self._bound, lambda made: (made.graph, made.keys), kwargs)
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(results, *arguments)
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self._from_persisted, ()
+        return self._from_persisted, (self._bound._lowered,)
 
     def _from_persisted(
-        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
+        self, graph: Mapping[Key, Any], lowered: Lowered, *, rename: Mapping[str, str] | None = None
     ) -> ModelGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         kept = ModelGraph(self._opened, self._bound._arrays, batch=self._batch, granularity=self._granularity)
-        name = f"ferro-persisted-{self._bound._lowered.token}"
-        kept._persisted = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
+        name = f"ferro-persisted-{lowered.token}"
+        held = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
+        # It holds what was sent for it, as Dask's scheduler holds what a task needs to run again.
+        kept._persisted = replace(lowered, graph=held, layer_name=name)
         return kept
 
 
@@ -355,10 +360,17 @@ class OutputGraph(DaskMethodsMixin):
     __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
-    def __init__(self, whole: ModelGraph, index: int, persisted: HighLevelGraph | None = None) -> None:
+    def __init__(
+        self,
+        whole: ModelGraph,
+        index: int,
+        persisted: HighLevelGraph | None = None,
+        keys: list[Any] | None = None,
+    ) -> None:
         self._whole = whole
         self._index = index
         self._persisted = persisted
+        self._keys = keys
 
     @property
     def spec(self) -> ValueSpec:
@@ -369,12 +381,14 @@ class OutputGraph(DaskMethodsMixin):
         return f"<output {self.spec} of {self._whole.name!r}>"
 
     def __dask_graph__(self) -> HighLevelGraph:
-        if self._persisted is not None:
-            return self._persisted
-        return self._whole._lowered.with_output(self._whole.__dask_graph__(), self._index)
+        return self._graph_and_keys(self._whole._lowered)[0]
 
     def __dask_keys__(self) -> list[Any]:
-        return self._whole._lowered.output_keys(self._index)
+        return self._graph_and_keys(self._whole._lowered)[1]
+
+    def _graph_and_keys(self, made: Lowered) -> tuple[HighLevelGraph, list[Any]]:
+        graph = self._persisted or made.with_output(made.graph, self._index)
+        return graph, self._keys or made.output_keys(self._index)
 
     def __dask_layers__(self) -> tuple[str, ...]:
         return tuple(self.__dask_graph__().layers)[-1:]
@@ -387,17 +401,77 @@ class OutputGraph(DaskMethodsMixin):
             return single_key, ()
         return join, (self._whole._opened.signature.gives[self._index],)
 
+    def compute(self, **kwargs: Any) -> Any:
+        """Return the array; `kwargs` are `scheduler` and what `dask.compute` takes."""
+        rebuild, arguments = self.__dask_postcompute__()
+        results = _results(self, self._whole, self._graph_and_keys, kwargs)
+        return rebuild(results, *arguments)
+
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self._from_persisted, ()
+        return self._from_persisted, (self.__dask_keys__(),)
 
     def _from_persisted(
-        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
+        self, graph: Mapping[Key, Any], keys: list[Any], *, rename: Mapping[str, str] | None = None
     ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
         kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
-        return OutputGraph(self._whole, self._index, kept)
+        return OutputGraph(self._whole, self._index, kept, keys)
+
+
+def _results(
+    collection: Any,
+    model: ModelGraph,
+    wanted: Callable[[Lowered], tuple[HighLevelGraph, list[Any]]],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Return the values of a collection's keys, straight from the scheduler that is to run it.
+
+    Parameters
+    ----------
+    collection : ModelGraph or OutputGraph
+    model : ModelGraph
+        With its inputs.
+    wanted : callable
+        Graph and keys, of the model as it is lowered for that scheduler.
+    kwargs : dict
+        Of `compute`.
+
+    Raises
+    ------
+    ConfigError
+        A persisted collection, which lies on workers, in a scheduler of this process.
+    """
+    kwargs = dict(kwargs)
+    kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
+    schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[collection])
+    owner = getattr(schedule, "__self__", None)  # a client's `get`, or one of Dask's own functions
+    client = owner if hasattr(owner, "scatter") else None
+    made = model._lowered_for(client)
+
+    def run() -> Any:
+        graph, keys = wanted(made)
+        if client is None and _is_away(graph):
+            raise ConfigError(
+                f"model {model.name!r}: it, or an input, lies on a cluster's workers; compute it there, without"
+                " scheduler=, or bring it here by its client first: x.result(), y.compute()"
+            )
+        return schedule(graph, keys, **kwargs)
+
+    def send_again() -> None:
+        nonlocal made
+        if made.is_there or model._persisted is not None:
+            raise  # cancelled by somebody, or nothing that can be sent again
+        made = model._lowered_for(client)
+
+    return retried(run, send_again)
+
+
+def _is_away(graph: HighLevelGraph) -> bool:
+    """Whether something in the graph is a value that workers hold alone."""
+    layers = (layer.mapping for layer in graph.layers.values() if isinstance(layer, MaterializedLayer))
+    return any(is_future(value) for held in layers for value in held.values())
 
 
 def join(parts: Any, along_rows: bool = True) -> Any:

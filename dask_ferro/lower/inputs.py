@@ -2,24 +2,26 @@
 
 Small arrays travel inside the tasks.  Large ones are sent straight to the workers when a distributed client is
 there (never through the scheduler), and are handed over in place when the graph runs in this process.  Dask
-arrays, delayed values and futures keep their own keys.
+arrays, delayed values and futures keep their own keys.  A client on its own event loop cannot be waited for, so
+there large arrays travel in the graph.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask
 import numpy as np
+from dask._task_spec import Alias, DataNode
 from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.layer import KeySeries, Literal
+from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.signature import Signature, shape_of
 
 # What a task's own description weighs: an input may add as much to each without changing what a graph is.
@@ -32,12 +34,66 @@ _sent: weakref.WeakKeyDictionary[Any, dict[str, list[weakref.ref[Any]]]] = weakr
 
 
 class Feed(NamedTuple):
-    """One input on its way: where tasks find it, what has to be in the graph for that, and its last layer."""
+    """One input on its way: where tasks find it, what has to be in the graph for that, and its last layer.
+
+    `sent` are the futures of what this client sent to the workers for it, none of what travels otherwise.
+    """
 
     source: KeySeries | Literal
     layers: Mapping[str, Any]
     dependencies: Mapping[str, set[str]]
     top: str | None = None
+    sent: tuple[Any, ...] = ()
+
+
+class Sent(DataNode):
+    """A value that workers hold and this process too: itself here, and for a scheduler the name of what is there.
+
+    Parameters
+    ----------
+    key : str
+    value : object
+        What tasks of this process are handed.
+    future : distributed.Future
+        Of what was sent, which is there while somebody holds it.
+    """
+
+    __slots__ = ("future",)
+
+    def __init__(self, key: Key, value: Any, future: Any) -> None:
+        super().__init__(key, value)
+        self.future = future
+
+    def copy(self) -> Sent:
+        """Return another one under the same key."""
+        return Sent(self.key, self.value, self.future)
+
+    @property
+    def block_fusion(self) -> bool:
+        """True: inside of a fused task it would travel."""
+        return True
+
+    def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
+        """Return it under another key; where a task takes it in, what refers to it."""
+        if key is not None:
+            return self if key == self.key else Sent(key, self.value, self.future)
+        return Alias(self.key, self.future.key) if self.key in subs else self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Alias, (self.key, self.future.key)  # as a future in a graph: of itself, so held already
+
+
+def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
+    """Return what was `sent` such that a graph with it runs in this process too, on `values`."""
+    if not feed.sent:
+        return feed
+    nodes = {f.key: Sent(f.key, value, f) for f, value in zip(feed.sent, values, strict=True)}
+    return feed._replace(layers={feed.top: nodes})
+
+
+def all_there(futures: Iterable[Any]) -> bool:
+    """Whether nothing of what was sent is known to be lost."""
+    return all(future.status == "finished" for future in futures)
 
 
 def current_client() -> Any:
@@ -69,7 +125,9 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     if _differ(list(chunked.values())):
         raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
     lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
-    lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}  # nan: unknown
+    lengths |= {
+        name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)
+    }  # nan: unknown
     if sig.fixed_rows:  # an input of one row serves every row
         lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
     cutting = bool(chunked) or batch is not None
@@ -113,7 +171,9 @@ def _refuse_outputs(sig: Signature, *, chunked: bool, splitting: bool) -> None:
         why, remedy = "an input is a dask array", "pass it as one numpy array (.compute())"
     else:
         why, remedy = "batch= cuts the rows", "run without batch="
-    raise ConfigError(f"outputs without the batch axis cannot be joined from chunks: {without}; {why}: {remedy}")
+    raise ConfigError(
+        f"outputs without the batch axis cannot be joined from chunks: {without}; {why}: {remedy}"
+    )
 
 
 def rechunked(name: str, array: Any, batch: int) -> Any:
@@ -166,7 +226,7 @@ def feed(
     workers : sequence of str, optional
         Addresses of those that they are sent to; all if not given.
     """
-    if _is_future(value):
+    if is_future(value):
         series = KeySeries(one=value.key)
         return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
@@ -175,10 +235,11 @@ def feed(
     if client is None or _size(value) <= config.size("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
-    return sent(f"ferro-input-{name}-{token}{cut}", parts, client, workers=workers)
+    return usable_here(sent(f"ferro-input-{name}-{token}{cut}", parts, client, workers=workers), parts)
 
 
-def _is_future(value: Any) -> bool:
+def is_future(value: Any) -> bool:
+    """Whether `value` is a distributed future; asks without importing distributed."""
     import sys
 
     if "distributed" not in sys.modules:
@@ -254,12 +315,14 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
         there = None if workers is None else [w for w in workers if w in client.nthreads()]
         futures = client.scatter(dict(zip(names, parts, strict=True)), workers=there or None, direct=True)
         known[label] = [weakref.ref(futures[name]) for name in names]
-    return Feed(KeySeries(text=label), {label: futures}, {label: set()}, label)
+    return Feed(
+        KeySeries(text=label), {label: futures}, {label: set()}, label, tuple(futures[n] for n in names)
+    )
 
 
 def _alive(references: Sequence[weakref.ref[Any]]) -> dict[str, Any] | None:
     """Return the futures by key if all of them are there and good."""
     held = [future for reference in references if (future := reference()) is not None]
-    if not held or len(held) < len(references) or any(future.status != "finished" for future in held):
+    if not held or len(held) < len(references) or not all_there(held):
         return None
     return {future.key: future for future in held}

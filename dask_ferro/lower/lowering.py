@@ -23,7 +23,7 @@ from dask_ferro.graph.shapes import ValueType
 from dask_ferro.graph.signal import region_of
 from dask_ferro.kernels.route import route
 from dask_ferro.lower.about import ByHead, about
-from dask_ferro.lower.inputs import Feed, current_client, feed, token_of
+from dask_ferro.lower.inputs import Feed, all_there, current_client, feed, token_of, usable_here
 from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
 from dask_ferro.lower.shipping import copy_for
 from dask_ferro.lower.signature import Signature
@@ -74,6 +74,8 @@ class Lowered:
         Rows of each chunk.
     by_name : bool
         Whether the one bundle's one task gives the outputs as a dict.
+    sent : tuple of Future
+        What the workers were sent for it.
     """
 
     graph: HighLevelGraph
@@ -86,6 +88,12 @@ class Lowered:
     rows: tuple[int, ...] | None
     signature: Signature
     by_name: bool
+    sent: tuple[Any, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all that it was sent is there, as far as this process was told."""
+        return all_there(self.sent)
 
     @property
     def chunks(self) -> int:
@@ -211,26 +219,31 @@ def lower(
     refs = tuple(
         _bundle_ref(opened, plan, number, splits, by_name, names) for number in range(len(plan.bundles))
     )
-    content = (opened.loaded.digest, tuple(tokens.items()), rows, refs)
-    token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     live = client if client is not None and not client.asynchronous else None
     feeds = [
         feed(spec.name, arrays[spec.name], rows if carries else None, tokens[spec.name], live)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     ]
+    copy = copy_for(opened, live)
+    if copy is not None:
+        copy = usable_here(copy, [None])  # this process sees the file
+    ways = tuple(bool(one.sent) for one in (*feeds, *([copy] if copy is not None else [])))
+    # How an input travels is part of a task's name: a task that holds its input, and one that depends on it, are two.
+    content = (opened.loaded.digest, tuple(tokens.items()), rows, refs, ways)
+    token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     series = tuple(_series(opened, plan, types, token, b, chunks) for b in range(len(plan.bundles)))
     tasks = [
         BundleTasks(ref, keys, _arguments(bundle, feeds, series))
         for ref, keys, bundle in zip(refs, series, plan.bundles, strict=True)
     ]
-    copy = copy_for(opened, live)
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
     layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
     layer.annotations = {**_about(opened, plan, series), **annotations} or None
     graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
     widths = tuple(len(b.outputs) for b in plan.bundles)
-    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name)
+    sent = tuple(future for one in (*feeds, copy) if one is not None for future in one.sent)
+    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name, sent)
 
 
 def _bundle_ref(

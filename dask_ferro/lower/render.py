@@ -32,10 +32,21 @@ def rows(model: ModelGraph) -> list[tuple[str, str]]:
         ("inputs", "; ".join(map(str, sig.inputs)) or "none"),
         ("outputs", "; ".join(map(str, sig.outputs))),
         ("ops", f"{sum(model.ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
-        ("bundles", f"{len(model.bundles)} x {model.chunks} chunk{'s' if model.chunks != 1 else ''}"),
-        ("projected", f"{quantity(model.flops, 'FLOP')}, {quantity(model.bytes, 'B')} moved, a chunk"),
+        *_planned(model),
         ("weights", quantity(model._opened.loaded.weight_bytes, "B")),
     ]
+
+
+def _planned(model: ModelGraph) -> list[tuple[str, str]]:
+    """What the plan says; a model that cannot be planned yet says so, as nobody wants an error of a repr."""
+    try:
+        bundles, chunks = len(model.bundles), model.chunks
+        cost = f"{quantity(model.flops, 'FLOP')}, {quantity(model.bytes, 'B')} moved, a chunk"
+    except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again
+        if model._arrays is not None:
+            return [("bundles", f"not known: {error}")]
+        return [("bundles", "known once it has its inputs")]
+    return [("bundles", f"{bundles} x {chunks} chunk{'s' if chunks != 1 else ''}"), ("projected", cost)]
 
 
 def as_text(model: ModelGraph) -> str:

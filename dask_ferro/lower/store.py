@@ -1,7 +1,9 @@
 """Where a model lies that was given as bytes: a file named by its content, so that workers can memory-map it.
 
 Files of one process lie in one temporary folder (or in ``ferro.store``, to share them between hosts) and the
-folder goes when the process ends.  The same content is written once.
+folder goes when the process ends; where a signal ended it, the next process that writes one removes it.  Whether a
+folder's process lives is told by a lock that it holds, which ends with it, not by its number, which another process may
+have by then.  The same content is written once.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from functools import cache
 from hashlib import blake2b
@@ -16,6 +19,9 @@ from pathlib import Path
 
 from dask_ferro import config
 from dask_ferro.lower.task import ModelRef
+
+_PREFIX = "dask-ferro-"
+_LOCK = "lock"
 
 
 def spool(content: bytes) -> str:
@@ -45,6 +51,43 @@ def _folder() -> Path:
 
 @cache
 def _own_folder(pid: int) -> Path:
-    folder = tempfile.mkdtemp(prefix=f"dask-ferro-{pid}-")
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{pid}-"))
+    _hold(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return folder
+
+
+if sys.platform == "win32":
+
+    def _hold(folder: Path) -> None:
+        """Nothing: there is no lock that ends with a process, so nothing is taken for abandoned."""
+
+    def _remove_abandoned(place: Path) -> None:
+        """Nothing."""
+
+else:
+    import fcntl
+
+    def _hold(folder: Path) -> None:
+        """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
+        part = folder / f"{_LOCK}.part"
+        fcntl.flock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), fcntl.LOCK_EX)
+        os.replace(part, folder / _LOCK)
+
+    def _remove_abandoned(place: Path) -> None:
+        """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
+        for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+            try:
+                if lock.parent.is_symlink() or lock.parent.stat().st_uid != os.getuid():
+                    continue
+                held = os.open(lock, os.O_WRONLY | os.O_NOFOLLOW)
+            except OSError:  # gone, or not ours to touch
+                continue
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            except OSError:  # its process lives
+                continue
+            finally:
+                os.close(held)

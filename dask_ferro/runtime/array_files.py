@@ -30,9 +30,33 @@ def read(path: Path) -> Any:
         raise ConfigError(f"input {str(path)!r} is not a readable {path.suffix} file: {error}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise `ConfigError` where nothing can be written at `path`, before anything runs for it."""
+    part = _part(path)
+    try:
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"output {str(path)!r} cannot be written: {error.strerror or error}")
+
+
 def save(path: Path, results: Mapping[str, Any]) -> None:
-    """Write arrays to an .npy or .npz file, whole or not at all."""
-    part = path.with_name(path.name + ".part")
+    """Write arrays to an .npy or .npz file, whole or not at all.
+
+    Raises
+    ------
+    ConfigError
+        A place that cannot be written.
+    """
+    part = _part(path)
     try:
         with part.open("wb") as file:
             if path.suffix == ".npy":
@@ -40,6 +64,8 @@ def save(path: Path, results: Mapping[str, Any]) -> None:
             else:
                 _write_npz(file, results)
         os.replace(part, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     finally:
         part.unlink(missing_ok=True)
 

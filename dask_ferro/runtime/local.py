@@ -15,6 +15,8 @@ from typing import Any
 import dask
 import distributed
 
+from dask_ferro.runtime.settings import Settings
+
 # Large outputs come and go with every task: below 256 MB of free memory at the top, malloc keeps its pages.
 _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": 256 * 2**20,
@@ -50,6 +52,11 @@ class LocalCluster(distributed.LocalCluster):
 
     Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` leaves the plugin off,
     `ff.uninstall` takes it off.
+
+    Raises
+    ------
+    ConfigError
+        A setting of the plugin's that is wrong, before anything is started.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,5 +64,7 @@ class LocalCluster(distributed.LocalCluster):
             kwargs.setdefault("worker_class", Nanny)
         configured = dask.config.get("distributed.scheduler.preload") or []
         options = {"preload": [*configured, _PLUGIN], **(kwargs.get("scheduler_kwargs") or {})}
+        if _PLUGIN in options["preload"]:
+            Settings.configured()
         kwargs["scheduler_kwargs"] = options
         super().__init__(*args, **kwargs)

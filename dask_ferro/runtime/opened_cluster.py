@@ -14,6 +14,7 @@ from distributed import Client
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.interrupts import held
 from dask_ferro.runtime.local import LocalCluster
+from dask_ferro.runtime.top import where
 
 # A cluster that is named exists; its workers may still be on their way.
 _CONNECT_S = 10
@@ -43,6 +44,7 @@ def connected(address: str) -> Iterator[tuple[Client, Place]]:
     ConfigError
         For an address where no scheduler answers, or one without workers.
     """
+    where(address)  # what is no address is told at once: Dask's client would wait at its end
     try:  # a client that cannot connect would stay the process's default one
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

@@ -175,12 +175,12 @@ def trial(
             batch = chunk_per_thread(model, arrays, place.slots)
         bound_model = model(arrays, batch=batch)
         seconds = []
-        with traced_to(client, request.trace):
-            for number in range(request.repeat):
-                with watching() as watch:
-                    measured = execute(client, bound_model, watch=watch)
-                seconds.append(measured.seconds)
-                tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
+        for number in range(request.repeat):
+            is_last = number + 1 == request.repeat  # a trace is of one run, and the last one is warm
+            with traced_to(client, request.trace if is_last else None), watching() as watch:
+                measured = execute(client, bound_model, watch=watch)
+            seconds.append(measured.seconds)
+            tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
         if request.trace:
             tell(f"trace in {request.trace}")
         results = _named(bound_model, measured.result)

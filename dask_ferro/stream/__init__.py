@@ -10,6 +10,7 @@ at a time (`drive`, `pools`), and what the journal has as done is not done again
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -133,9 +134,9 @@ def run(
     given = places.named_sources([s.name for s in sig.inputs], source, input)
     sinks = places.named_places([s.name for s in sig.outputs], sink, output)
     journal = Journal(places.journal_folder(sink, sinks))
+    sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
-    sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
     rows = work.check_sources(sig, sources, title)
     work.check_outputs(opened, sources, list(sinks), title)
     before = None if overwrite else begin.before(journal, sinks)
@@ -161,8 +162,10 @@ def _unbound(graph: ModelGraph) -> Opened:
 
 
 def _checked(batch: Any) -> int | None:
-    if batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0):
-        return batch
+    if batch is None:
+        return None
+    if not isinstance(batch, bool) and hasattr(batch, "__index__") and batch > 0:
+        return operator.index(batch)
     raise ConfigError(f"batch={batch!r}, wanted a number of rows of at least 1, or None")
 
 

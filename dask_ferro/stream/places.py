@@ -179,7 +179,10 @@ def _refuse_url(path: str, what: str) -> None:
 
 
 def paths_of(sources: Iterable[Any]) -> list[str]:
-    """Return the real paths of the sources that have one; inside a group or a table, that of the whole."""
+    """Return the real paths of the sources that have one; inside a group or a table, that of the whole.
+
+    They have been opened: a path that does not exist goes on inside what holds it.
+    """
     found = [os.fspath(s) for s in sources if isinstance(s, (str, os.PathLike))]
     return [os.path.realpath(p if os.path.exists(p) else os.path.dirname(p.rstrip("/"))) for p in found]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dask_ferro.account import account
 from dask_ferro.commands.replay import replay as command
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
@@ -101,3 +102,23 @@ def test_a_virtual_run_replays_as_it_ran(workload: str, policy: str) -> None:
     run = simulate(build(workload), VirtualCluster.local(8), policy=policy)
     measured, simulated = replay(run, [policy]).rows
     assert simulated.makespan == pytest.approx(measured.makespan, rel=0.01)
+
+
+def twice(run: Trace) -> Trace:
+    """A recording of a graph that ran two times, under the same keys."""
+    later = (s._replace(start=s.start + 5.0, stop=s.stop + 5.0) for s in run.spans)
+    return Trace((*run.spans, *later), run.tasks, run.workers, run.counts)
+
+
+def test_tasks_that_ran_again_are_told(tmp_path: Path) -> None:
+    twice(RUN).save(tmp_path / "twice.ferrotrace")
+    assert "3 runs of the recording" in invoke(str(tmp_path / "twice.ferrotrace"), "--policy", "none").stderr
+    assert "runs of the recording" not in invoke(str(tmp_path / "twice.ferrotrace"), "--json").stderr
+    RUN.save(tmp_path / "once.ferrotrace")
+    assert invoke(str(tmp_path / "once.ferrotrace"), "--policy", "none").stderr == ""
+
+
+def test_work_is_that_of_all_runs() -> None:
+    once, both = account(RUN), account(twice(RUN))
+    assert (once.work, both.work) == (4.0, 8.0)
+    assert both.lower_bound <= twice(RUN).makespan

@@ -368,3 +368,10 @@ def test_a_reshape_to_any_grouping_is_known(dims, random):
     cut = random.randint(1, len(old))
     product = int(np.prod(dims[cut - 1 :], dtype=int))
     assert reshaped(old, (-1, *dims[: cut - 1], product), "here") == ("N", *dims[: cut - 1], product)
+
+
+def test_a_file_in_no_folder_is_refused_and_no_folder_is_made(tmp_path):
+    x = argument("x", (2,), "float32")
+    with pytest.raises(ConfigError, match=r"folder '.*no' does not exist"):
+        save_onnx(x + x, tmp_path / "no" / "a.onnx")
+    assert not (tmp_path / "no").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import get_task_stream, wait
+from distributed import Client, get_task_stream, wait, worker_client
 
 import dask_ferro as ff
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
@@ -208,3 +209,106 @@ def test_the_same_array_in_memory_and_persisted(client, caplog):
 
 def _noise(seed):
     return np.random.default_rng(seed).standard_normal((20, 6), dtype=np.float32)
+
+
+def _fresh(seed):
+    """Rows that no other test has sent; 960 kB."""
+    return np.random.default_rng(seed).standard_normal((40_000, 6), dtype=np.float32)
+
+
+def _die():
+    os._exit(1)
+
+
+@pytest.fixture
+def own_client():
+    """A cluster whose workers may die, and its client."""
+    with (
+        ff.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_what_was_sent_is_sent_again_after_a_restart_and_after_a_death(own_client):
+    x = _fresh(31)
+    y = ff.from_onnx(mlp(), x, batch=10_000)
+    output = next(iter(y.outputs.values()))
+    close(y.compute(), mlp_reference(x))
+    own_client.restart()
+    close(y.compute(), mlp_reference(x))
+    own_client.restart()
+    close(own_client.compute(y).result(timeout=30), mlp_reference(x))
+    own_client.restart()
+    y.__dask_graph__()
+    victim = min(own_client.scheduler_info()["workers"])
+    own_client.run(_die, workers=[victim], on_error="ignore")
+    close(output.compute(), mlp_reference(x))
+    close(dask.compute(y)[0], mlp_reference(x))
+
+
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_what_was_sent_is_here_too(client, scheduler):
+    """A graph with sent inputs runs in this process, whoever asks for it."""
+    x = _fresh(33)
+    y = ff.from_onnx(mlp(), x, batch=10_000)
+    assert any(name.startswith("ferro-input") for name in y.__dask_graph__().layers)
+    wanted = mlp_reference(x)
+    close(dask.compute(y, scheduler=scheduler)[0], wanted)
+    close(next(iter(y.outputs.values())).compute(scheduler=scheduler), wanted)
+    close(dask.delayed(np.negative)(y).compute(scheduler=scheduler), -wanted)
+    close(dask.compute(*y.outputs.values(), scheduler=scheduler)[0], wanted)
+    close(dask.delayed(np.negative)(y).compute(), -wanted)  # and on the cluster, as before
+    close(dask.optimize(y)[0].compute(), wanted)
+
+
+def test_what_lies_on_workers_alone_says_so(client):
+    y = ff.from_onnx(mlp(), X).persist()
+    wait(y)
+    close(y.compute(), mlp_reference(X))
+    with pytest.raises(ff.ConfigError, match="lies on a cluster's workers"):
+        y.compute(scheduler="sync")
+    future = client.scatter(X)
+    with pytest.raises(ff.ConfigError, match="lies on a cluster's workers"):
+        ff.from_onnx(mlp())(future).compute(scheduler="sync")
+
+
+def test_sent_values_do_not_travel_in_the_graph(client):
+    y = ff.from_onnx(mlp(), _fresh(34), batch=10_000)
+    for graph in (y.__dask_graph__(), dask.delayed(np.negative)(y).__dask_graph__()):
+        assert len(pickle.dumps(graph)) < 20_000
+
+
+def test_keys_tell_how_an_input_travels(client):
+    x = _fresh(35)
+    with dask.config.set(scheduler="sync"):
+        here = ff.from_onnx(mlp(), x, batch=10_000).__dask_keys__()
+        small = ff.from_onnx(mlp(), X).__dask_keys__()
+    sent = ff.from_onnx(mlp(), x, batch=10_000).__dask_keys__()
+    assert here != sent
+    assert sent == ff.from_onnx(mlp(), x, batch=10_000).__dask_keys__()
+    assert small == ff.from_onnx(mlp(), X).__dask_keys__()  # in the tasks, either way
+
+
+def test_the_same_call_while_it_is_persisted(client, caplog):
+    x = _fresh(36)
+    kept = ff.from_onnx(mlp(), x, batch=10_000).persist()
+    wait(kept)
+    close(ff.from_onnx(mlp(), x, batch=10_000).compute(), mlp_reference(x))
+    close(kept.compute(), mlp_reference(x))
+    assert "different `run_spec`" not in caplog.text
+
+
+def _layers_in_a_task(rows):
+    x = np.zeros((rows, 6), np.float32)
+    with worker_client() as inner:
+        y = ff.from_onnx(mlp(), x, batch=rows // 2)
+        assert inner.compute(y).result().shape[0] == rows
+        return list(y.__dask_graph__().layers)
+
+
+def test_a_client_in_a_task_sends_too(client):
+    layers = client.submit(_layers_in_a_task, 40_000, pure=False).result()
+    assert any(name.startswith("ferro-input") for name in layers)

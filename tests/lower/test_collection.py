@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import dask
 import dask.array as da
@@ -324,3 +326,64 @@ def test_random_numbers_in_a_body_are_drawn_once():
     ]
     twice = ff.from_onnx(model(nodes, {"x": [3]}, {"y": [3]}, {"yes": np.bool_(True)}), granularity="op")
     close(twice(X[0, :3]).compute(scheduler="sync"), 2 * X[0, :3])
+
+
+@pytest.mark.parametrize("kind", ["sequence", "optional"])
+def test_a_repr_never_raises(kind):
+    floats = helper.make_tensor_type_proto(1, [2])
+    make = helper.make_sequence_type_proto if kind == "sequence" else helper.make_optional_type_proto
+    op = "SequenceLength" if kind == "sequence" else "OptionalHasElement"
+    out = helper.make_tensor_value_info("y", 7 if kind == "sequence" else 9, [])
+    graph = helper.make_graph(
+        [helper.make_node(op, ["s"], ["y"])], "g", [helper.make_value_info("s", make(floats))], [out]
+    )
+    made = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    assert f"s: {kind}" in repr(made)
+    assert "known once it has its inputs" in repr(made)
+    assert "known once it has its inputs" in made._repr_html_()
+    article = "an" if kind == "optional" else "a"
+    with pytest.warns(UserWarning, match="no inputs"), pytest.raises(ff.ConfigError, match=f"is {article} {kind}:"):
+        made.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_model_in_memory(kind):
+    content = kind(mlp().SerializeToString())
+    close(ff.from_onnx(content, X).compute(scheduler="sync"), mlp_reference(X))
+
+
+_SPOOLS = """
+import sys, time
+import dask_ferro as ff
+from tests.graphs import mlp
+print(ff.from_onnx(mlp())._opened.ref.path, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks that end with a process")
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def started(seconds):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SPOOLS, str(seconds)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, abandoned = started(60)
+    living, used = started(60)
+    try:
+        killed.terminate()
+        killed.wait()
+        assert abandoned.exists()
+        last, _ = started(0)
+        last.wait()
+        assert not abandoned.parent.exists()
+        assert used.exists()
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.communicate()
+    last.communicate()

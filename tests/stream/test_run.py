@@ -298,6 +298,16 @@ def test_source_and_sink_the_same(link):
     np.testing.assert_array_equal(np.load("x.npy"), X)
 
 
+@pytest.mark.parametrize("source", ["nope.npy", "x.csv", "nope.parquet", "gone/nope.npy"])
+def test_a_source_that_is_not_there_is_not_the_sink(source):
+    with pytest.raises(ff.ConfigError, match=r"source '.*' does not exist"):
+        ff.run(mlp(), os.path.abspath(source), "y.npy")
+
+
+def test_a_batch_of_numpys_integers():
+    assert ff.run(mlp(), "x.npy", "y.npy", batch=np.int64(20)).chunks_computed == 3
+
+
 def test_a_sink_in_the_source():
     source_of("zarr")
     with pytest.raises(ff.ConfigError, match="are the same"):
