@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
@@ -18,9 +18,9 @@ from typing import Any
 
 import dask
 import numpy as np
-from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.base import DaskMethodsMixin, tokenize
 from dask.delayed import single_key
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
@@ -28,7 +28,6 @@ from dask_ferro.graph.plan import Bundle, Plan
 from dask_ferro.lower.inputs import (
     current_client,
     is_dask_array,
-    is_future,
     rechunked,
     row_chunks,
     whole_rest,
@@ -38,7 +37,7 @@ from dask_ferro.lower.lowering import Lowered, lower
 from dask_ferro.lower.opened import Opened, Sized
 from dask_ferro.lower.outputs import together_by_name
 from dask_ferro.lower.render import as_html, as_text
-from dask_ferro.lower.retry import retried
+from dask_ferro.lower.results import results_of
 from dask_ferro.lower.signature import (
     ValueSpec,
     as_array,
@@ -334,7 +333,7 @@ class ModelGraph(DaskMethodsMixin):
             `scheduler` and what `dask.compute` takes.
         """
         self._warn_of_synthetic_inputs()
-        results = _results(self, self._bound, lambda made: (made.graph, made.keys), kwargs)
+        results = results_of(self, self._bound, lambda made: (made.graph, made.keys), kwargs)
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(results, *arguments)
 
@@ -404,7 +403,7 @@ class OutputGraph(DaskMethodsMixin):
     def compute(self, **kwargs: Any) -> Any:
         """Return the array; `kwargs` are `scheduler` and what `dask.compute` takes."""
         rebuild, arguments = self.__dask_postcompute__()
-        results = _results(self, self._whole, self._graph_and_keys, kwargs)
+        results = results_of(self, self._whole, self._graph_and_keys, kwargs)
         return rebuild(results, *arguments)
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -418,60 +417,6 @@ class OutputGraph(DaskMethodsMixin):
         name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
         kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         return OutputGraph(self._whole, self._index, kept, keys)
-
-
-def _results(
-    collection: Any,
-    model: ModelGraph,
-    wanted: Callable[[Lowered], tuple[HighLevelGraph, list[Any]]],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Return the values of a collection's keys, straight from the scheduler that is to run it.
-
-    Parameters
-    ----------
-    collection : ModelGraph or OutputGraph
-    model : ModelGraph
-        With its inputs.
-    wanted : callable
-        Graph and keys, of the model as it is lowered for that scheduler.
-    kwargs : dict
-        Of `compute`.
-
-    Raises
-    ------
-    ConfigError
-        A persisted collection, which lies on workers, in a scheduler of this process.
-    """
-    kwargs = dict(kwargs)
-    kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
-    schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[collection])
-    owner = getattr(schedule, "__self__", None)  # a client's `get`, or one of Dask's own functions
-    client = owner if hasattr(owner, "scatter") else None
-    made = model._lowered_for(client)
-
-    def run() -> Any:
-        graph, keys = wanted(made)
-        if client is None and _is_away(graph):
-            raise ConfigError(
-                f"model {model.name!r}: it, or an input, lies on a cluster's workers; compute it there, without"
-                " scheduler=, or bring it here by its client first: x.result(), y.compute()"
-            )
-        return schedule(graph, keys, **kwargs)
-
-    def send_again() -> None:
-        nonlocal made
-        if made.is_there or model._persisted is not None:
-            raise  # cancelled by somebody, or nothing that can be sent again
-        made = model._lowered_for(client)
-
-    return retried(run, send_again)
-
-
-def _is_away(graph: HighLevelGraph) -> bool:
-    """Whether something in the graph is a value that workers hold alone."""
-    layers = (layer.mapping for layer in graph.layers.values() if isinstance(layer, MaterializedLayer))
-    return any(is_future(value) for held in layers for value in held.values())
 
 
 def join(parts: Any, along_rows: bool = True) -> Any:

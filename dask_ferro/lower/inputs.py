@@ -85,7 +85,7 @@ class Sent(DataNode):
 
 def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
     """Return what was `sent` such that a graph with it runs in this process too, on `values`."""
-    if not feed.sent:
+    if not feed.sent or feed.top is None:
         return feed
     nodes = {f.key: Sent(f.key, value, f) for f, value in zip(feed.sent, values, strict=True)}
     return feed._replace(layers={feed.top: nodes})

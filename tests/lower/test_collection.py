@@ -342,7 +342,10 @@ def test_a_repr_never_raises(kind):
     assert "known once it has its inputs" in repr(made)
     assert "known once it has its inputs" in made._repr_html_()
     article = "an" if kind == "optional" else "a"
-    with pytest.warns(UserWarning, match="no inputs"), pytest.raises(ff.ConfigError, match=f"is {article} {kind}:"):
+    with (
+        pytest.warns(UserWarning, match="no inputs"),
+        pytest.raises(ff.ConfigError, match=f"is {article} {kind}:"),
+    ):
         made.compute(scheduler="sync")
 
 
