@@ -45,8 +45,10 @@ class NamedOutputs(dict[str, Any]):
 
 
 def together(results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `results` as a tuple that travels well."""
-    return Outputs(results) if _are_arrays(results) else tuple(results)
+    """Return `results` as a tuple that travels well; a tuple that says where its arrays lie stays as it is."""
+    if _are_arrays(results):
+        return Outputs(results)
+    return results if isinstance(results, tuple) else tuple(results)
 
 
 def together_by_name(results: Mapping[str, Any]) -> dict[str, Any]:

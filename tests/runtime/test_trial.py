@@ -82,10 +82,16 @@ def test_a_broken_file_is_named(tmp_path, name, content):
 # ---- refusals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["carrier-pigeon://home", "tcp://no.such.host.invalid:1"])
-def test_an_address_that_leads_nowhere_is_named(address, monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("carrier-pigeon://home", "unknown address scheme 'carrier-pigeon'"),
+        ("tcp://no.such.host.invalid:1", "cannot connect"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
     monkeypatch.setattr("dask_ferro.runtime.opened_cluster._CONNECT_S", 0.2)
-    with pytest.raises(ConfigError, match="cannot connect") as caught:
+    with pytest.raises(ConfigError, match=why) as caught:
         trial(Request(dag="wide", scheduler=address))
     assert address in str(caught.value)
     with pytest.raises(ValueError, match="No client"):
