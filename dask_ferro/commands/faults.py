@@ -65,7 +65,9 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with one_status_per_fault(debug=bool(ctx.params.get("debug"))):
+        from dask_ferro.runtime.interrupts import kept
+
+        with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
             return super().invoke(ctx)
 
 

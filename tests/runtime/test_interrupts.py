@@ -1,13 +1,15 @@
 """Ctrl-C while processes are being started."""
 
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 
 import pytest
 
-from dask_ferro.runtime.interrupts import held
+from dask_ferro.runtime.interrupts import held, kept
 
 
 def interrupt():
@@ -71,3 +73,44 @@ def test_in_another_thread_it_does_nothing():
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT)]
+
+
+class Finalized:
+    """Interrupted while it goes."""
+
+    def __del__(self):
+        interrupt()
+
+
+def collected(phase, info):
+    gc.callbacks.remove(collected)
+    interrupt()
+
+
+@pytest.mark.parametrize("dropped", ["a finalizer", "the garbage collector"])
+def test_an_interrupt_that_python_drops_comes_again(dropped):
+    def block():
+        with kept():
+            if dropped == "a finalizer":
+                Finalized()
+            else:
+                gc.callbacks.append(collected)
+                gc.collect()
+            time.sleep(10)
+
+    before = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert sys.unraisablehook is before
+
+
+def test_other_errors_that_python_drops_are_told_as_ever(monkeypatch):
+    class Fails:
+        def __del__(self):
+            raise ZeroDivisionError
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
+    with kept():
+        Fails()
+    assert told == [ZeroDivisionError]
