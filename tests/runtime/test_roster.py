@@ -350,7 +350,7 @@ def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(installed):
             await asyncio.sleep(0.01)
         (row,) = Demands(scheduler).rows()  # later, but it comes
         assert row["profile"][0][1] == 0.0
-        assert row["profile"][-1] == (2.0, 1.0)
+        assert row["profile"][-1] == pytest.approx((2.0, 1.0))
         event, held = await busy(client, cluster)
         with annotated(0.1):
             others = client.map(hold, ["roster"] * 40, range(40))
