@@ -19,6 +19,10 @@ from dask_ferro.policy.snapshot import Address, Outcome, Snapshot, Task, Worker
 # A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
 VICTIMS = 10
 DEPTH = 64
+# Overdue tasks that one look finds, and of each queue: described, they take about 10 us each.
+OVERDUE, _OF_EACH = 32, 8
+# Entries of a queue among which a look seeks those that may move: to ask one takes 0.2 us.
+_SCANNED = 2048
 _R = TypeVar("_R")
 
 
@@ -33,6 +37,11 @@ class Book:
         Whether a task is the last that some other task waits for.
     live : callable (address) -> int
         Device bytes that are taken on a worker or on their way there; asked of those with `most`.
+    holds : callable (address) -> int
+        Bytes of the results that a worker holds.
+
+    is_bound : callable (payload) -> bool
+        Whether a task may run on one worker only, where that is cheap to tell: asked of thousands at a time.
 
     Attributes
     ----------
@@ -47,6 +56,8 @@ class Book:
         describe: Callable[[Any, Entry, Row], Task | None],
         unlocks: Callable[[Any], bool],
         live: Callable[[Address], int],
+        holds: Callable[[Address], int],
+        is_bound: Callable[[Any], bool],
     ) -> None:
         self.rows: dict[Address, Row] = {}
         self.ends: dict[Address, float] = {}
@@ -54,6 +65,8 @@ class Book:
         self._describe = describe
         self._unlocks = unlocks
         self._live = live
+        self._holds = holds
+        self._is_bound = is_bound
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = Order(self.rows)
         self._everyone: list[Address] = []
@@ -68,31 +81,80 @@ class Book:
         return Worker(
             address, row.host, row.device, row.nthreads,
             dry if priority is None or not queue else row.starts_in(now, priority),
-            min(len(row.running) + queue + row.incoming, row.nthreads), queue, row.unknown, row.slowness, row.accepts,
+            min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
+            queue, row.unknown, row.slowness, row.accepts,
             False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
             None if row.most is None else row.most - self._live(address) - row.promised, row.most,
+            dry, self._holds(address), row.turn,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
         """Return a worker's row with what takes a look at the tasks that it runs."""
         row = self.rows[address]
-        running = list(row.running.values())
-        young = 0.0
-        if len(running) >= row.nthreads:
-            young = max(now - max(entry.started or now for entry in running), 0.0)
-        unlocks = any(self._unlocks(entry.payload) for entry in running)
-        return self.worker(address, now)._replace(unlocks=unlocks, running_for=young)
+        unlocks = any(self._unlocks(entry.payload) for entry in row.running.values())
+        stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
+        return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
 
     def longest(self) -> float:
         """Return the seconds of the longest queue, running tasks apart."""
         return self._loads[-1][0] if self._loads else 0.0
 
-    def queue(self, address: Address, depth: int = DEPTH) -> tuple[Task, ...]:
+    def waits_for(self, now: float, seconds: float) -> bool:
+        """Return whether a task that waits at some worker is projected to wait for so many seconds at least."""
+        rows = (self.rows[address] for _, address in reversed(self._loads))
+        return any(row.starts_in(now) >= seconds or row.stalled_for(now) >= seconds for row in rows)
+
+    def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[Task, ...]:
         """Return what waits at a worker and may be moved, the last to start first."""
         row = self.rows[address]
         last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
-        rows = (self._describe(entry.payload, entry, row) for entry in last)
+        rows = (self._waiting(entry, row, now) for entry in last)
         return tuple(islice((row for row in rows if row is not None), depth))
+
+    def idle(self, now: float) -> list[Worker]:
+        """Return the workers that accept tasks and have a thread with nothing to do, or to come."""
+        rows = (r for r in self.rows.values() if r.may_take and len(r.running) + r.incoming < r.nthreads)
+        return [self.worker(row.address, now) for row in rows]
+
+    def overdue(
+        self, now: float, patience: float, turn: int, count: int = OVERDUE
+    ) -> list[tuple[Entry, Row, Task | None]]:
+        """Return tasks that wait in queues for longer than was expected: some of each queue, others at each turn.
+
+        What a policy is shown of each is None where it may not be moved.
+
+        Parameters
+        ----------
+        patience : float
+            As `Row.overdue` has it.
+        """
+        found: list[tuple[Entry, Row, Task | None]] = []
+        start = turn % max(len(self._loads), 1)
+        for _, address in (*self._loads[start:], *self._loads[:start]):
+            row = self.rows[address]
+            for entry in self._some(row.queue, turn):
+                if waited := row.overdue(entry, now, patience):
+                    task = self._waiting(entry, row, now)
+                    found.append((entry, row, task and task._replace(overdue=waited)))
+            if len(found) >= count:
+                break
+        return found
+
+    def _some(self, queue: list[tuple[Any, int, Entry]], turn: int) -> list[Entry]:
+        """Return some entries of a queue, others at each turn: a few whatever they are, and a few that may move."""
+        first = turn * _OF_EACH % len(queue)
+        some = [entry for _, _, entry in queue[first : first + _OF_EACH]]
+        if len(queue) > _OF_EACH:
+            first = turn * _SCANNED % len(queue)
+            seen = (entry for _, _, entry in queue[first : first + _SCANNED])
+            some += islice((e for e in seen if e not in some and not self._is_bound(e.payload)), _OF_EACH)
+        return some
+
+    def _waiting(self, entry: Entry, row: Row, now: float) -> Task | None:
+        task = self._describe(entry.payload, entry, row)
+        if task is None or not entry.needs:
+            return task
+        return task._replace(blocked=row.blocks(entry, now))
 
     def snapshot(
         self,
@@ -120,11 +182,23 @@ class Book:
             busiest,
             self._everyone,
             _Rows(self.rows, lambda address: self._seen(address, now)),
-            _Rows(self.rows, self.queue),
+            _Rows(self.rows, lambda address: self.queue(address, now=now)),
             tuple(outcomes),
             self._nearest(victims) if self._outlasted else (),
             self._near(hungry) if len(self._loads) > victims else (),
         )
+
+    def overdue_snapshot(
+        self, now: float, hungry: Iterable[Address], overdue: Iterable[tuple[Entry, Row, Task | None]]
+    ) -> Snapshot:
+        """Return the facts for a stealing policy, of overdue tasks only."""
+        queues: dict[Address, list[Task]] = {}
+        for _, row, task in overdue:
+            if task is not None:
+                queues.setdefault(row.address, []).append(task)
+        shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
+        workers = _Rows(self.rows, lambda address: self._seen(address, now))
+        return Snapshot(now, tuple(hungry), tuple(shown), tuple(shown), workers, shown)
 
     def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
         """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
@@ -162,7 +236,7 @@ class Book:
             rows = (self.worker(row.address, now, priority) for row in order)
             found += islice(filter(suits, rows), count)
             order.close()
-        return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.address))
+        return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
 
     def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
         """Return the accepting workers that end last, as rows for a task of some priority."""

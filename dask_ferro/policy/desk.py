@@ -30,13 +30,13 @@ class Desk:
 
     def queue(self, address: Address) -> list[Task]:
         if address not in self._left:
-            self._left[address] = list(self._snapshot.queues[address])
+            self._left[address] = list(self._snapshot.queues.get(address, ()))
         return self._left[address]
 
     def readers(self, victim: Address) -> Counter[Key]:
         """For each input, how many tasks of the queue read it."""
         if victim not in self._readers:
-            queue = self._snapshot.queues[victim]
+            queue = self._snapshot.queues.get(victim, ())
             self._readers[victim] = Counter(i.key for t in queue for i in t.inputs if i.key is not None)
         return self._readers[victim]
 
@@ -56,6 +56,7 @@ class Desk:
         self._coming.setdefault(thief.address, set()).update(moved)
         there = task.on(thief) or 0.0
         free = thief.nthreads - thief.busy
+        work = task.seconds * victim.slowness / victim.nthreads
         self._changed[thief.address] = thief._replace(
             busy=min(thief.busy + 1, thief.nthreads),
             starts_in=0.0 if free > 1 else max(thief.starts_in, transfer) + there / thief.nthreads,
@@ -63,14 +64,21 @@ class Desk:
         )
         self._changed[victim.address] = victim._replace(
             room=None if victim.room is None else victim.room + task.nbytes,
-            starts_in=victim.starts_in - task.seconds * victim.slowness / victim.nthreads,
+            starts_in=victim.starts_in - work,
+            surely_in=victim.surely_in - (work if task.known else 0.0),
             waiting=victim.waiting - 1,
             unknown=victim.unknown - (not task.known),
         )
 
 
 def may(task: Task, thief: Worker) -> bool:
-    return task.admits(thief) and thief.address not in task.origins and task.fits(thief)
+    """Whether the task may run on the thief, now."""
+    return task.admits(thief) and task.fits(thief)
+
+
+def returns(task: Task, thief: Worker) -> bool:
+    """Whether the task came from the thief, and has not waited long enough since to go back."""
+    return thief.address in task.origins and not task.overdue
 
 
 def outlasts(task: Task, thief: Worker, spare: float) -> bool:

@@ -12,7 +12,7 @@ Each event costs a few microseconds, whatever the number of tasks; a worker's qu
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -24,13 +24,16 @@ from dask_ferro.policy.snapshot import Address, Key, Task
 
 __all__ = ["VICTIMS", "Ledger"]
 
+# What a worker says it runs is so many seconds old when it is heard, at most, if it is not hung.
+_ABOUT = 0.1
+
 
 class Ledger(Book):
     """The book, and what happens in it.
 
     Parameters
     ----------
-    describe, unlocks, live : callable
+    describe, unlocks, live, holds, is_bound : callable
         As `Book` has them.
     durations : Durations
         Learned from `finish`.
@@ -39,6 +42,10 @@ class Ledger(Book):
     ----------
     fresh : float
         Seconds that a worker would have that joined now; 0: nobody would come.
+    listens : bool
+        Whether the caller says when it has sent its messages (`listen`).
+    starting : list of Entry
+        What was started since it last said so.
     """
 
     def __init__(
@@ -47,15 +54,19 @@ class Ledger(Book):
         durations: Durations | None = None,
         unlocks: Callable[[Any], bool] = lambda payload: False,
         live: Callable[[Address], int] = lambda address: 0,
+        holds: Callable[[Address], int] = lambda address: 0,
+        is_bound: Callable[[Any], bool] = lambda payload: False,
     ) -> None:
-        super().__init__(describe, unlocks, live)
+        super().__init__(describe, unlocks, live, holds, is_bound)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.hosts: dict[Address, str] = {}
         self.fresh = 0.0
+        self.listens = False
         self.waiting = 0  # tasks in queues, of all workers
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
         self._sequence = 0
+        self.starting: list[Entry] = []
         self._now = 0.0  # of the latest event
         # Of the latest event; one count for all rows: a worker that comes back must not match what it left.
         self.version = 0
@@ -269,11 +280,23 @@ class Ledger(Book):
             del self.entries[key]
         self._touch(victim, now)
 
+    def withdraw(self, now: float, key: Key) -> None:
+        """Note that nothing is heard of a task that was asked back: it counts where it is, and its thief is free."""
+        entry = self.entries[key]
+        thief, row = self._settle(entry), entry.worker
+        row.promised += entry.nbytes
+        self._queue_up(now, entry, row)
+        self._touch(thief, now)
+        self._touch(row, now)
+
     def refuse(self, now: float, key: Key) -> None:
-        """Note that the victim kept the task, because it had started it."""
+        """Note that the victim kept the task, because it had started it.
+
+        If that is one more than it has threads, one that was thought to run does not: which one, `hear` tells.
+        """
         entry = self.entries[key]
         thief = self._settle(entry)
-        entry.started = now
+        entry.started, entry.is_sure = now, True
         entry.worker.running[key] = entry
         entry.worker.promised += entry.nbytes
         self._touch(thief, now)
@@ -282,20 +305,81 @@ class Ledger(Book):
     # -- the entries' way through the book -----------------------------------------------------------------
 
     def _join(self, now: float, entry: Entry, row: Row) -> None:
-        entry.worker, entry.started, entry.device = row, None, row.device
+        entry.worker, entry.started, entry.device, entry.since = row, None, row.device, now
+        entry.is_sure = False
+        row.turn = max(row.turn, entry.sequence)
         row.promised += entry.nbytes
         entry.seconds, entry.known = self.durations.of(entry.prefix, row.device, entry.annotated)
         entry.provisional = self.durations.is_provisional(entry.prefix, row.device, entry.annotated)
         if entry.provisional:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
         if not row.queue and row.may_start(entry):
-            entry.started = now
-            row.running[entry.key] = entry
+            self._start(now, entry, row)
         else:
-            insort(row.queue, (entry.priority, entry.sequence, entry))
-            self._count(row, entry, +1)
-            self._fill(now, row)
+            self._queue_up(now, entry, row)
         self._touch(row, now)
+
+    def _queue_up(self, now: float, entry: Entry, row: Row) -> None:
+        if not row.queue:
+            row.queue_since = now
+        entry.expected = row.starts_in(now, entry.priority)
+        insort(row.queue, (entry.priority, entry.sequence, entry))
+        self._count(row, entry, +1)
+        self._fill(now, row)
+
+    def hear(self, now: float, address: Address, heard: float, running: Collection[Key]) -> None:
+        """Take a worker's word for what it runs, instead of what is thought to be in those threads.
+
+        Parameters
+        ----------
+        heard : float
+            When it said so: what was started about then, or later, it may not have known.
+        running : collection of keys
+        """
+        row = self.rows[address]
+        found = [e for key in running if (e := self.entries.get(key)) is not None and e.worker is row]
+        waited = [entry for entry in found if entry.started is None and entry.thief is None]
+        if not waited and len(row.running) <= row.nthreads:
+            return
+        for entry in waited:
+            self._take(row, entry)
+            entry.started = heard
+            row.running[entry.key] = entry
+        for entry in row.running.values():
+            early = entry.started is not None and entry.started < heard - _ABOUT
+            entry.is_sure = entry.key in running or not early
+        while self._doubt(now, row):
+            pass
+        self._touch(row, now)
+
+    def _doubt(self, now: float, row: Row) -> bool:
+        """Put the last of those that are thought to run back in the queue, where they are more than the threads."""
+        doubtful = [entry for entry in row.running.values() if not entry.is_sure]
+        if len(row.running) <= row.nthreads or not doubtful:
+            return False
+        last = max(doubtful, key=lambda entry: (entry.priority, entry.sequence))
+        del row.running[last.key]
+        last.started = None
+        self._queue_up(now, last, row)
+        return True
+
+    def _start(self, now: float, entry: Entry, row: Row) -> None:
+        """Let a task run; where the caller listens, from then on, as its message leaves no earlier."""
+        entry.started = inf if self.listens else now
+        row.running[entry.key] = entry
+        if self.listens:
+            self.starting.append(entry)
+
+    def listen(self, now: float) -> None:
+        """Note that the caller has sent what it had to send: what it let run until now is thought to run from now on.
+
+        A scheduler that works through a graph of 10,000 tasks sends nothing for a second, and hears nothing: counted
+        from its assignment, the first task would have run for longer than projected before its message left.
+        """
+        for entry in self.starting:
+            if entry.started == inf:
+                entry.started = now
+        self.starting.clear()
 
     def _fill(self, now: float, row: Row) -> None:
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
@@ -306,8 +390,7 @@ class Ledger(Book):
             if entry is None:
                 return
             self._take(row, entry)
-            entry.started = now
-            row.running[entry.key] = entry
+            self._start(now, entry, row)
 
     def _take(self, row: Row, entry: Entry) -> None:
         index = bisect_left(row.queue, (entry.priority, entry.sequence))  # type: ignore[arg-type, type-var]
@@ -319,6 +402,8 @@ class Ledger(Book):
         self.waiting += sign
         row.unknown += 0 if entry.known else sign
         row.waiting_seconds = row.waiting_seconds + sign * entry.seconds if row.queue else 0.0
+        guessed = 0.0 if entry.known else sign * entry.seconds
+        row.guessed_seconds = row.guessed_seconds + guessed if row.queue else 0.0
 
     def _announce(self, entry: Entry, thief: Row, sign: int) -> None:
         thief.incoming += sign

@@ -57,7 +57,7 @@ class Order:
         """
         if len(self._rows) <= FEW:
             rows = (row for row in self._rows.values() if row.accepts and row.device == device)
-            yield from sorted(rows, key=lambda row: (row.starts_in(now), row.address))
+            yield from sorted(rows, key=lambda row: (row.starts_in(now), row.turn, row.address))
             return
         heap = self._heaps.get(device, [])
         popped: list[tuple[float, Address, int]] = []

@@ -30,8 +30,8 @@ class Entry:
     """
 
     __slots__ = (
-        "annotated", "device", "key", "known", "moving", "nbytes", "needs", "origins", "payload", "prefix",
-        "priority", "provisional", "requested", "seconds", "sequence", "started", "thief", "worker",
+        "annotated", "device", "expected", "is_sure", "key", "known", "moving", "nbytes", "needs", "origins", "payload",
+        "prefix", "priority", "provisional", "requested", "seconds", "sequence", "since", "started", "thief", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +58,10 @@ class Entry:
         self.moving = 0
         self.needs: Mapping[str, float] = {}
         self.origins: tuple[Address, ...] = ()
-        self.started: float | None = None
+        self.since = 0.0  # when it came to its worker
+        self.expected = 0.0  # seconds that it was projected to wait there then
+        self.is_sure = False  # that it was started: its worker said so
+        self.started: float | None = None  # without end: it is next, and its message has not left yet
         self.requested = 0.0
         self.worker: Row
         self.thief: Row | None = None
@@ -68,9 +71,9 @@ class Row:
     """A worker's page in the book."""
 
     __slots__ = (
-        "accepts", "address", "device", "ends_at", "host", "incoming", "incoming_seconds", "load", "measured", "most",
-        "nthreads", "projected", "promised", "queue", "resources", "running", "slowness", "unknown", "version",
-        "waiting_seconds",
+        "accepts", "address", "device", "ends_at", "guessed_seconds", "host", "incoming", "incoming_seconds", "load",
+        "measured", "most", "nthreads", "projected", "promised", "queue", "queue_since", "resources", "running",
+        "slowness", "turn", "unknown", "version", "waiting_seconds",
     )  # fmt: skip
 
     def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
@@ -83,10 +86,13 @@ class Row:
         self.most: int | None = None  # bytes of its device, where somebody counts them
         self.promised = 0  # device bytes that its tasks and those on their way are projected to take
         self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
+        self.queue_since = 0.0  # when the queue was empty last
+        self.turn = 0  # of the newest task that it was given
         self.running: dict[Key, Entry] = {}
         self.resources: Mapping[str, float] = {}
         self.waiting_seconds = 0.0
         self.unknown = 0
+        self.guessed_seconds = 0.0  # of `waiting_seconds`, those that are a guess
         self.incoming = 0
         self.incoming_seconds = 0.0
         self.measured = Mean()
@@ -95,19 +101,43 @@ class Row:
         self.load: tuple[float, Address] | None = None
         self.version = 0
 
-    def starts_in(self, now: float, priority: Any = None) -> float:
-        """Return the seconds until a task that joins the queue now would start: at its end, or by its priority."""
-        free = self.nthreads - len(self.running) - len(self.queue) - self.incoming
-        if free > 0:
+    @property
+    def is_blocked(self) -> bool:
+        """Whether all that waits here waits for resources, and a thread has nothing to do."""
+        return bool(self.queue) and self.accepts and len(self.running) < self.nthreads
+
+    @property
+    def may_take(self) -> bool:
+        """Whether it accepts tasks, and a thread would look for one elsewhere once it has nothing to do."""
+        return self.accepts and (not self.queue or len(self.running) < self.nthreads)
+
+    def stalled_for(self, now: float) -> float:
+        """Return the seconds for which tasks wait here and none of them started."""
+        if not self.queue:
             return 0.0
-        waits = self.waiting_seconds
+        started = [entry.started for entry in self.running.values() if entry.started is not None]
+        return max(now - max([self.queue_since, *started]), 0.0)
+
+    def starts_in(self, now: float, priority: Any = None, surely: bool = False) -> float:
+        """Return the seconds until a task that joins the queue now would start: at its end, or by its priority.
+
+        Parameters
+        ----------
+        surely : bool
+            Count no guesses: a task of unknown duration that waits takes no time, and one that runs is projected to
+            run for as long again as it has.
+        """
+        free = self.nthreads - len(self.running) - self.incoming
+        if free > 0 and free > (0 if self.is_blocked else len(self.queue)):
+            return 0.0
+        waits = self.waiting_seconds - (self.guessed_seconds if surely else 0.0)
         if priority is not None and self.queue:
             waits *= bisect_left(self.queue, (priority,)) / len(self.queue)  # type: ignore[arg-type]
         work = (waits + self.incoming_seconds) * self.slowness
         if self.nthreads == 1:
-            first = min([self._remaining(entry, now) for entry in self.running.values()], default=0.0)
+            first = min([self._remaining(entry, now, surely) for entry in self.running.values()], default=0.0)
             return first + work
-        remaining = sorted(self._remaining(entry, now) for entry in self.running.values())
+        remaining = sorted(self._remaining(entry, now, surely) for entry in self.running.values())
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
         for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
             room = (level - levels[index - 1]) * index
@@ -116,14 +146,36 @@ class Row:
             work -= room
         return levels[-1] + work / self.nthreads
 
-    def _remaining(self, entry: Entry, now: float) -> float:
+    def overdue(self, entry: Entry, now: float, patience: float) -> float:
+        """Return the seconds that a waiting task has been here, where they are too many, or else 0.
+
+        It is given `patience`, and twice as much for each move before.  Then they are too many if they are more than
+        twice what was projected when it came, or if what is projected now is as much again.
+        """
+        waited, often = now - entry.since, 2.0 ** len(entry.origins)
+        if waited < patience * often:
+            return 0.0
+        is_late = waited >= (2 * entry.expected + patience) * often
+        return waited if is_late or self.starts_in(now, entry.priority) >= waited else 0.0
+
+    def blocks(self, entry: Entry, now: float) -> float:
+        """Return the seconds until the resources that a waiting task needs are free here; 0: they are."""
+        longest = 0.0
+        for resource, amount in entry.needs.items():
+            users = [e for e in self.running.values() if e.needs.get(resource)]
+            free = self.resources.get(resource, 0.0) - sum(e.needs[resource] for e in users)
+            if amount > free and users:
+                longest = max(longest, min(self._remaining(e, now, True) for e in users))
+        return longest
+
+    def _remaining(self, entry: Entry, now: float, surely: bool = False) -> float:
         """A task that has run for longer than projected is projected to run for as long again.
 
         Of processes' lifetimes: Harchol-Balter and Downey, ACM TOCS 15(3), 1997.
         """
         assert entry.started is not None
         elapsed = max(now - entry.started, 0.0)
-        projected = entry.seconds * self.slowness
+        projected = 0.0 if surely and not entry.known else entry.seconds * self.slowness
         return projected - elapsed if elapsed < projected else elapsed
 
     def may_start(self, entry: Entry) -> bool:

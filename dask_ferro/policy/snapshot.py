@@ -58,6 +58,11 @@ class Task(NamedTuple):
         The device class that it has to run on, and the one that it would rather run on; "": any.
     waited : float
         Seconds since it was ready and given to nobody; without end where that is no matter.
+    blocked : float
+        Seconds until the resources that it needs are free on the worker in whose queue it is.
+    overdue : float
+        Seconds that it has been in that queue, where they are more than what a policy projected can be right about;
+        else 0.
     """
 
     key: Key
@@ -74,6 +79,8 @@ class Task(NamedTuple):
     must: str = ""
     likes: str = ""
     waited: float = inf
+    blocked: float = 0.0
+    overdue: float = 0.0
 
     def on(self, worker: Worker) -> float | None:
         """Return the projected seconds on a worker; None: nothing is known of its device class."""
@@ -123,8 +130,10 @@ class Worker(NamedTuple):
         Whether it may be given tasks (not paused, not leaving).
     unlocks : bool
         Whether a task that it runs is the last that some other task waits for.
-    running_for : float
-        Seconds since it started the youngest of its running tasks; 0 with a free thread.
+    stalled_for : float
+        Seconds for which tasks wait in its queue and none of them started: what was seen, whatever was projected.
+    surely_in : float
+        `starts_in` without guesses: tasks of unknown duration count for as long as they have run.
     ends_in : float
         Seconds until it is gone, whatever it does then: its job's walltime, its lifetime.
     room : int or None
@@ -132,6 +141,10 @@ class Worker(NamedTuple):
         where those were wrong.  None: nobody counts, as of host memory.
     most : int or None
         All bytes of its device: what one task may take when it has nothing else and spills what it holds.
+    holds : int
+        Bytes of the results that it holds.
+    turn : int
+        The number of the newest task that it was given: the lowest is the longest ago.
     """
 
     address: Address
@@ -145,11 +158,14 @@ class Worker(NamedTuple):
     slowness: float = 1.0
     accepts: bool = True
     unlocks: bool = False
-    running_for: float = 0.0
+    stalled_for: float = 0.0
     runs_dry_in: float = 0.0
     ends_in: float = inf
     room: int | None = None
     most: int | None = None
+    surely_in: float = 0.0
+    holds: int = 0
+    turn: int = 0
 
     def has_time(self, begins: float, seconds: float) -> bool:
         """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""

@@ -1,12 +1,17 @@
 """Which waiting tasks move to which workers: `step(snapshot, state) -> (moves, state)`.
 
 Rules, of every policy here:
-- a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from;
+- a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from,
+  unless they have waited since for several times what moving them costs;
 - no task moves to a device that has no room for what it takes there, inputs included;
 - what is in a queue may move, what runs does not; the last to start moves first, the cheapest among those.
 And of `Informed`, which knows enough for it:
 - a victim is not left under its own threshold, unless it is paused and starts nothing;
-- a task moves when it is projected to finish earlier by a margin; a short one does not move at all.
+- a task moves when it is projected to finish earlier by a margin; one that is shorter than its move, or of a duration
+  that nobody knows, when it is sure to wait for several times what the move costs.  Sure is what is known of those
+  before it, and what was seen: that nothing started there for so long (as long again is to be expected).  So nothing
+  waits for more than a small multiple of its move beside a worker that has nothing to do, and what would wait for less
+  stays.
 - no task of known seconds moves to a worker that ends before it would; one that waits where it will not be done in
   time leaves first, and whatever it costs;
 - a thief that is a device asks the victims of its own host first.
@@ -23,7 +28,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from dask_ferro.policy.cost import SPARE, Links
-from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, shared
+from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, returns, shared
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
 
 # Seconds that a paused worker is projected to stay so.  Dask looks at a worker's memory ten times a second, and what
@@ -52,11 +57,19 @@ class Parameters:
     transfer_margin : float
         The same as a share of the transfer; moving twice then never pays.
     shortest : float
-        Tasks projected to be shorter stay: moving one costs the scheduler and two workers about as much.
+        What a move costs the scheduler and two workers beside the transfer: a task projected to be shorter stays,
+        unless it would wait for long.
+    bears : float
+        How long that is, in costs of the move, transfer included.  Who moves when it has waited for as long as moving
+        costs pays twice at most (renting skis); some more, as moves are refused and delay others.
     guesses : int
         Queue, in tasks a thread, from which tasks of unknown duration may be taken.
     patience : float
-        Seconds after which they may be taken from a shorter one, when what runs before them is not done.
+        Seconds after which they may be taken from a shorter one at the latest, whatever their moves cost; and after
+        which a task counts as overdue: nothing projected holds it where it is any more.
+    doubt : float
+        Share of the seconds that an overdue task has waited for which it is expected to wait on, where only a worker of
+        another device class could take it and its own goes on to start tasks.
     tries : int
         Tasks of a queue that are weighed for one move.
     spare : float
@@ -72,8 +85,10 @@ class Parameters:
     margin: float = 0.002
     transfer_margin: float = 0.5
     shortest: float = 0.002
+    bears: float = 10.0
     guesses: int = 2
     patience: float = 0.5
+    doubt: float = 0.25
     tries: int = 8
     spare: float = SPARE
 
@@ -154,7 +169,7 @@ def is_starving(worker: Worker, threshold: float) -> bool:
 
     One that is about to finish what others wait for is about to have work: it looks when it has none.
     """
-    if not worker.accepts or worker.waiting:
+    if not worker.accepts or (worker.waiting and worker.busy >= worker.nthreads):
         return False
     return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
 
@@ -239,27 +254,32 @@ class Informed:
             lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - here, seconds + p.spare)
             is_held = victim.accepts and not lost
             seen = desk.at(thief.address, task)
-            if not may(seen, thief) or (is_held and task.seconds < p.shortest):
+            if not may(seen, thief):
                 continue
-            few = victim.unknown < p.guesses * victim.nthreads and victim.running_for < p.patience
-            few = few and is_held
-            if not task.known and (few or task.origins):
-                continue
+            sure = _surely_waits(task, victim)
+            if self._stays(task, thief, victim, sure, p.bears * p.shortest, is_held):
+                continue  # even if its transfer took no time
             tried += 1
-            if is_held and victim.starts_in - here < reserve:
-                continue
-            runs = task.on(thief)
-            if runs is None:  # nobody knows what it takes on such a device
-                continue
             # In full for each, though the second reader of an input waits for it no longer than the first one does:
             # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
             transfer = desk.links.seconds(task.inputs, thief, desk.hosts)
+            long = p.bears * (p.shortest + transfer)
+            if self._stays(task, thief, victim, sure, long, is_held):
+                continue
+            # As the last of its queue it finishes when the queue does; one before it could gain no more.
+            waits = max(victim.starts_in - here, task.blocked, self._doubted(task, victim, thief))
+            if is_held and waits < reserve:
+                continue
+            runs = task.on(thief)
+            if runs is None:  # nobody knows what it takes on such a device
+                if sure < long:
+                    continue
+                runs = task.seconds  # but that it does not start where it is
             begins = max(thief.starts_in, transfer)
             if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
                 continue
             there = begins + runs
-            # As the last of its queue it finishes when the queue does; one before it could gain no more.
-            stays = victim.starts_in - here + seconds
+            stays = waits + seconds
             if not victim.accepts:
                 stays += _PAUSE
             gain = stays - there - p.margin
@@ -272,6 +292,49 @@ class Informed:
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)
         return best[1:] if best is not None else None
+
+    def _doubted(self, task: Task, victim: Worker, thief: Worker) -> float:
+        """Return the seconds that an overdue task is expected to wait on, whatever is projected.
+
+        As long again as it has waited.  For a thief of another device class as long as the queue has stood still, or a
+        share of what it has waited: a device that is twenty times faster keeps what it will soon get to.
+        """
+        if not task.overdue or thief.device == victim.device:
+            return task.overdue
+        return max(victim.stalled_for, self.parameters.doubt * task.overdue)
+
+    def _stays(
+        self, task: Task, thief: Worker, victim: Worker, sure: float, long: float, is_held: bool
+    ) -> bool:
+        """Whether a task stays, whatever it gains: it is short, or a guess, or was moved, and is not sure to wait long.
+
+        Parameters
+        ----------
+        sure : float
+            Seconds that it is sure to wait.
+        long : float
+            Seconds that are long, for what its move costs.
+        is_held : bool
+            Whether its worker would start it, and be there until it is done.
+        """
+        p = self.parameters
+        if is_held and task.seconds < p.shortest and sure < long:
+            return True
+        if is_held and not task.known:
+            few = victim.unknown < p.guesses * victim.nthreads
+            if few and sure < min(p.patience, long):
+                return True
+        if task.origins and (not task.known or thief.address in task.origins):
+            # Seen, not projected, and twice as long each time: what moved is not to go to and fro.
+            seen = max(victim.stalled_for, task.overdue)
+            return seen < min(p.patience, long) * 2.0 ** len(task.origins)
+        return False
+
+
+def _surely_waits(task: Task, victim: Worker) -> float:
+    """Return the seconds that the last task of a queue is sure to wait, as far as anything is."""
+    own = task.seconds * victim.slowness / victim.nthreads if task.known else 0.0
+    return max(victim.surely_in - own, victim.stalled_for, task.blocked, task.overdue)
 
 
 @dataclass(frozen=True)
@@ -318,8 +381,8 @@ class LastVictim:
 
     def _chunk(self, thief: Worker, asked: Address, desk: Desk) -> list[Move]:
         victim = desk.worker(asked)
-        tasks = [task for task in desk.queue(asked) if may(task, thief)]
-        spare = min(victim.waiting // 2, len(tasks))
+        tasks = [task for task in desk.queue(asked) if may(task, thief) and not returns(task, thief)]
+        spare = min(max(victim.waiting // 2, any(task.overdue for task in tasks)), len(tasks))
         moves = []
         for task in tasks[:spare]:
             taker = desk.worker(thief.address)

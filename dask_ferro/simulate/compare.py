@@ -15,7 +15,7 @@ from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.workloads import build
-from dask_ferro.trace import Trace
+from dask_ferro.trace import MOST_SECONDS, Trace
 
 # By its name a file is a recorded run; any other is WfCommons' JSON.
 _RECORDED = (".ferrotrace", ".ferrotrace.gz")
@@ -96,8 +96,11 @@ def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
 def _checked(graph: TaskGraph) -> TaskGraph:
     if not graph.tasks:
         raise ConfigError(f"graph {graph.name!r}: has no tasks")
-    if any(task.seconds < 0 for task in graph.tasks):
-        raise ConfigError(f"graph {graph.name!r}: has tasks of negative seconds")
+    for task in graph.tasks:
+        if not 0 <= task.seconds <= MOST_SECONDS:
+            raise ConfigError(
+                f"graph {graph.name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
+            )
     return graph
 
 

@@ -119,7 +119,7 @@ def _decider(
     return Ours(scheduler, policy, placement, parameters, seed)
 
 
-_COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_gained", "steps")
+_COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked", "steps")
 
 
 def _connect(world: World, scheduler: Scheduler) -> None:

@@ -12,8 +12,9 @@ from dask_ferro.policy.cost import Links, Speed
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Outcome, Task, Worker
+from dask_ferro.policy.snapshot import Address, Move, Outcome, Task, Worker
 from dask_ferro.policy.steal import LastVictim, NoStealing, Parameters, Policy, named, threshold_of
+from dask_ferro.policy.waits import look
 from dask_ferro.simulate.cluster import CORE_FLOPS
 from dask_ferro.simulate.jobs import Job
 from dask_ferro.simulate.outlook import Outlook
@@ -40,7 +41,6 @@ class _Request(NamedTuple):
     victim: Address
     thief: Address
     seconds: float  # when it was asked for
-    gain: float
 
 
 class Ours:
@@ -51,7 +51,10 @@ class Ours:
     ) -> None:
         self.links = Links()
         self.outlook = Outlook(scheduler)
-        self.ledger = Ledger(self._describe, unlocks=_unlocks, live=self.outlook.live)
+        self.ledger = Ledger(
+            self._describe, unlocks=_unlocks, live=self.outlook.live, holds=self.outlook.holds
+        )
+        self.ledger.listens = True
         self.outlook.ledger = self.ledger
         self.placement = placement
         self.parameters = parameters
@@ -78,6 +81,8 @@ class Ours:
         self._thieves: list[Address] = []  # of the step that is being taken
         self._news = False
         self._due = False
+        self._barren = 0  # steps since one moved anything
+        self._turn = 0  # of looks at what is overdue
 
     # ---- observe -------------------------------------------------------------------------------------------
 
@@ -128,6 +133,7 @@ class Ours:
         request = self._moved.pop(job.number, None)
         if request is None:
             return
+        self._add("seconds_worked", held.stop - held.start)
         dry = held.start - max(held.gap, request.seconds) > self._scheduler.world.cluster.before + _DRY
         seconds = held.start - request.seconds
         self._outcomes.append(Outcome("started", request.victim, request.thief, seconds, dry))
@@ -156,6 +162,7 @@ class Ours:
 
     def settled(self) -> None:
         """See who fell under its threshold, and when the others will."""
+        self.ledger.listen(self._clock.now)
         if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._freed = False
             self._scheduler.retry()
@@ -171,7 +178,7 @@ class Ours:
         row = self.ledger.rows.get(address)
         if row is None:
             return
-        if row.queue or not row.accepts:
+        if not row.may_take:
             self._starving.pop(address, None)
             return
         now = self._clock.now
@@ -298,6 +305,7 @@ class Ours:
     def _tick(self) -> None:
         if self._steals:
             self._kick()
+            self._scheduler.when_idle(self._sweep)
         if self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._scheduler.when_idle(self._scheduler.retry)
         self._clock.background(self._clock.now + TICK, self._tick)
@@ -321,21 +329,42 @@ class Ours:
         for address in hungry:  # the next step begins with others
             del self._starving[address]
             self._starving[address] = None
+        self._enact(moves)
+        self._barren = 0 if moves else self._barren + 1
+        if moves and len(self._starving) > HUNGRY:
+            self._news = True
+        if not moves:
+            p = self.parameters
+            pause = min(p.bears * p.shortest * 2.0 ** min(self._barren, 10), TICK)
+            self._clock.background(now + pause, self._kick)
+
+    def _sweep(self) -> None:
+        """Hear from the workers what they run, and move what is overdue while somebody has nothing to do."""
+        for address, seat in self._scheduler.seats.items():
+            self.ledger.hear(self._clock.now, address, self._clock.now, seat.live.runs())
+        idle = self.ledger.idle(self._clock.now) if self.ledger.waiting else []
+        if not idle:
+            return
+        self._thieves = [worker.address for worker in idle]
+        self._turn += 1
+        found = look(self.ledger, self._clock.now, idle, self.parameters.patience, self._turn)
+        moves, self._state = self._policy.step(found.snapshot, self._state)
+        self._enact(moves)
+
+    def _enact(self, moves: tuple[Move, ...]) -> None:
         asked = set()
         for move in moves:
             number = int(str(move.key))
             job = self._scheduler.jobs[number]
-            self._ask(job, move.victim, move.thief, move.gain, move.nbytes)
+            self._ask(job, move.victim, move.thief, move.nbytes)
             asked.add(move.victim)
         self._scheduler.think(self._scheduler.world.cluster.per_send * len(asked))
-        if moves and len(self._starving) > HUNGRY:
-            self._news = True
 
     # ---- enact ---------------------------------------------------------------------------------------------
 
-    def _ask(self, job: Job, victim: Address, thief: Address, gain: float, nbytes: int) -> None:
+    def _ask(self, job: Job, victim: Address, thief: Address, nbytes: int) -> None:
         self._asked += 1
-        request = _Request(self._asked, victim, thief, self._clock.now, gain)
+        request = _Request(self._asked, victim, thief, self._clock.now)
         self._requests[self._asked] = job, request
         self._in_flight[job.number] = request
         self._moved.pop(job.number, None)
@@ -370,7 +399,6 @@ class Ours:
             scheduler.move(job, victim, thief)
             self._moved[job.number] = wanted
             self._end(request, "confirmed")
-            self._add("seconds_gained", wanted.gain)
 
     def _end(self, number: int, kind: str) -> None:
         _, request = self._requests.pop(number)

@@ -94,6 +94,10 @@ class Outlook:
         coming = (jobs[number] for number in seat.needs)
         return self._held.get(address, 0) + sum(j.spec.nbytes for j in coming if address not in j.holders)
 
+    def holds(self, address: Address) -> int:
+        """Return the bytes of results on a worker."""
+        return self._held.get(address, 0)
+
     def inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
         if len(job.inputs) > FEW_INPUTS:

@@ -15,7 +15,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import Comparison, Outline, of_trace
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.trace import Key, Trace
+from dask_ferro.trace import MOST_SECONDS, Key, Trace
 
 # The name of the row that was measured.
 RECORDED = "as recorded"
@@ -46,8 +46,11 @@ def replay(trace: Trace, policies: Sequence[str], *, name: str = "trace", seed: 
     """
     if not trace.tasks:
         raise ConfigError(f"trace {name!r}: has no tasks to run again")
-    if any(task.seconds < 0 for task in trace.tasks):
-        raise ConfigError(f"trace {name!r}: has tasks of negative seconds")
+    for task in trace.tasks:
+        if not 0 <= task.seconds <= MOST_SECONDS:
+            raise ConfigError(
+                f"trace {name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
+            )
     graph, cluster = of_trace(trace, name), cluster_of(trace, name)
     bound = graph.lower_bound(cluster.threads)
     order = order_of(trace)

@@ -9,7 +9,6 @@ A file is read once, all of its problems are reported together, and nothing of a
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -20,12 +19,15 @@ from zlib import crc32
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.trace import MOST_SECONDS
 
 # What tells the tasks of a kind apart: blastall_ID000002, cpuhog_forkjoin_00000001.
 _NUMBER = re.compile(r"[_-](ID)?\d+$")
 _NO_LETTER = re.compile(r"[^A-Za-z]+")
 # Of a file with a thousand problems the first few tell what is wrong.
 _TOLD = 10
+# Thousands of such files still are a size that 63 bits count.
+_MOST_FILE = 1 << 50
 
 
 class _Task(NamedTuple):
@@ -61,6 +63,10 @@ def load(path: str | PathLike[str]) -> TaskGraph:
         raise ConfigError(f"workflow {where!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"workflow {where!r} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"workflow {where!r}: its lists nest too deeply to be read; it is damaged"
+        ) from error
     workflow = content.get("workflow") if isinstance(content, Mapping) else None
     if not isinstance(workflow, Mapping):
         raise ConfigError(f'workflow {where!r}: no "workflow" in it; wanted a WfCommons instance')
@@ -152,8 +158,10 @@ class _Reader:
         value = source.get("runtimeInSeconds", source.get("runtime"))
         if value is None:
             self._problems.append(f"task {task_id}: no runtimeInSeconds")
-        elif not _is_amount(value):
-            self._problems.append(f"task {task_id}: runtimeInSeconds is {value!r}, wanted seconds >= 0")
+        elif not _is_amount(value, MOST_SECONDS):
+            self._problems.append(
+                f"task {task_id}: runtimeInSeconds is {_short(value)}, wanted seconds >= 0, at most {MOST_SECONDS:g}"
+            )
         else:
             return float(value)
         return 0.0
@@ -168,17 +176,24 @@ class _Reader:
             sizes = [(f.get("name"), f.get("sizeInBytes", f.get("size"))) for f in outputs]
         total = 0
         for name, size in sizes:
-            if not _is_amount(size):
-                self._problems.append(f"task {task_id}: file {name!r} has size {size!r}, wanted bytes >= 0")
+            if not _is_amount(size, _MOST_FILE):
+                self._problems.append(
+                    f"task {task_id}: file {name!r} has size {_short(size)}, wanted bytes >= 0, at most {_MOST_FILE}"
+                )
             else:
                 total += int(size)
         return total
 
 
-def _is_amount(value: Any) -> TypeGuard[float]:
+def _is_amount(value: Any, most: float) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= most
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

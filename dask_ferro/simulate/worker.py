@@ -117,6 +117,10 @@ class LiveWorker:
             self.outbox.arrives(world.clock.now), world.answered, self.address, job, request, state
         )
 
+    def runs(self) -> set[int]:
+        """Return the numbers of the tasks that it runs, as its heartbeat tells."""
+        return {number for number, held in self.held.items() if held.state == "running"}
+
     # ---- what happens to it --------------------------------------------------------------------------------
 
     def pause(self, paused: bool) -> None:

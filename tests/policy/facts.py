@@ -40,14 +40,20 @@ def stand(
     accepts: bool = True,
     host: str = "h",
     ends_in: float = inf,
+    guessed: bool = False,
 ) -> Stand:
-    """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given."""
+    """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given.
+
+    `guessed`: of what runs nobody knows how long it will.
+    """
     busy = nthreads if running is not None or len(queue) >= nthreads else len(queue)
     work = sum(t.seconds for t in queue) * slowness / nthreads
     starts_in = (running or 0.0) + work if busy == nthreads else 0.0
     unknown = sum(not t.known for t in queue)
     row = Worker(address, host, "cpu", nthreads, starts_in, busy, len(queue), unknown, slowness, accepts)
-    return Stand(row._replace(ends_in=ends_in), queue)
+    sure = sum(t.seconds for t in queue if t.known) * slowness / nthreads
+    surely_in = (0.0 if guessed else running or 0.0) + sure if busy == nthreads else 0.0
+    return Stand(row._replace(ends_in=ends_in, surely_in=surely_in), queue)
 
 
 def snapshot(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy.cost import Links
-from dask_ferro.policy.snapshot import Key, Outcome
+from dask_ferro.policy.snapshot import Key, Outcome, Task, Worker
 from dask_ferro.policy.steal import (
     Informed,
     LastVictim,
@@ -169,9 +169,28 @@ UNKNOWN = {"known": False}
             ["last"],
             id="takes the only waiting task of a victim that is busy for longer",
         ),
-        pytest.param([stand("a", *many(9, 0.001), running=1.0), stand("b")], [], id="a task of 1 ms stays"),
         pytest.param(
-            [stand("a", task("short", 0.001), task("long"), running=1.0), stand("b")],
+            [stand("a", *many(9, 0.001), running=0.009), stand("b")],
+            [],
+            id="a task of 1 ms stays where it starts within a few times what its move costs",
+        ),
+        pytest.param(
+            [stand("a", *many(9, 0.001), running=0.1), stand("b")],
+            [f"t{n}" for n in range(9)],
+            id="tasks of 1 ms move from behind one that runs for long",
+        ),
+        pytest.param(
+            [stand("a", *many(30, 0.001), running=0.0), stand("b")],
+            [f"t{n}" for n in range(10)],
+            id="of a long queue of short tasks those move that would wait for long",
+        ),
+        pytest.param(
+            [stand("a", *many(9, 0.001), running=0.5, guessed=True), stand("b")],
+            [],
+            id="tasks of 1 ms stay behind one of which nobody knows how long it runs",
+        ),
+        pytest.param(
+            [stand("a", task("short", 0.001), task("long", 0.006), running=0.012), stand("b")],
             ["long"],
             id="goes past a short one",
         ),
@@ -250,10 +269,17 @@ def test_a_transfer_that_costs_more_than_it_gains_keeps_a_task() -> None:
 @pytest.mark.parametrize(
     ("stands", "wanted"),
     [
-        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.5), stand("b")], 0, id="stays alone"),
+        pytest.param(
+            [stand("a", *many(1, **UNKNOWN), running=0.5, guessed=True), stand("b")], 0, id="stays alone"
+        ),
+        pytest.param(
+            [stand("a", *many(1, **UNKNOWN), running=0.5), stand("b")],
+            1,
+            id="leaves what is known to run for long",
+        ),
         pytest.param([stand("a", *many(4, **UNKNOWN), running=0.5), stand("b")], 1, id="leaves a real queue"),
         pytest.param(
-            [stand("a", *many(4, **UNKNOWN), running=0.5, nthreads=4), stand("b")],
+            [stand("a", *many(4, **UNKNOWN), running=0.5, nthreads=4, guessed=True), stand("b")],
             0,
             id="stays where each thread has one",
         ),
@@ -468,7 +494,10 @@ def test_another_seed_asks_others() -> None:
             {"starts_in": 0.0, "unlocks": True}, True, id="one with a free thread, whatever it makes"
         ),
         pytest.param({"starts_in": 0.0, "accepts": False}, False, id="not a paused one"),
-        pytest.param({"starts_in": 0.001, "waiting": 1}, False, id="not one with a queue"),
+        pytest.param({"starts_in": 0.001, "waiting": 1, "busy": 1}, False, id="not one with a queue"),
+        pytest.param(
+            {"starts_in": 0.0, "waiting": 1, "busy": 0}, True, id="one whose queue waits for resources"
+        ),
     ],
 )
 def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
@@ -476,14 +505,75 @@ def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("running_for", "moved"),
+    ("stalled_for", "moved"),
     [
-        pytest.param(0.1, [], id="stays while what runs before it is young"),
-        pytest.param(0.6, ["t"], id="moves when what runs before it takes long"),
+        pytest.param(0.019, [], id="stays while what runs before it is young"),
+        pytest.param(0.021, ["t"], id="moves when what runs before it takes long for what its move costs"),
     ],
 )
-def test_the_one_task_of_unknown_duration_in_a_queue(running_for: float, moved: list[str]) -> None:
+def test_the_one_task_of_unknown_duration_in_a_queue(stalled_for: float, moved: list[str]) -> None:
     victim = stand("v", task("t", 0.5, known=False), running=0.6)
-    victim = victim._replace(worker=victim.worker._replace(running_for=running_for))
+    victim = victim._replace(worker=victim.worker._replace(stalled_for=stalled_for, surely_in=0.0))
     moves, _ = INFORMED.step(snapshot([victim, stand("w")]), State())
     assert [move.key for move in moves] == moved
+
+
+# -- nothing waits for more than a small multiple of its move ----------------------------------------------
+
+COST = P.shortest + 246_000 / (100 * MB)  # of what reads 246 kB that lie elsewhere
+
+
+def _behind(waiting: Task, seconds: float) -> Ways:
+    """What moves to an idle worker, of one task behind another that has run for so many seconds already."""
+    victim = stand("v", waiting, running=seconds, guessed=True)
+    seen = victim.worker._replace(stalled_for=seconds, surely_in=seconds)
+    return moves(INFORMED, victim._replace(worker=seen), stand("w"))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "bears"),
+    [
+        pytest.param(task("t", 0.0), P.bears * P.shortest, id="a short one"),
+        pytest.param(
+            task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST, id="and its input lies there"
+        ),
+        pytest.param(task("t", 0.5, known=False), P.bears * P.shortest, id="one of unknown duration"),
+        pytest.param(
+            task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"
+        ),
+        pytest.param(
+            task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"
+        ),
+        pytest.param(task("t", 0.0, origins=("w",)), 2 * P.bears * P.shortest, id="one that came from there"),
+        pytest.param(
+            task("t", 0.0, origins=("w", "x", "w")), 8 * P.bears * P.shortest, id="and went to and fro"
+        ),
+        pytest.param(task("t", 0.5, device="gpu"), P.bears * P.shortest, id="unknown on such a device"),
+    ],
+)
+def test_a_task_moves_when_it_waits_for_a_few_times_its_move(waiting: Task, bears: float) -> None:
+    assert _behind(waiting, 0.99 * bears) == []
+    assert _behind(waiting, 1.01 * bears) == [("t", "v", "w")]
+
+
+@pytest.mark.parametrize("policy", [INFORMED, LAST_VICTIM])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({}, id="alone in its queue"),
+        pytest.param({"known": False}, id="of unknown duration"),
+        pytest.param({"origins": ("w",)}, id="that came from the thief"),
+        pytest.param({"inputs": (needs(MB, "v"),)}, id="whose input lies there"),
+    ],
+)
+def test_an_overdue_task_moves_whatever_was_projected(policy: Policy, facts: dict[str, Any]) -> None:
+    victim = stand("v", task("t", 0.001, overdue=1.0, **facts), running=0.001)
+    assert moves(policy, victim, stand("w")) == [("t", "v", "w")]
+
+
+def test_a_task_that_waits_for_resources_moves_to_where_they_are_free() -> None:
+    """A thread of its worker has nothing to do: it would start at once, were the resource there."""
+    held = task("t", 0.1, allowed=frozenset({"w"}), blocked=1.0)
+    row = Worker("v", "h", "cpu", 2, starts_in=0.0, busy=1, waiting=1)
+    assert moves(INFORMED, Stand(row, (held,)), stand("w")) == [("t", "v", "w")]
+    assert moves(INFORMED, Stand(row, (held._replace(blocked=0.001),)), stand("w")) == []

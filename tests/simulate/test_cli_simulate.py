@@ -90,7 +90,7 @@ def test_equal_seeds_print_equal_figures():
             ("--workload", "skew", "--param", "size=3"), "no parameter size", id="no such parameter"
         ),
         pytest.param(("--workload", "skew", "--param", "tasks=0"), "which it cannot have", id="no tasks"),
-        pytest.param(("--workload", "skew", "--param", "mean=-1"), "negative seconds", id="negative seconds"),
+        pytest.param(("--workload", "skew", "--param", "mean=-1"), "s, wanted 0 to", id="negative seconds"),
         pytest.param(("--workload", "skew", "--policy", "best"), "no policy 'best'", id="no such policy"),
         pytest.param(("--workload", "skew", "--workers", "0"), "--workers", id="no workers"),
         pytest.param(("--graph", "THIS"), "THIS", id="a file that is no graph"),

@@ -1,0 +1,102 @@
+"""What is told of a task that waits while others have nothing to do, as a table of reasons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_ferro.policy.cost import Durations
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.waits import REASONS, by_reason, wait_of
+from tests.policy.facts import ledger, needs, shown, stand, task
+
+
+@pytest.mark.parametrize(
+    ("facts", "idle", "options", "reason"),
+    [
+        pytest.param({}, {}, {}, "soon", id="it is about to move"),
+        pytest.param({"allowed": frozenset({"v"})}, {}, {}, "restricted", id="restrictions"),
+        pytest.param({"allowed": frozenset()}, {}, {"needs": True}, "resources", id="resources"),
+        pytest.param({"must": "gpu"}, {}, {}, "class", id="a device class that is not idle"),
+        pytest.param({"nbytes": 100}, {"room": 10, "most": 1000}, {}, "room", id="no room"),
+        pytest.param({"seconds": 9.0}, {"ends_in": 1.0}, {}, "ends", id="the worker ends before"),
+        pytest.param(
+            {"inputs": (needs(10, "v"),)}, {}, {"transfer": 9.0}, "costs", id="a transfer that costs more"
+        ),
+    ],
+)
+def test_why_a_task_waits(facts: dict[str, Any], idle: dict, options: dict, reason: str) -> None:
+    waiting = task("t", **{"seconds": 0.1, "overdue": 2.0, **facts})
+    found = wait_of(waiting, "v", [stand("w").worker._replace(**idle)], **options)
+    assert (found.reason, found.worker, found.seconds, found.some) == (reason, "v", 2.0, ("w",))
+    assert REASONS[reason] in found.told()
+    assert by_reason([found])[reason] == sum(by_reason([found]).values()) == 1
+
+
+def _behind(seconds: float, now: float) -> list:
+    """What is overdue at some time, of a short task behind one of so many seconds."""
+    book = ledger({"v": 1, "w": 1}, long=seconds, short=0.001)
+    book.assign(0.0, "long", "v", "long", (0,))
+    book.assign(0.0, "short", "v", "short", (1,))
+    return [entry.key for entry, _, _ in book.overdue(now, 0.5, 0)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "now", "overdue"),
+    [
+        pytest.param(0.1, 0.4, [], id="not before there was time to look"),
+        pytest.param(0.1, 0.71, ["short"], id="longer than twice what was expected"),
+        pytest.param(0.8, 0.7, [], id="not what is about to start, as was expected"),
+        pytest.param(8.0, 0.6, ["short"], id="what is to wait for as long again"),
+    ],
+)
+def test_what_is_overdue(seconds: float, now: float, overdue: list[str]) -> None:
+    assert _behind(seconds, now) == overdue
+
+
+def test_one_that_may_move_is_found_soon_among_thousands_that_may_not() -> None:
+    """Eight of a queue are looked at whatever they are; 10,000 of them would take ten minutes of ticks."""
+    durations = Durations()
+    durations.add("short", "cpu", 0.001)
+    book = Ledger(shown, durations, is_bound=lambda payload: payload == "bound")
+    for address in "vw":
+        book.add_worker(address, 1, address)
+    for number in range(10_000):
+        payload = "free" if number == 6_001 else "bound"
+        book.assign(0.0, number, "v", "short", (number,), payload)
+    turns = (
+        turn for turn in range(10_000) if any(e.key == 6_001 for e, _, _ in book.overdue(50.0, 0.5, turn))
+    )
+    assert next(turns) <= 4
+
+
+def test_a_task_runs_from_when_its_message_has_left() -> None:
+    """A scheduler that works for a second hears and sends nothing: nothing it gave away meanwhile is overdue."""
+    book = ledger({"v": 1}, short=0.001)
+    book.listens = True
+    for i in range(10):
+        book.assign(0.1 * i, i, "v", "short", (i,))
+    assert book.rows["v"].starts_in(1.0) == pytest.approx(0.01)
+    book.listen(1.0)
+    assert book.rows["v"].starts_in(1.5) == pytest.approx(0.5 + 0.009)
+
+
+def test_a_worker_is_believed_in_what_it_runs() -> None:
+    """Starts are inferred; a task that was thought to run, and waits, may be moved again when its worker says so."""
+    book = ledger({"v": 1}, short=0.001)
+    for i in range(3):
+        book.assign(0.0, i, "v", "short", (i,))
+    book.hear(1.0, "v", 1.0, {2})
+    assert list(book.rows["v"].running) == [2]
+    assert [entry.key for _, _, entry in book.rows["v"].queue] == [0, 1]
+
+
+def test_a_queue_that_waits_for_resources_leaves_its_worker_a_thief() -> None:
+    book = Ledger(shown)
+    book.add_worker("v", 2, "h", resources={"GPU": 1.0})
+    for i in range(2):
+        book.assign(0.0, i, "v", "x", (i,), needs={"GPU": 1.0})
+    row = book.rows["v"]
+    assert (row.is_blocked, row.may_take, row.starts_in(0.0)) == (True, True, 0.0)
+    assert book.queue("v", now=3.0)[0].blocked == pytest.approx(3.0)
