@@ -15,11 +15,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import os
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,15 @@ from dask_ferro.errors import ConfigError
 
 _VERSION = 1
 _GZIP = b"\x1f\x8b"
+# No task takes 31 years; a simulation of one that does would never end.
+MOST_SECONDS = 1e9
+# Starts and stops may count from 1970: until the year 33,000.
+_MOST_TIME = 1e12
+# Sizes are counted in 63 bits everywhere below.
+MOST_BYTES = 1 << 63
+_MOST_THREADS = 1 << 20
+# Traces compress 10 to 30 times; small files more, so they may unpack to this in any case.
+_MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 Key = Hashable
 _Reader = Callable[[Any], Any]  # of one cell of a line; ValueError or TypeError for what it is not
@@ -133,7 +142,8 @@ class Trace:
     workers : mapping of str to int
         Threads by address.
     counts : mapping of str to float
-        Of decisions: "requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_gained", ...
+        Of decisions: "requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked" (by thieves, in tasks
+        that they stole), ...
     """
 
     spans: tuple[Span, ...] = ()
@@ -223,13 +233,14 @@ class Trace:
         for number, line in enumerate(lines, start=2):
             try:
                 row = _row(json.loads(line))
-            except (ValueError, TypeError, RecursionError) as error:
+            except (ValueError, TypeError, RecursionError, OverflowError) as error:
                 got = f"{where}, line {number}: got {line[:60]!r}"
                 raise ConfigError(f"{got}, wanted a span or a task ({error})") from None
             found[type(row)].append(row)
         rows = [len(found[Span]), len(found[TracedTask])]
         if rows != head["rows"]:
             raise ConfigError(f"{where}: got {rows} spans and tasks, wanted {head['rows']}: cut short?")
+        _check_order(found[TracedTask], where)
         return cls(tuple(found[Span]), tuple(found[TracedTask]), head["workers"], head["counts"])
 
 
@@ -287,7 +298,7 @@ def _key(plain: Any) -> Any:
         return _keys(plain)
     if isinstance(plain, dict) and set(plain) == {"bytes"}:
         return bytes.fromhex(plain["bytes"])
-    return _checked(plain, type(plain) in (str, int, float), "a key")
+    return _checked(plain, type(plain) in (str, int, float) and plain == plain, "a key")
 
 
 def _keys(plain: Any) -> tuple[Key, ...]:
@@ -305,21 +316,44 @@ def _string(value: Any) -> Any:
 
 
 def _count(value: Any) -> Any:
-    return _checked(value, type(value) is int and value >= 0, "a count")
+    return _checked(value, type(value) is int and 0 <= value < MOST_BYTES, "a count below 2^63")
+
+
+def _threads(value: Any) -> Any:
+    return _checked(value, type(value) is int and 0 <= value <= _MOST_THREADS, "a number of threads")
+
+
+def _time(value: Any) -> Any:
+    return _checked(value, is_time(value), "a finite number of seconds")
 
 
 def _seconds(value: Any) -> Any:
-    return _checked(value, type(value) in (int, float) and math.isfinite(value), "a finite number")
+    return _checked(value, is_time(value) and value <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
+
+
+def _number(value: Any) -> Any:
+    return _checked(value, type(value) in (int, float) and -1e300 < value < 1e300, "a finite number")
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a number of seconds as clocks and runs have them: no NaN, no infinity, nothing absurd.
+
+    >>> is_time(1.5), is_time(float("nan")), is_time(1e300), is_time(10**400)
+    (True, False, False, False)
+    """
+    return type(value) in (int, float) and -_MOST_TIME <= value <= _MOST_TIME
 
 
 _SPAN: tuple[_Reader, ...] = (
-    *(_string, _key, _string, _string, _count, _seconds, _seconds, _count, _string),
+    *(_string, _key, _string, _string, _count, _time, _time, _count, _string),
     *(_string, _string),
 )
 
 
 def _place(value: Any) -> Any:
-    return _checked(value, value is None or type(value) is int, "a place or null")
+    return _checked(
+        value, value is None or (type(value) is int and abs(value) < MOST_BYTES), "a place or null"
+    )
 
 
 def _about(value: Any) -> About:
@@ -354,10 +388,52 @@ def _text(path: Path, where: str) -> str:
     try:
         content = path.read_bytes()
         if content.startswith(_GZIP):
-            content = gzip.decompress(content)
+            content = _unpacked(content, where)
         return content.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot be read ({error})") from error
+
+
+def _unpacked(content: bytes, where: str) -> bytes:
+    """What a gzip file holds, unless it is out of all proportion."""
+    most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
+    with gzip.open(io.BytesIO(content)) as file:
+        unpacked = file.read(most + 1)
+    if len(unpacked) > most:
+        raise ConfigError(
+            f"{where}: its {len(content)} bytes unpack to more than {most}, which no trace does; it is damaged or made"
+            " to fill the memory"
+        )
+    return unpacked
+
+
+def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
+    """Raise `ConfigError` where a key stands twice, or tasks wait for each other."""
+    waits: dict[Key, tuple[Key, ...]] = {}
+    for task in tasks:
+        if task.key in waits:
+            raise ConfigError(
+                f"{where}: task {task.key!r} stands there twice, wanted each once; record it again"
+            )
+        waits[task.key] = task.dependencies
+    try:
+        TopologicalSorter({key: [k for k in after if k in waits] for key, after in waits.items()}).prepare()
+    except CycleError as error:
+        circle = " -> ".join(map(repr, error.args[1][:6]))
+        raise ConfigError(f"{where}: tasks wait for each other: {circle}; no run can have been so") from None
+
+
+def check_times(trace: Trace) -> None:
+    """Raise `ConfigError` for a span or a task that was made with a time that is none: NaN, infinite or absurd."""
+    for span in trace.spans:
+        if not (is_time(span.start) and is_time(span.stop)):
+            raise ConfigError(
+                f"trace: span {span.key!r} ({span.kind}) is from {span.start} to {span.stop}, wanted finite seconds;"
+                " what recorded it has no clock"
+            )
+    for task in trace.tasks:
+        if not is_time(task.seconds):
+            raise ConfigError(f"trace: task {task.key!r} has {task.seconds} seconds, wanted a finite number")
 
 
 def _header(line: str, where: str) -> dict[str, Any]:
@@ -368,8 +444,8 @@ def _header(line: str, where: str) -> dict[str, Any]:
     if not isinstance(head, dict) or head.get("ferrotrace") != _VERSION:
         raise ConfigError(f"{where}: got {line[:60]!r}, wanted a trace of version {_VERSION}")
     try:
-        workers = {str(name): _count(threads) for name, threads in head["workers"].items()}
-        counts = {str(name): _seconds(value) for name, value in head["counts"].items()}
+        workers = {str(name): _threads(threads) for name, threads in head["workers"].items()}
+        counts = {str(name): _number(value) for name, value in head["counts"].items()}
         return {"workers": workers, "counts": counts, "rows": list(head["rows"])}
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: its first line is damaged ({error!r})") from None

@@ -124,11 +124,23 @@ _tasks = st.builds(
     _whole,
     st.builds(About, _texts, _texts, _whole, _whole),
 )
+
+
+def _as_they_ran(tasks: list[TracedTask]) -> tuple[TracedTask, ...]:
+    """Each key once, and no task before what it waits for."""
+    once = {task.key: task for task in tasks}
+    place = {key: i for i, key in enumerate(once)}
+    return tuple(
+        task._replace(dependencies=tuple(d for d in task.dependencies if place.get(d, -1) < i))
+        for i, task in enumerate(once.values())
+    )
+
+
 _traces = st.builds(
     Trace,
     st.lists(_spans, max_size=4).map(tuple),
-    st.lists(_tasks, max_size=4).map(tuple),
-    st.dictionaries(_texts, _counts, max_size=3),
+    st.lists(_tasks, max_size=4).map(_as_they_ran),
+    st.dictionaries(_texts, st.integers(0, 4096), max_size=3),
     st.dictionaries(_texts, _seconds, max_size=3),
 )
 

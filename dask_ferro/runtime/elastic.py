@@ -32,14 +32,13 @@ from dask_ferro.policy.staff import (
     Cancel,
     Decision,
     Drain,
-    Keep,
     Pool,
     Recall,
     Staff,
     Submit,
 )
 from dask_ferro.runtime import roster, seams
-from dask_ferro.runtime.events import TOPIC
+from dask_ferro.runtime.events import KINDS, TOPIC
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of
 from dask_ferro.runtime.scale_options import scale_parameters
 from dask_ferro.runtime.staffing import staffed
@@ -318,6 +317,7 @@ class Elastic(Adaptive):
             "node_seconds": self.node_seconds,
             "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
             "actions": [told(action) for action in decision.actions],
+            "done": [as_event(action) for action in decision.actions],
         }
         self.decisions.append(entry)
         if entry["actions"] != self._acted:
@@ -331,9 +331,16 @@ class Elastic(Adaptive):
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
 
 
+def as_event(action: Action) -> dict[str, Any]:
+    """Return an action as it is published: its kind, its reason, and the pool and jobs that it is about."""
+    about: dict[str, Any] = {"kind": KINDS[type(action)], "why": action.why}
+    if isinstance(action, Submit):
+        return {**about, "pool": action.pool, "count": action.count}
+    return {**about, "jobs": list(action.jobs), "count": len(action.jobs)}
+
+
 def told(action: Action) -> str:
     """Return an action in words."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"
-    verb = {Cancel: "cancel", Drain: "drain", Keep: "keep", Recall: "recall"}[type(action)]
-    return f"{verb} {', '.join(action.jobs)}: {action.why}"
+    return f"{KINDS[type(action)]} {', '.join(action.jobs)}: {action.why}"

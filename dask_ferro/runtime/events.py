@@ -5,6 +5,7 @@ and reads what workers report of their transfers; it decides nothing.  Events of
 since the one before: at most one of a kind in an interval, and of bounded size, however many tasks there are.
 
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
+    {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
     {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
@@ -14,19 +15,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
+from dask_ferro.policy.staff import Action
+from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import LINKS, METRIC
 
 TOPIC = "ferro"
-# What an action of the elastic controller may be; it tells them in words that begin with one of these.
-SCALINGS = ("submit", "cancel", "drain", "keep")
+# What an action of the elastic controller may be, by its class: one that policies learn later is counted as well.
+KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
+SCALINGS = tuple(KINDS.values())
+# Of a controller that is newer than this plugin.
+OTHER = "other"
 OUTCOMES = ("confirmed", "refused", "stale")
 # Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
 # inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
@@ -101,8 +107,8 @@ class Events:
             self._moved(key, victim, thief)
         elif topic == TOPIC and isinstance(message, Mapping) and message.get("action") == "scale":
             self.elastic = message
-            kinds = [str(text).partition(" ")[0] for text in message.get("actions", ())]
-            self.scalings.update(kind for kind in kinds if kind in SCALINGS)
+            kinds = [action.get("kind") for action in message.get("done", ())]
+            self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
 
     def ready(
         self, choose: Callable[[TaskState], WorkerState | None]
@@ -173,11 +179,14 @@ class Events:
         now = time()
         steals = {name: self.stealing.counts.get(name, 0) for name in ("requests", *OUTCOMES)}
         seconds = {
-            f"seconds_{n}": self.stealing.counts.get(f"seconds {n}", 0.0) for n in ("gained", "moving")
+            f"seconds_{n}": self.stealing.counts.get(f"seconds {n}", 0.0) for n in ("worked", "moving")
         }
         flows = [[victim, thief, tasks] for (victim, thief), tasks in self._flows.most_common(_FLOWS)]
         self._publish("steal", now, {**steals, **seconds}, {"flows": flows, "sample": self._sample})
         self._publish("place", now, dict(self.placed))
+        began = self.stealing.waits.began
+        newest = [wait.told() for wait in self.stealing.waits.now[:_SAMPLE]]
+        self._publish("wait", now, {reason: began[reason] for reason in REASONS}, {"sample": newest})
         self._since, self._sample = now, []
         self._flows.clear()
 

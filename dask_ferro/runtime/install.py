@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from distributed import Client
@@ -28,6 +29,11 @@ def install(client: Client, **options: Any) -> Any:
     ------
     ConfigError
         An option that does not exist; or dask_ferro cannot be imported on the scheduler.
+
+    Warns
+    -----
+    RuntimeWarning
+        Workers that did not answer within `ferro.scheduler.answer`, by address; each is set up when it answers.
 
     Examples
     --------
@@ -77,6 +83,7 @@ async def _install(client: Client, settings: Settings) -> None:
         if current != settings:
             await _uninstall(client)
             await client.register_plugin(FerroScheduler(settings))
+            _tell(await client.run_on_scheduler(_late), "ff.install", "is set up", settings.answer)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
@@ -86,8 +93,21 @@ async def _install(client: Client, settings: Settings) -> None:
 
 async def _uninstall(client: Client) -> None:
     seams.put_client_sends(client, seams.CLIENT_SENDS)
-    if await client.run_on_scheduler(_settings) is not None:
-        await getattr(client.scheduler, REMOVE)()
+    settings = await client.run_on_scheduler(_settings)
+    if settings is not None:
+        late = await getattr(client.scheduler, REMOVE)()
+        _tell(late, "ff.uninstall", "is what it was", settings.answer)
+
+
+def _tell(late: list[str], call: str, becomes: str, seconds: float) -> None:
+    """Warn of workers that hang."""
+    if late:
+        warnings.warn(
+            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer); each {becomes}"
+            " when it answers, and the others are already",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 async def _figures(client: Client) -> dict[str, Any]:
@@ -95,6 +115,12 @@ async def _figures(client: Client) -> dict[str, Any]:
         raise ConfigError("dask_ferro is not installed on this cluster; ff.install(client) does it")
     found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
     return found
+
+
+def _late(dask_scheduler: Any = None) -> list[str]:
+    """Return the workers that the plugin still waits for."""
+    plugin = dask_scheduler.plugins.get(NAME)
+    return plugin.late if isinstance(plugin, FerroScheduler) else []
 
 
 def _settings(dask_scheduler: Any = None) -> Settings | None:

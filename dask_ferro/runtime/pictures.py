@@ -56,7 +56,7 @@ class StealingPicture(NamedTuple):
     policy : str
         By its name; "none" moves nothing.
     totals : mapping of str to float
-        "confirmed", "refused", "stale", "gained" and "spent", since the plugin is on.
+        "confirmed", "refused", "stale", "worked" and "spent", since the plugin is on.
     flows : tuple of Flow
         Of the moves that are kept.
     seconds : tuple of Second
@@ -64,6 +64,8 @@ class StealingPicture(NamedTuple):
     unseen : int
         Workers that are not among the backlogs.
     thresholds : tuple of (time, least, median, most)
+    waits : tuple of str
+        Lines of tasks that wait although a worker has nothing to do, the longest first.
     """
 
     policy: str
@@ -73,6 +75,7 @@ class StealingPicture(NamedTuple):
     backlogs: tuple[Backlog, ...]
     unseen: int
     thresholds: tuple[tuple[float, float, float, float], ...]
+    waits: tuple[str, ...] = ()
 
 
 class Scaling(NamedTuple):
@@ -154,6 +157,7 @@ def stealing_picture(scheduler: Scheduler, stealing: Any, now: float) -> Stealin
         backlogs,
         len(stealing.ledger.rows) - len(backlogs),
         tuple(watch.thresholds),
+        tuple(wait.told() for wait in stealing.waits.now),
     )
 
 
@@ -175,7 +179,10 @@ def _flows(scheduler: Scheduler, moves: Iterable[Any]) -> tuple[Flow, ...]:
     for (victim, thief), (count, gain, cost) in pairs.items():
         pair = names.get(victim, "others"), names.get(thief, "others")
         seen = found.get(pair, Flow(*pair, 0, 0.0, 0.0))
-        found[pair] = Flow(*pair, seen.moves + int(count), seen.gain + gain, seen.cost + cost)
+        # Gains are of tasks that wait at once: their mean says something, their sum does not.
+        together = seen.moves + int(count)
+        mean = (seen.gain * seen.moves + gain) / together
+        found[pair] = Flow(*pair, together, mean, seen.cost + cost)
     return tuple(found.values())
 
 

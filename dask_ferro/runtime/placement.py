@@ -22,12 +22,14 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from distributed import Scheduler, Status
+from distributed import Scheduler
 from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.policy.place import share
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.snapshot import Task, Worker, kind_of
+from dask_ferro.policy.waits import Wait, waits_at_scheduler
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.affinity import estimate_of, wish_of
 from dask_ferro.runtime.settings import Settings
@@ -41,6 +43,8 @@ _HOLDERS = 8
 _ADMITTED = 64
 # Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
 _RETRIED = 256
+# Those that are looked at in one tick, for what to tell of them.
+_TOLD = 32
 # Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
 _RETRIED_AT_ONCE = 16
 # Tasks of the queue that are looked at, whichever, to tell what all of them take.
@@ -68,6 +72,7 @@ class Placing:
         self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
         stealing.after_tick = self.retry
         stealing.after_freeing = self._freed
+        stealing.waits.elsewhere = self._idle_waits
 
     def ready(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a ready task, or None where no worker may have it."""
@@ -152,6 +157,7 @@ class Placing:
         tried = list(islice(self._waiting, _RETRIED))
         for ts in tried:
             del self._waiting[ts]
+        tried += self._preferring()
         ledger = self.stealing.ledger
         if tried or (self.scheduler.queued and (ledger.ends or not self._all_alike)):
             self._try(tried)
@@ -161,6 +167,32 @@ class Placing:
         seams.keep_waiting(
             self.scheduler, (ts for ts in self._waiting if wish_of(ts.annotations).must in classes)
         )
+
+    def _preferring(self) -> list[TaskState]:
+        """Return tasks that would rather run on workers that are gone: Dask looks again when those come back only."""
+        without = self.scheduler.unrunnable if self.scheduler.running else ()
+        return list(
+            islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _RETRIED)
+        )
+
+    def _idle_waits(self, idle: list[Worker]) -> list[Wait]:
+        """Return what waits at the scheduler although some worker has nothing to do."""
+        patience, now = self.settings.parameters.patience, monotonic()
+        waits = []
+        for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
+            waited = now - self._since.get(ts, since)
+            if waited >= patience:
+                waits.append(waits_at_scheduler(ts.key, waited, idle, self._why(ts)))
+        return waits
+
+    def _why(self, ts: TaskState) -> str:
+        """Return the reason for which nobody was given a task."""
+        must = wish_of(ts.annotations).must
+        if must and must not in self._present_classes():
+            return "class"
+        if ts in self._waiting:
+            return "fresh" if self._waits(ts) else "room"
+        return "nobody"
 
     def _try(self, tasks: list[TaskState]) -> None:
         """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
@@ -226,7 +258,7 @@ class Placing:
     def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
         placing, ledger = self.settings.placing, self.stealing.ledger
         row = ledger.rows.get(holder.address)
-        if row is None or holder.status != Status.running:
+        if row is None or not self.stealing.waits.is_open(holder):
             return False
         largest = max(dts.get_nbytes() for dts in ts.dependencies)
         starts_in = row.starts_in(now, ts.priority)
@@ -239,6 +271,9 @@ class Placing:
     def queued(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
         free: Collection[WorkerState] = self.scheduler.idle_task_count
+        waits = self.stealing.waits
+        if waits.silent:
+            free = [ws for ws in free if waits.is_open(ws)]
         if not self._all_alike:
             event = ts, self.stealing.ledger.version
             if event == self._declined:  # Dask asks once for each free slot, in one go
@@ -290,11 +325,13 @@ class Placing:
     def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
             return next(iter(free))
-        rows = self.stealing.ledger.rows
+        ledger, now = self.stealing.ledger, time()
 
-        def busy(ws: WorkerState) -> tuple[float, float, str]:
-            row = rows.get(ws.address)
-            return len(ws.processing) / ws.nthreads, row.slowness if row is not None else 1.0, ws.address
+        def busy(ws: WorkerState) -> tuple[float | int | str, ...]:
+            load = len(ws.processing) / ws.nthreads
+            if ws.address not in ledger.rows:
+                return load, 1.0, 0, 0, ws.address
+            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now))
 
         return min(free, key=busy, default=None)
 
@@ -304,8 +341,13 @@ class Placing:
         if admitted:
             some = sorted(admitted)[:_ADMITTED]
             found = [ledger.worker(a, now, ts.priority) for a in some if a in ledger.rows]
-            if found and (len(some) == len(admitted)):
-                return [self._current(w) for w in found]
+            found = [self._current(w) for w in found]
+            if (
+                found
+                and len(some) == len(admitted)
+                and (task.allowed is not None or any(w.accepts for w in found))
+            ):
+                return found
         count = self.settings.placing.candidates
         found = self._soonest(ts, task, now, count, lasting)
         if lasting and not found:
@@ -329,7 +371,7 @@ class Placing:
     def _current(self, worker: Worker) -> Worker:
         """Return the row with the worker's status of this moment."""
         ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
-        accepts = ws is not None and ws.status == Status.running
+        accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 
     def _holders(self, ts: TaskState) -> list[str]:

@@ -17,8 +17,9 @@ from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.steal import threshold_of
+from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import seams
-from dask_ferro.runtime.events import OUTCOMES, SCALINGS, Events
+from dask_ferro.runtime.events import OTHER, OUTCOMES, SCALINGS, Events
 
 # The schedulers of this process that have the plugin, and the collector that is registered meanwhile.
 _counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()
@@ -67,6 +68,7 @@ class Collector(PrometheusCollector):
         if events is not None:
             events.read_workers()
             yield from self._stealing(events)
+            yield from self._waiting(events)
             yield from self._placing(events)
             yield from self._links(events)
             yield from self._scaling(events)
@@ -77,9 +79,9 @@ class Collector(PrometheusCollector):
         outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
         yield self._counters("steals", "Answers to steal requests", "outcome", outcomes)
         yield self._counter(
-            "steal_gain_seconds",
-            "Seconds by which stolen tasks were projected to finish earlier",
-            counts.get("seconds gained", 0.0),
+            "stolen_work_seconds",
+            "Seconds that workers worked in tasks that they stole, as they measured",
+            counts.get("seconds worked", 0.0),
         )
         yield self._counter(
             "steal_cost_seconds",
@@ -93,6 +95,15 @@ class Collector(PrometheusCollector):
             about = "Backlog under which a worker steals: least, median and most of the workers"
             yield self._gauges("threshold_seconds", about, "quantile", spread)
         yield self._gauge("backlog_tasks", "Tasks that wait in workers' queues", stealing.ledger.waiting)
+
+    def _waiting(self, events: Events) -> Iterator[Any]:
+        waits = events.stealing.waits
+        about = "Tasks that wait for longer than was expected although some worker has nothing to do"
+        yield self._gauges("idle_waits", about, "reason", waits.counts())
+        longest = max((wait.seconds for wait in waits.now), default=0.0)
+        yield self._gauge("idle_wait_seconds", "For how long the longest of them has", longest)
+        began = {reason: waits.began[reason] for reason in REASONS}
+        yield self._counters("idle_waits_begun", "Tasks of which such a wait was seen", "reason", began)
 
     def _placing(self, events: Events) -> Iterator[Any]:
         yield self._counters("placements", "Ready tasks, by where they were put", "place", events.placed)
@@ -115,7 +126,7 @@ class Collector(PrometheusCollector):
         yield self._gauges("link_bandwidth_bytes_per_second", about, "link", bandwidths)
 
     def _scaling(self, events: Events) -> Iterator[Any]:
-        scalings = {kind: events.scalings[kind] for kind in SCALINGS}
+        scalings = {kind: events.scalings[kind] for kind in (*SCALINGS, OTHER)}
         yield self._counters("scale_actions", "Actions of the elastic controller", "kind", scalings)
         newest = events.elastic
         if not newest:

@@ -53,7 +53,7 @@ def scale_parameters(
     efficiency = options.get("efficiency", config.number("elastic.efficiency", 0.0, 1.0))
     if isinstance(efficiency, bool) or not isinstance(efficiency, int | float) or not 0 < efficiency <= 1:
         raise ConfigError(f"ff.Elastic: got efficiency={efficiency!r}, wanted a number above 0, at most 1")
-    pending = options.get("max_pending", config.get("elastic.max-pending"))
+    pending = options["max_pending"] if "max_pending" in options else config.count("elastic.max-pending")
     pending = math.inf if pending is None else pending
     if isinstance(pending, bool) or not isinstance(pending, int | float) or pending < 1:
         raise ConfigError(f"ff.Elastic: got max_pending={pending!r}, wanted a number of jobs of at least 1")

@@ -16,7 +16,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.runtime import prometheus, seams
+from dask_ferro.runtime import prometheus, reach, seams
 from dask_ferro.runtime.events import Events
 from dask_ferro.runtime.placement import Placing
 from dask_ferro.runtime.settings import Settings
@@ -65,6 +65,7 @@ class FerroScheduler(SchedulerPlugin):
         self.events: Events | None = None
         self._scheduler: Scheduler | None = None
         self._had_stealing = True
+        self.late: list[str] = []  # workers that had not answered when the latest call returned
         self._take_pages_off: Callable[[], None] | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -81,17 +82,24 @@ class FerroScheduler(SchedulerPlugin):
                 await self.take_off()
                 raise
 
-    async def remove(self, comm: Any = None) -> None:
-        """Give the scheduler its own stealing, placement and intervals back.  Idempotent."""
+    async def remove(self, comm: Any = None) -> list[str]:
+        """Give the scheduler its own stealing, placement and intervals back.  Idempotent.
+
+        Returns
+        -------
+        list of str
+            Addresses of workers that have not answered yet; they are what they were when they do.
+        """
         if self._scheduler is not None:
             async with _turn(self._scheduler):
                 await self.take_off()
+        return self.late
 
     async def _put_on(self, scheduler: Scheduler) -> None:
         stock = seams.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
         await seams.quiet(stock, scheduler)
-        self.stealing = Stealing(scheduler, self.settings)
+        self.stealing = Stealing(scheduler, self.settings.resolved(stock is not None))
         seams.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, self.settings)
@@ -109,11 +117,9 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
         plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
         try:
-            await scheduler.register_worker_plugin(None, plugin, WORKER_NAME, idempotent=False)
-        except Exception as error:  # noqa: BLE001 - whatever a worker lacks
-            # It would keep every later worker from starting.  Without it nothing is measured on workers.
-            scheduler.worker_plugins.pop(WORKER_NAME, None)
-            logger.warning("dask_ferro is not on all workers, and measures nothing there: %r", error)
+            self.late = await reach.put_on(scheduler, WORKER_NAME, plugin, self.settings.answer)
+        except RuntimeError as error:  # whatever a worker lacks; without the plugin nothing is measured there
+            logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
     async def take_off(self) -> None:
         """Do what `remove` does, for one whose turn it is."""
@@ -137,8 +143,7 @@ class FerroScheduler(SchedulerPlugin):
             scheduler.handlers.pop(handler, None)
         seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
-        if WORKER_NAME in scheduler.worker_plugins:
-            await scheduler.unregister_worker_plugin(None, WORKER_NAME)
+        self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
 
     async def close(self) -> None:
         """Publish and count no more: the scheduler is going."""
@@ -165,7 +170,8 @@ class FerroScheduler(SchedulerPlugin):
         return {
             "counts": dict(self.stealing.counts),
             "thresholds": dict(self.stealing.state.thresholds),
-            "stealing": self.settings.stealing,
+            "stealing": self.stealing.settings.stealing,
+            "late": self.late,
         }
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:

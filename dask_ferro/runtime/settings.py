@@ -10,7 +10,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.steal import Parameters
 
-POLICIES = ("informed", "last-victim", "none")
+AUTO, OFF = "auto", "none"
+POLICIES = (AUTO, "informed", "last-victim", OFF)
+# What "auto" is where Dask's own stealing is on.
+_POLICY = "informed"
 
 
 @dataclass(frozen=True)
@@ -20,16 +23,16 @@ class Settings:
     Attributes
     ----------
     stealing : str
-        "informed", "last-victim" or "none".
+        "informed", "last-victim" or "none"; "auto": as `resolved` says.
     placement, rank : bool
     parameters : Parameters
         Of the stealing policy.
     placing : Placement
-    coalesce, tick, scheduler_sends, worker_sends, client_sends, events : float
+    coalesce, tick, scheduler_sends, worker_sends, client_sends, events, answer : float
     recorded_tasks : int
     """
 
-    stealing: str = "informed"
+    stealing: str = AUTO
     placement: bool = True
     rank: bool = True
     parameters: Parameters = field(default_factory=Parameters)
@@ -40,6 +43,7 @@ class Settings:
     worker_sends: float = 0.001
     client_sends: float = 0.002
     events: float = 5.0
+    answer: float = 15.0
     recorded_tasks: int = 0
 
     @classmethod
@@ -58,10 +62,7 @@ class Settings:
             raise ConfigError(
                 f"ff.install: unknown {', '.join(unknown)}; wanted some of {', '.join(sorted(own | steal))}"
             )
-        if options.get("stealing", POLICIES[0]) not in POLICIES:
-            raise ConfigError(
-                f"ff.install: stealing={options['stealing']!r}, wanted one of {', '.join(POLICIES)}"
-            )
+        options = _in_words(options)
         seconds = config.seconds
         parameters = Parameters(
             threshold=seconds("scheduler.threshold"),
@@ -76,7 +77,7 @@ class Settings:
         )
         parameters = replace(parameters, **{k: v for k, v in options.items() if k in steal})
         settings = cls(
-            stealing=config.choice("scheduler.stealing", POLICIES),
+            stealing=config.choice("scheduler.stealing", POLICIES, off=OFF),
             placement=config.flag("scheduler.placement"),
             rank=config.flag("scheduler.rank"),
             parameters=parameters,
@@ -86,12 +87,24 @@ class Settings:
             scheduler_sends=seconds("scheduler.scheduler-sends"),
             worker_sends=seconds("scheduler.worker-sends"),
             client_sends=seconds("scheduler.client-sends"),
-            events=seconds("scheduler.events"),
+            events=seconds("scheduler.events", off=True),
+            answer=seconds("scheduler.answer"),
             recorded_tasks=int(config.number("scheduler.recorded-tasks")),
         )
         settings = replace(settings, **{k: v for k, v in options.items() if k in own})
         settings._check()
         return settings
+
+    def resolved(self, stock: bool) -> Settings:
+        """Return the settings with "auto" decided.
+
+        Parameters
+        ----------
+        stock : bool
+            Whether the scheduler has Dask's own stealing, which `distributed.scheduler.work-stealing` switches off.
+            Then nothing is stolen, unless a policy was asked for by its name.
+        """
+        return self if self.stealing != AUTO else replace(self, stealing=_POLICY if stock else OFF)
 
     def _check(self) -> None:
         """Refuse values of the wrong kind before they reach a scheduler."""
@@ -103,13 +116,14 @@ class Settings:
             "reach",
             "margin",
             "shortest",
+            "bears",
             "patience",
             "spare",
         )
         numbers = {name: getattr(p, name) for name in durations} | {"transfer_margin": p.transfer_margin}
         numbers |= {
             n: getattr(self, n)
-            for n in ("coalesce", "scheduler_sends", "worker_sends", "client_sends", "events")
+            for n in ("coalesce", "scheduler_sends", "worker_sends", "client_sends", "events", "answer")
         }
         wrong = {name: value for name, value in numbers.items() if not _is_number(value) or value < 0}
         if not _is_number(p.chunk) or not 0 <= p.chunk <= 1:
@@ -125,6 +139,24 @@ class Settings:
                 f"dask_ferro's scheduler settings: got {told}; wanted seconds of at least 0 (tick: more), a chunk"
                 " from 0 to 1, and placement and rank true or false"
             )
+
+
+def _in_words(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `ff.install` with every spelling of on and off understood, as in the configuration."""
+    found = dict(options)
+    if "stealing" in options:
+        policy = config.as_choice(options["stealing"], POLICIES, off=OFF)
+        if policy is None:
+            raise ConfigError(
+                f"ff.install: stealing={options['stealing']!r}, wanted one of {', '.join(POLICIES)}"
+            )
+        found["stealing"] = policy
+    for name in ("placement", "rank"):
+        if name in options and (flag := config.as_flag(options[name])) is not None:
+            found[name] = flag
+    if "events" in options and config.as_flag(options["events"]) is False:
+        found["events"] = 0.0
+    return found
 
 
 def _is_number(value: Any) -> bool:

@@ -96,6 +96,11 @@ class Shown:
             wish.likes,
         )
 
+    def holds(self, address: str) -> int:
+        """Return the bytes of the results that a worker holds."""
+        ws = self.scheduler.workers.get(address)
+        return 0 if ws is None else ws.nbytes
+
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Return the workers that a task must run on, and those that it would rather run on; None: any."""
         if not seams.is_restricted(ts):
@@ -118,6 +123,14 @@ class Shown:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
             yield Replica(dts.get_nbytes(), frozenset(holders), self.devices.kind(dts), dts.key)
+
+
+def is_bound(ts: TaskState) -> bool:
+    """Whether a task may run on one worker only."""
+    return bool(
+        ts.actor
+        or (ts.worker_restrictions and len(ts.worker_restrictions) == 1 and not ts.loose_restrictions)
+    )
 
 
 def unlocks(ts: TaskState) -> bool:

@@ -26,9 +26,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask.config
 import numpy as np
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.kernels.cupy_memory import account
 from dask_ferro.kernels.device import cupy_devices
@@ -63,9 +63,9 @@ def declared(device: str | None) -> str | None:
 
 def detected() -> str:
     """Return the device class of this process: as configured, or else "gpu" where CuPy sees one."""
-    device = dask.config.get("ferro.worker.device", default=None)
-    if device not in (None, "auto"):
-        return str(declared(device))
+    device = config.choice("worker.device", ("auto", *DEVICES))
+    if device != "auto":
+        return device
     return "gpu" if cupy_devices() else "cpu"
 
 

@@ -21,7 +21,7 @@ from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
-from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT, WorkStealing
+from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.cost import Links
@@ -32,9 +32,12 @@ from dask_ferro.policy.steal import State, named, threshold_of, without
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.affinity import estimate_of
 from dask_ferro.runtime.devices import Devices
+from dask_ferro.runtime.entry_points import EntryPoints
+from dask_ferro.runtime.sends import Sends
 from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.shown import Shown, unlocks
+from dask_ferro.runtime.shown import Shown, is_bound, unlocks
 from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.waits import Waits
 from dask_ferro.runtime.watch import Watch, level_of
 from dask_ferro.runtime.worker import METRIC, sent
 
@@ -42,15 +45,13 @@ logger = logging.getLogger(__name__)
 
 # Workers that one step looks at as thieves.
 _THIEVES = 32
-# Seconds of queue a thread from which a worker does not notice Dask's own 5 ms of gathering.
-_PLENTY = 0.01
 # Changes of thresholds that are kept: 100 kB.
 _HISTORY = 1000
 # States whose end gives a worker bytes back.
 _HELD = ("memory", "processing")
 
 
-class Stealing(WorkStealing):
+class Stealing(EntryPoints):
     """Work stealing by a policy of `dask_ferro.policy.steal`.
 
     Parameters
@@ -69,8 +70,9 @@ class Stealing(WorkStealing):
     thresholds : deque of (time, address, seconds)
         How the workers' thresholds changed, the newest last.
     counts : mapping of str to float
-        "requests", "confirmed", "refused", "stale"; "seconds gained" and "seconds moving", projected, of the
-        confirmed ones.
+        "requests", "confirmed", "refused", "stale"; "seconds moving", projected, of the confirmed ones; "seconds
+        worked": measured, by workers in tasks that they stole.  No thread works at two at a time, so this is time
+        that was filled; seconds by which tasks finish earlier are no such thing, for many wait at once.
     watch : Watch
         What is kept for the dashboard's pages.
     devices : Devices
@@ -90,7 +92,10 @@ class Stealing(WorkStealing):
         self.links = Links()
         self.devices = Devices(scheduler, self.links)
         self.shown = Shown(scheduler, self.devices)
-        self.ledger = Ledger(self._shown, unlocks=unlocks, live=self.devices.live)
+        self.ledger = Ledger(
+            self._shown, unlocks=unlocks, live=self.devices.live, holds=self.shown.holds, is_bound=is_bound
+        )
+        self.ledger.listens = True
         for prefix in scheduler.task_prefixes.values():
             if prefix.duration_average > 0:  # what Dask has seen before us
                 self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
@@ -100,6 +105,7 @@ class Stealing(WorkStealing):
         self.telemetry = Telemetry(settings.recorded_tasks)
         self.watch = Watch()
         self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=_HISTORY)
+        self.waits = Waits(self, self._ask, self._enact, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._outcomes: list[Outcome] = []
@@ -110,7 +116,7 @@ class Stealing(WorkStealing):
         self._kick: Any = None
         self._kick_at = 0.0
         self._beats: dict[str, int] = {}
-        self._hurried: dict[str, bool] = {}
+        self._sends = Sends(scheduler, settings.scheduler_sends)
         self._refused = False
         self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
         super().__init__(scheduler)
@@ -122,12 +128,16 @@ class Stealing(WorkStealing):
     # -- from start to stop --------------------------------------------------------------------------------
 
     async def start(self, scheduler: Any = None) -> None:
-        """Start the slow tick.  Idempotent."""
+        """Take steps when something happens, and start the slow tick.  Idempotent; also after `stop`."""
+        self._refused = False
         if "stealing" not in self.scheduler.periodic_callbacks:
             ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
-            self._in_flight_event.set()
+            if not self.in_flight:
+                self._in_flight_event.set()
+            self._hungry.update(dict.fromkeys(self.ledger.rows))
+            self._ask()
 
     async def stop(self) -> None:
         """Take no more steps; return when no request is on its way.  Idempotent."""
@@ -145,26 +155,24 @@ class Stealing(WorkStealing):
 
     def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
         """Open the worker's page; it is a thief until it has something to do."""
-        super().add_worker(scheduler, worker)
         ws = self.scheduler.workers[worker]
         self.ledger.add_worker(
             worker, ws.nthreads, ws.host, accepts=ws.status == Status.running, resources=ws.resources
         )
         self.telemetry.joined(worker, ws.nthreads)
-        self._set_sends(self.ledger.rows[worker])
+        self._sends.set(self.ledger.rows[worker])
         self._heard(ws)
         self._hungry[worker] = None
         self._ask()
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
         """Close the worker's page.  Its tasks have been taken back by now."""
-        super().remove_worker(scheduler, worker, **kwargs)
         self.ledger.remove_worker(worker)
         self.devices.left(worker)
         self.telemetry.left(worker)
         self._hungry.pop(worker, None)
         self._beats.pop(worker, None)
-        self._hurried.pop(worker, None)
+        self._sends.left(worker)
         self._outcomes = [outcome for outcome in self._outcomes if outcome.thief != worker]
         self.state = without(self.state, worker)
         if not self.in_flight:
@@ -189,6 +197,8 @@ class Stealing(WorkStealing):
                 self._assigned(self.scheduler.tasks[key])
             if self.ledger.counts_bytes and start in _HELD:
                 self.after_freeing()
+            if self.ledger.starting:
+                self.waits.listen_soon()
         except Exception:  # Dask would swallow it
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
@@ -200,15 +210,11 @@ class Stealing(WorkStealing):
             self.ledger.finish(time(), ts.key)
             self._look_at(entry.worker)
 
-    def put_key_in_stealable(self, ts: TaskState) -> None:
-        """Do nothing: the ledger holds all tasks."""
-
     def restart(self, scheduler: Any) -> None:
         """Forget tasks; what things cost stays known."""
         for key in list(self.ledger.entries):
             self.ledger.finish(time(), key)
         self._arriving.clear()
-        super().restart(scheduler)
 
     def _assigned(self, ts: TaskState) -> None:
         ws = ts.processing_on
@@ -226,18 +232,9 @@ class Stealing(WorkStealing):
             ts.resource_restrictions,
             nbytes,
         )
-        self._set_sends(entry.worker)
+        self._sends.set(entry.worker)
         if entry.started is None and self._hungry:
             self._ask()
-
-    def _set_sends(self, row: Row) -> None:
-        """Let messages to a worker leave soon where it has little to do; where it has plenty, batches are cheaper."""
-        hurried = row.waiting_seconds * row.slowness < _PLENTY * row.nthreads
-        if hurried != self._hurried.get(row.address):
-            self._hurried[row.address] = hurried
-            soon = self.settings.scheduler_sends
-            seconds = soon if hurried else max(seams.WORKER_SENDS, soon)
-            seams.put_sends(self.scheduler, [row.address], seconds)
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
@@ -263,7 +260,7 @@ class Stealing(WorkStealing):
             self._arriving.pop(key, None)
         entry = self.ledger.finish(time(), key, seconds)
         if entry is not None:
-            self._set_sends(entry.worker)
+            self._sends.set(entry.worker)
             self._look_at(entry.worker)
         if info is not None and (thief := self.ledger.rows.get(info["thief"].address)) is not None:
             self._look_at(thief)
@@ -275,7 +272,12 @@ class Stealing(WorkStealing):
         if arrived is not None and entry is not None:
             victim, requested, dry = arrived
             thief = entry.worker.address
-            delay = max(time() - seconds - requested, 0.0)
+            now = time()
+            # By the worker's clock, but no more than passed here.
+            worked = min(seconds, max(now - requested, 0.0))
+            self.counts["seconds worked"] += worked
+            self.watch.worked(now, worked)
+            delay = max(now - seconds - requested, 0.0)
             self._came_of("started", victim, thief, delay, dry)
             self.telemetry.stolen(ts.key, victim, thief, requested, requested + delay, ts.prefix.name)
 
@@ -288,10 +290,10 @@ class Stealing(WorkStealing):
 
     def _look_at(self, row: Row) -> None:
         """Ask for a step when a worker has, or soon will have, less than its threshold to do."""
-        if row.queue or row.address not in self.ledger.rows:
+        if not row.may_take or row.address not in self.ledger.rows:
             return
         self._hungry[row.address] = None
-        if self._is_worth_it():
+        if self.waits.is_worth_it():
             self._ask(max(self._left_over(row.address, time()), 0.0))
 
     def _ask(self, wait: float = 0.0) -> None:
@@ -303,7 +305,13 @@ class Stealing(WorkStealing):
                 return
             self._unkick()
         self._kick_at = due
-        self._kick = self.scheduler.loop.call_at(self.scheduler.loop.time() + due - time(), self.balance)
+        self._kick = self.scheduler.loop.call_at(
+            self.scheduler.loop.time() + due - time(), self.waits.step, due
+        )
+
+    def _called(self) -> None:
+        if not self._refused:
+            self._step()
 
     def _unkick(self) -> None:
         if self._kick is not None:
@@ -312,23 +320,28 @@ class Stealing(WorkStealing):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
-        for address, row in self.ledger.rows.items():
-            ws = self.scheduler.workers.get(address)  # None: it is being removed
-            accepts = ws is not None and ws.status == Status.running
-            if row.accepts != accepts:
-                self.ledger.set_accepts(address, accepts)
-            if row.accepts and not row.queue:
-                self._hungry[address] = None
-            if ws is not None:
-                self._heard(ws)
         self.balance()
+        self.waits.tick()
         threshold = partial(threshold_of, self.state, parameters=self.settings.parameters)
         self.watch.sampled(time(), self.scheduler, self.ledger, threshold)
         self.after_tick()
 
+    def _hear_all(self) -> None:
+        for address, row in self.ledger.rows.items():
+            ws = self.scheduler.workers.get(address)  # None: it is being removed
+            accepts = ws is not None and self.waits.is_open(ws)
+            if row.accepts != accepts:
+                self.ledger.set_accepts(address, accepts)
+            if row.may_take:
+                self._hungry[address] = None
+            if ws is not None:
+                self._heard(ws)
+
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and what its transfers took."""
         told = ws.metrics.get(METRIC) if ws.metrics else None
+        if ws.executing:
+            self.ledger.hear(time(), ws.address, ws.last_seen, {ts.key for ts in ws.executing})
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
             self.devices.guess(ws, self.ledger)
@@ -341,13 +354,12 @@ class Stealing(WorkStealing):
 
     # -- the step ------------------------------------------------------------------------------------------
 
-    def balance(self) -> None:
-        """Show the policy the facts, and request the moves that it decides."""
+    def _step(self) -> None:
         self._unkick()
         rows = self.ledger.rows
-        idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.accepts and not row.queue]
+        idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.may_take]
         self._hungry = dict.fromkeys(idle)
-        if not self._outcomes and (not idle or not self._is_worth_it()):
+        if not self._outcomes and (not idle or not self.waits.is_worth_it()):
             return
         now = time()
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
@@ -360,10 +372,7 @@ class Stealing(WorkStealing):
         if self.state.thresholds is not before:
             changed = ((a, t) for a, t in self.state.thresholds.items() if before.get(a) != t)
             self.thresholds.extend((now, address, threshold) for address, threshold in changed)
-        requests = [record for move in moves if (record := self._request(move, now)) is not None]
-        if requests:
-            self.log(("request", requests))
-            self.count += 1
+        self._enact(moves, now)
         # Others have their turn next time: at the thieves' end, and where nothing may move at the victims' as well.
         seen = dict.fromkeys(thieves)
         self._hungry = {**{a: None for a in idle if a not in seen}, **seen}
@@ -371,35 +380,26 @@ class Stealing(WorkStealing):
         if len(hungry) > _THIEVES and moves:
             self._ask()
         else:
-            self._look_again(idle, now)
+            left_over = {address: self._left_over(address, now) for address in idle}
+            self.waits.look_again(left_over, self._skip // VICTIMS)
 
-    def _is_worth_it(self) -> bool:
-        """Whether any queue is long enough for one of its tasks to be moved."""
-        return self.ledger.waiting > 0 and self.ledger.longest() >= self.settings.parameters.shortest
+    def _enact(self, moves: tuple[Move, ...], now: float) -> set[Any]:
+        """Request moves; return the keys of those that were."""
+        requests = [record for move in moves if (record := self._request(move, now)) is not None]
+        if requests:
+            self.log(("request", requests))
+            self.count += 1
+        return {record[2] for record in requests}
 
     def _left_over(self, address: str, now: float) -> float:
         """Return the seconds until a worker falls under its threshold; what is asked of it already counts."""
         threshold = threshold_of(self.state, address, self.settings.parameters)
         return self.ledger.rows[address].starts_in(now) - threshold
 
-    def _look_again(self, idle: list[str], now: float) -> None:
-        """Come back when the next of these workers falls under its threshold."""
-        if self._is_worth_it():
-            rows = ((a, self.ledger.rows.get(a)) for a in idle)
-            waits = [
-                self._left_over(a, now)
-                for a, row in rows
-                if row is not None and row.accepts and not row.queue
-            ]
-            if waits := [wait for wait in waits if wait > 0]:
-                self._ask(min(waits))
-
     def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
-        """Return a waiting task as a row, or None: it must not move."""
         return None if ts in self.in_flight else self.shown.waiting(ts, entry, self.ledger)
 
     def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
-        """Ask the victim for the task; return the line of the log."""
         scheduler = self.scheduler
         ts = scheduler.tasks.get(cast(Any, move.key))
         victim, thief = scheduler.workers.get(move.victim), scheduler.workers.get(move.thief)
@@ -488,9 +488,10 @@ class Stealing(WorkStealing):
     def _given(self, ts: TaskState, info: Mapping[str, Any]) -> None:
         victim, thief = info["victim"], info["thief"]
         self.counts["confirmed"] += 1
-        self.counts["seconds gained"] += info["gain"]
         self.counts["seconds moving"] += info["cost"]
         entry = self.ledger.entries[ts.key]
+        if entry.thief is None:  # nothing was heard of it for long
+            self.ledger.request(time(), ts.key, thief.address)
         row = self.ledger.rows[thief.address]
         self._arriving[ts.key] = (victim.address, entry.requested, len(row.running) < row.nthreads)
         seams.hand_over(self.scheduler, ts, victim, thief)

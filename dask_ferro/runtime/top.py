@@ -48,6 +48,7 @@ def look(dask_scheduler: Any) -> dict[str, Any]:
     dict
         "address", "time", "ferro" (whether the plugin is on), "stealing" (its policy, or None); "tasks" by state;
         "ops": prefixes that are processing, the most first, as [name, tasks]; "steals": the plugin's counts;
+        "waits": lines of tasks that wait although a worker has nothing to do, the longest first;
         "elastic": the newest decision of the controller, or None; "workers": see `_row`.
     """
     plugin = dask_scheduler.plugins.get(NAME)
@@ -61,10 +62,11 @@ def look(dask_scheduler: Any) -> dict[str, Any]:
         "address": dask_scheduler.address,
         "time": time(),
         "ferro": on is not None,
-        "stealing": on.settings.stealing if on else None,
+        "stealing": on.stealing.settings.stealing if on and on.stealing else None,
         "tasks": dict(states),
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
+        "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
         "elastic": dict(on.events.elastic) if on and on.events else {},
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
     }

@@ -36,7 +36,11 @@ _LEVELS = 15
 
 
 class Moved(NamedTuple):
-    """A move that was requested, when its outcome was known; gain and cost are those that were projected."""
+    """A move that was requested, when its outcome was known.
+
+    Projected: by how many seconds the task would finish earlier, and what its transfer costs.  The gains of tasks that
+    wait at once overlap, and have no sum that means anything.
+    """
 
     time: float
     key: Any
@@ -48,20 +52,20 @@ class Moved(NamedTuple):
 
 
 class Second(NamedTuple):
-    """The moves of one second of the clock; only confirmed ones gain, and only they cost."""
+    """The moves of one second of the clock, and the work in stolen tasks that ended in it; confirmed ones cost."""
 
     second: int
     confirmed: int = 0
     refused: int = 0
     stale: int = 0
-    gained: float = 0.0
+    worked: float = 0.0
     spent: float = 0.0
 
-    def plus(self, outcome: str, gain: float, cost: float) -> Second:
+    def plus(self, outcome: str, cost: float) -> Second:
         """Return the second with a move more."""
         if outcome != "confirmed":
             return self._replace(**{outcome: getattr(self, outcome) + 1})
-        return self._replace(confirmed=self.confirmed + 1, gained=self.gained + gain, spent=self.spent + cost)
+        return self._replace(confirmed=self.confirmed + 1, spent=self.spent + cost)
 
 
 class Sample(NamedTuple):
@@ -82,13 +86,13 @@ class Watch:
     ----------
     moves : deque of Moved
     seconds : deque of Second
-        Those in which something moved, oldest first.
+        Those in which something moved, or a stolen task ended, oldest first.
     samples : deque of Sample
         About one a second.
     thresholds : deque of (time, least, median, most)
         Of all workers, at the moments of the samples; the seconds of backlog under which they steal.
     totals : Counter of str
-        Of all moves ever: the outcomes, "gained" and "spent".
+        Of all moves ever: the outcomes, "worked" and "spent", as in `Second`.
     """
 
     def __init__(self) -> None:
@@ -114,11 +118,19 @@ class Watch:
         )
         self.totals[outcome] += 1
         if outcome == "confirmed":
-            self.totals["gained"] += gain
             self.totals["spent"] += cost
+        self._open(now)
+        self.seconds[-1] = self.seconds[-1].plus(outcome, cost)
+
+    def worked(self, now: float, seconds: float) -> None:
+        """Note that a thief is done with a stolen task, in which it worked for so many seconds."""
+        self.totals["worked"] += seconds  # type: ignore[assignment]
+        self._open(now)
+        self.seconds[-1] = self.seconds[-1]._replace(worked=self.seconds[-1].worked + seconds)
+
+    def _open(self, now: float) -> None:
         if not self.seconds or self.seconds[-1].second != int(now):
             self.seconds.append(Second(int(now)))
-        self.seconds[-1] = self.seconds[-1].plus(outcome, gain, cost)
 
     def sampled(
         self, now: float, scheduler: Scheduler, ledger: Any, threshold: Callable[[str], float]

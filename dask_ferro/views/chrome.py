@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dask_ferro.trace import Span, Trace
+from dask_ferro.trace import Span, Trace, check_times
 
 # Clocks of one thread's tasks are compared across heartbeats: a task that begins by so much before the end of the one
 # before it is drawn behind it.  More is an overlap in truth (coroutines share a thread), and gets a track of its own.
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 def chrome_json(trace: Trace) -> str:
     """Return the trace as the text of a JSON file."""
-    return json.dumps(chrome(trace), separators=(",", ":"))
+    return json.dumps(chrome(trace), separators=(",", ":"), allow_nan=False)
 
 
 def chrome(trace: Trace) -> dict[str, Any]:
@@ -37,7 +37,13 @@ def chrome(trace: Trace) -> dict[str, Any]:
     dict
         "traceEvents": names of processes and threads ("M"), slices ("X") and arrows ("s", "f"); "otherData": the
         run's figures.
+
+    Raises
+    ------
+    ConfigError
+        For a time that is none (NaN, infinite): JSON has no word for it.
     """
+    check_times(trace)
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
     zero = min((span.start for span in trace.spans), default=0.0)
     placed = list(_placed(trace))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -104,7 +105,7 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
         out,
         [
             ("model", f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}"),
-            ("weights", size(inventory.weight_bytes)),
+            ("weights", f"{size(inventory.weight_bytes)}, {_held(inventory.mapped)}"),
             ("inputs", _listed(list(map(str, inventory.inputs)))),
             ("outputs", _listed(list(map(str, inventory.outputs)))),
         ],
@@ -148,6 +149,14 @@ def _engines(engines: Mapping[str, int], nodes: int) -> str:
 
 def _others(able: Mapping[str, int], chosen: Mapping[str, int]) -> str:
     return ", ".join(sorted(set(able) - set(chosen))) or "-"
+
+
+def _held(mapped: Sequence[str]) -> str:
+    """Say where weights are while the model is used."""
+    if not mapped:
+        return "read into memory"
+    files = _listed([Path(path).name for path in mapped])
+    return f"mapped from {files}: leave these as they are while the model is used"
 
 
 def _show_bundles(out: Console, inventory: Inventory) -> None:

@@ -174,6 +174,8 @@ def _head(seen: Look | None, frame: Frame) -> list[Text]:
     if frame.trouble:
         lines.append(Text(printable(frame.trouble), style="bold red"))
     lines += [Text(_tasks(seen)), Text(_steals(seen)), Text(_ops(seen))]
+    if seen.get("waits"):
+        lines.append(Text(_waits(seen["waits"]), style="bold"))
     if seen["elastic"]:
         lines.append(Text(_elastic(seen["elastic"])))
     return lines
@@ -190,8 +192,13 @@ def _steals(seen: Look) -> str:
         return "steals   not seen: dask_ferro is not installed on this scheduler (ff.install)"
     counts = seen["steals"]
     told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
-    gained, moving = counts.get("seconds gained", 0.0), counts.get("seconds moving", 0.0)
-    return f"steals   {told}; projected gain {brief(gained)} for {brief(moving)} ({seen['stealing']})"
+    worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
+    return f"steals   {told}; stolen work {brief(worked)}, moved in {brief(moving)} ({seen['stealing']})"
+
+
+def _waits(told: Sequence[str]) -> str:
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return printable(f"waits    {told[0]}{more}")
 
 
 def _ops(seen: Look) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +13,23 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
+from tests import needs
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="pages are opened by Playwright, which is not installed"
 )
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, the system's where there is one.
+    """Headless Chromium, the system's.
 
     Not for the session: while Playwright is on, this thread seems to run an event loop, and Dask's clients and
     `asyncio.run` of other tests take that for theirs.
     """
-    path = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    needs.require("chromium")
     with sync_api.sync_playwright() as playwright:
-        if path is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no Chromium on this machine")
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=needs.chromium(), args=["--no-sandbox"])
         yield chromium
         chromium.close()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import wait
 
 import dask_ferro as ff
+from tests.waiting import finished
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 
@@ -90,7 +90,7 @@ def test_a_page_draws_what_runs(
     assert (page.locator(".ferro-tabs").count(), page.locator(".navbar").count()) == (
         (0, 0) if alone else (1, 1)
     )
-    wait(place.futures)
+    finished(place.futures)
     place.futures.clear()
 
 

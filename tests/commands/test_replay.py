@@ -63,7 +63,7 @@ def test_an_unknown_policy_is_a_usage_error(recorded: Path) -> None:
         pytest.param(Trace(workers={"w": 1}), "no tasks", id="nothing to run"),
         pytest.param(Trace(RUN.spans, RUN.tasks, {}), "no worker", id="nobody to run it"),
         pytest.param(
-            Trace((), (TracedTask("a", "a", "a", -1.0),), {"w": 1}), "negative seconds", id="time runs back"
+            Trace((), (TracedTask("a", "a", "a", -1.0),), {"w": 1}), "s, wanted 0 to", id="time runs back"
         ),
     ],
 )

@@ -28,6 +28,7 @@ from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.top import look, where
 from dask_ferro.views.top import Frame, brief, screen
+from tests.waiting import BOUND_S
 
 NEW = Frame()
 COMMAND = [sys.executable, "-m", "dask", "ferro", "top"]
@@ -63,7 +64,7 @@ def seen(workers, **facts):
         "stealing": "informed",
         "tasks": {"processing": 4},
         "ops": [["mlp-gemm", 3], ["mlp-relu", 1]],
-        "steals": {"confirmed": 5, "refused": 1, "seconds gained": 1.5, "seconds moving": 0.1},
+        "steals": {"confirmed": 5, "refused": 1, "seconds worked": 1.5, "seconds moving": 0.1},
         "elastic": {},
         "workers": workers,
         **facts,
@@ -195,7 +196,7 @@ def test_80_columns_hold_what_matters():
     assert text[0].startswith("dask ferro top  tcp://10.0.0.1:8786  1 workers, 2 threads")
     assert text[1:5] == [
         "tasks    4 processing",
-        "steals   5 confirmed, 1 refused, 0 stale; projected gain 1.5 s for 100 ms (info…",
+        "steals   5 confirmed, 1 refused, 0 stale; stolen work 1.5 s, moved in 100 ms (i…",
         "ops      mlp-gemm 75.0 %, mlp-relu 25.0 %",
         "elastic  wanted 4 a; 1 running; queue wait 12 s; wide",
     ]
@@ -403,7 +404,7 @@ class Terminal:
     def close(self):
         if self.program.poll() is None:
             self.program.kill()
-            self.program.wait()
+            self.program.wait(BOUND_S)
         if self._master is not None:
             self.hang_up()
 

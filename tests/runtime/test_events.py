@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgpack
 import pytest
 from distributed import Client, Event, LocalCluster
 
 import dask_ferro as ff
-from dask_ferro.runtime.events import PLACES, TOPIC, Events
+from dask_ferro.policy.staff import Submit
+from dask_ferro.runtime.elastic import as_event, told
+from dask_ferro.runtime.events import KINDS, PLACES, SCALINGS, TOPIC, Events
 from dask_ferro.runtime.scheduler import NAME
+from tests.waiting import opened
 
 
 def on_cluster(test, **options):
@@ -42,7 +46,7 @@ async def steal_some(client, scheduler):
     first = next(iter(scheduler.workers))
 
     def block(name):
-        Event(name).wait()
+        opened(name)
 
     blocker = client.submit(block, "pile", workers=[first], key="blocker")
     where = {"workers": [first], "allow_other_workers": True, "pure": False}
@@ -64,10 +68,10 @@ def test_the_events_add_up_to_what_was_counted():
         steals, places = published(scheduler, "steal"), published(scheduler, "place")
         for name in ("requests", "confirmed", "refused", "stale"):
             assert sum(event[name] for event in steals) == counts[name]
-        gained = sum(event["seconds_gained"] for event in steals)
-        assert gained == pytest.approx(counts["seconds gained"])
+        worked = sum(event["seconds_worked"] for event in steals)
+        assert worked == pytest.approx(counts["seconds worked"])
         watch = scheduler.extensions["stealing"].watch
-        assert counts["seconds gained"] == pytest.approx(watch.totals["gained"])  # of confirmed moves alone
+        assert counts["seconds worked"] == pytest.approx(watch.totals["worked"])  # of confirmed moves alone
         assert counts["seconds moving"] == pytest.approx(watch.totals["spent"])
         assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
         assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
@@ -112,17 +116,16 @@ def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted():
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        pytest.param(
-            [["submit 2 to a: wide", "drain j1: idle"]], {"submit": 1, "drain": 1}, id="by first word"
-        ),
-        pytest.param([["submit 2 to a: x"], ["submit 1 to a: y"]], {"submit": 2}, id="over decisions"),
-        pytest.param([["dance: now"], []], {}, id="other words are no action"),
+        pytest.param([SCALINGS], dict.fromkeys(SCALINGS, 1), id="every kind that a policy decides"),
+        pytest.param([["submit"], ["submit"]], {"submit": 2}, id="over decisions"),
+        pytest.param([["dance"], []], {"other": 1}, id="one that is not known yet"),
     ],
 )
 def test_actions_of_the_elastic_controller_are_counted(messages, wanted):
     async def test(client, scheduler):
-        for actions in messages:
-            await client.log_event(TOPIC, {"action": "scale", "actions": actions, "wanted": {"a": 3}})
+        for kinds in messages:
+            done = [{"kind": kind, "why": "drain this, they said", "count": 1} for kind in kinds]
+            await client.log_event(TOPIC, {"action": "scale", "done": done, "wanted": {"a": 3}})
         events = events_of(scheduler)
         assert dict(events.scalings) == wanted
         assert events.elastic["wanted"] == {"a": 3}
@@ -134,7 +137,7 @@ def test_a_decision_that_was_there_first_is_seen_and_not_counted():
     async def test(client, scheduler):
         await ff.uninstall(client)
         await client.log_event(
-            TOPIC, {"action": "scale", "actions": ["submit 1 to a: x"], "wanted": {"a": 1}}
+            TOPIC, {"action": "scale", "done": [{"kind": "submit", "count": 1}], "wanted": {"a": 1}}
         )
         await ff.install(client)
         assert events_of(scheduler).elastic["wanted"] == {"a": 1}
@@ -171,3 +174,29 @@ def test_uninstall_ends_it():
         assert not events._ticks.is_running()
 
     on_cluster(test, events=0.01)
+
+
+def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread():
+    """A hundred tasks that wait for a minute at once gain no 100 minutes."""
+
+    async def test(client, scheduler):
+        began = time.monotonic()
+        await steal_some(client, scheduler)
+        elapsed = time.monotonic() - began
+        stealing = scheduler.extensions["stealing"]
+        events_of(scheduler).tick()
+        worked = sum(event["seconds_worked"] for event in published(scheduler, "steal"))
+        assert 0 < worked <= elapsed * scheduler.total_nthreads
+        assert worked == pytest.approx(sum(second.worked for second in stealing.watch.seconds))
+
+    on_cluster(test, shortest=0.0)
+
+
+@pytest.mark.parametrize("kind", list(KINDS), ids=list(SCALINGS))
+def test_every_action_is_published_with_its_kind_and_told_in_words(kind):
+    action = kind("a", 2, "wide, they said") if kind is Submit else kind(("j1", "j2"), "wide, they said")
+    event = as_event(action)
+    assert (event["kind"], event["why"], event["count"]) == (kind.__name__.lower(), "wide, they said", 2)
+    assert event.get("pool", event.get("jobs")) == ("a" if kind is Submit else ["j1", "j2"])
+    assert told(action).startswith(event["kind"] + " ")
+    msgpack.packb(event)

@@ -14,6 +14,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import Client, LocalCluster, Status, wait
 
 import dask_ferro as ff
+from tests.waiting import ended
 
 pytestmark = pytest.mark.cluster
 
@@ -66,7 +67,7 @@ class Disturbance:
 
     def __exit__(self, *error):
         self._over.set()
-        self._thread.join()
+        ended(self._thread)
 
     def _run(self):
         while not self._over.wait(self.rng.uniform(0.3, 0.9)):

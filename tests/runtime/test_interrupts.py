@@ -10,6 +10,7 @@ import time
 import pytest
 
 from dask_ferro.runtime.interrupts import held, kept
+from tests.waiting import ended
 
 
 def interrupt():
@@ -71,7 +72,7 @@ def test_in_another_thread_it_does_nothing():
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join()
+    ended(thread)
     assert seen == [signal.getsignal(signal.SIGINT)]
 
 

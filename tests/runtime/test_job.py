@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import Client, Nanny, Scheduler, Worker, wait
+from distributed import Client, Nanny, Scheduler, Worker
 
 from dask_ferro.runtime import job
 from dask_ferro.runtime.roster import NAME, Roster
+from tests.waiting import finished_async
 
 PLUGIN = str(Path(__file__).resolve().parents[2] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
@@ -91,7 +92,7 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
                 pytest.approx(ends - time.time(), abs=10)
             ] * count  # less what leaving takes
             held = [client.submit(bytes, 10_000 + i, workers=[own[i % count]]) for i in range(8)]
-            await wait(held)
+            await finished_async(held)
             running = client.submit(slow, 0.5, workers=own)
             while not any(ws.processing for ws in scheduler.workers.values()):
                 await asyncio.sleep(0.01)
@@ -116,7 +117,7 @@ def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost():
         ):
             address, nanny.process.worker_address = nanny.process.worker_address, None
             held = client.submit(bytes, 10_000, workers=[address])
-            await wait(held)
+            await finished_async(held)
             job._servers.add(nanny)
             leaving = asyncio.create_task(job._leave(20.0))
             await asyncio.sleep(0.2)
@@ -135,7 +136,7 @@ def test_it_is_tried_again_until_somebody_has_room():
     async def test(client, scheduler):
         with workers(scheduler.address, "job-1", *BARE) as process:
             held = client.map(bytes, range(1000, 1008))
-            await wait(held)
+            await finished_async(held)
             process.send_signal(signal.SIGUSR1)
             while not any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")):
                 await asyncio.sleep(0.01)

@@ -12,12 +12,13 @@ import dask
 import psutil
 import pytest
 from dask.utils import parse_bytes
-from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, wait
+from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.roster import Roster
+from tests.waiting import finished, finished_async, opened
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -43,7 +44,7 @@ def ran(name, seconds=0.0, nbytes=0):
 
 def held_up(name, event):
     RAN[name] += 1
-    Event(event).wait()
+    opened(event)
     return name
 
 
@@ -114,7 +115,7 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
         *leavers, stays, killed = list(cluster.scheduler.workers)
         held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
         scattered = client.scatter(bytes(5000), workers=leavers[:1])
-        wait(held)
+        finished(held)
         pid = cluster.scheduler.workers[killed].pid
 
         async def go():
@@ -141,7 +142,7 @@ def test_what_leaves_is_spread_by_free_memory_one_copy_each():
         others = [
             client.submit(ran, f"of {w.name}", nbytes=20 * MB, workers=[w.address]) for w in (small, large)
         ]
-        await wait([*held, *others])
+        await finished_async([*held, *others])
         assert await leave(client, leaver) == {}
         keys = {f.key for f in held}
         got = {w.memory_manager.memory_limit: len(keys & w.data.keys()) for w in (small, large, empty)}
@@ -169,7 +170,7 @@ def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(
         while len(leaver.state.tasks) < 2 and not installed:
             await asyncio.sleep(0.005)
         going = [asyncio.ensure_future(leave(client, leaver)) for _ in range(4)]
-        await wait(waiting)
+        await finished_async(waiting)
         assert scheduler.workers[leaver.address].status == Status.closing_gracefully
         assert (leaver.address in scheduler.workers, any(task.done() for task in going)) == (True, False)
         await Event("four", client).set()
@@ -232,7 +233,7 @@ def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer():
         for _ in range(2):
             await ff.install(client)
             await ff.uninstall(client)
-        await wait(waiting)
+        await finished_async(waiting)
         await Event("install", client).set()
         assert await going == {}
         await running
@@ -262,13 +263,13 @@ class Needing(SchedulerPlugin):
 
 async def _results(client, workers):
     held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in workers]
-    await wait(held)
+    await finished_async(held)
     return held, workers, "nobody would stay to take what they hold"
 
 
 async def _too_much(client, workers):
     held = [client.submit(ran, str(i), nbytes=30 * MB, workers=[workers[0].address]) for i in range(9)]
-    await wait(held)
+    await finished_async(held)
     return held, workers[:1], "does not fit in the "
 
 
@@ -338,7 +339,7 @@ def test_those_of_the_same_moment_do_not_receive_from_each_other():
     async def test(client, scheduler, workers):
         first, second, third = workers
         held = [client.submit(ran, str(i), nbytes=MB, workers=[first.address]) for i in range(20)]
-        await wait(held)
+        await finished_async(held)
         assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
         assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
         events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
@@ -358,7 +359,7 @@ def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_a
         counter = await client.submit(Counting, actor=True, workers=[leaver.address])
         scattered = await client.scatter(bytes(MB), workers=[leaver.address])
         held = [client.submit(ran, str(i), nbytes=(20 + i) * MB, workers=[leaver.address]) for i in range(16)]
-        await wait(held)
+        await finished_async(held)
         loosely = {"workers": [leaver.address], "allow_other_workers": True}
         task = client.submit(held_up, "task", "must", **loosely)
         await started("task")
@@ -407,7 +408,7 @@ def test_who_must_leave_and_cannot_holds_nobody_up():
     async def test(client, scheduler, workers):
         first, second, third = workers
         held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in (first, second)]
-        await wait(held)
+        await finished_async(held)
         counter = await client.submit(Counting, actor=True, workers=[first.address])
         loosely = {"workers": [first.address], "allow_other_workers": True}
         task = client.submit(held_up, "task", "nobody", **loosely)

@@ -87,9 +87,9 @@ def test_two_threads_on_streams_of_their_own_see_each_others_results(kind: str) 
     def work(me: int) -> None:
         for _ in range(50):
             other = made[1 - me]
-            barrier.wait()  # both have read before either writes
+            barrier.wait(60)  # both have read before either writes
             made[me] = on.run(lambda other=other: step(on.on_device(other), me), on.keep, [other])
-            barrier.wait()
+            barrier.wait(60)
 
     def step(array: Any, me: int) -> Any:
         if kind == "cupy":
@@ -190,7 +190,7 @@ def test_a_worker_computes_on_its_device_and_tells_of_it(kind: str) -> None:
         here = address(client, "device")
         got = ff.from_onnx(model, granularity="op", batch=side)(x)
         with dask.annotate(workers=[here], allow_other_workers=False):
-            result = client.compute(got, workers=[here], allow_other_workers=False).result()
+            result = client.compute(got, workers=[here], allow_other_workers=False).result(timeout=60)
         np.testing.assert_allclose(result, reference(model, x), rtol=2e-3, atol=1e-3)
         counts = client.run(_counts, workers=[here])[here]
         assert (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import dask
 import pytest
-from distributed import Client, Event, LocalCluster, wait
+from distributed import Client, Event, LocalCluster
 from rich.console import Console
 
 import dask_ferro as ff
@@ -19,6 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
+from tests.waiting import finished, opened
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def begun(client, following):
 
 
 def gate(name, i):
-    Event(name).wait()
+    opened(name)
     return i
 
 
@@ -68,12 +69,12 @@ def test_what_was_done_before_counts_as_done(client):
     first = client.submit(gate, "open-1", 1, key="first")
     last = client.submit(lambda value: gate("open-2", value), first, key="last")
     Event("open-1", client=client).set()
-    wait(first)
+    finished(first)
     following = Following(client, [last], interval=0.0)
     seen = begun(client, following)
     assert (seen.status, seen.tasks, seen.bundles, seen.ops) == ("running", (1, 2), (0, 0), (0, 0))
     Event("open-2", client=client).set()
-    assert last.result() == 1
+    assert last.result(timeout=60) == 1
     assert client.sync(following.read)[:3:2] == ("finished", (2, 2))
     assert client.sync(following.read) is None  # nobody counts any more
 
@@ -87,12 +88,12 @@ def test_failures_are_told_and_do_not_end_it(client):
     bads = client.map(bad, range(3), pure=False)
     after = client.submit(sum, bads)
     fine = client.submit(gate, "fine", 7, key="fine")
-    wait([*bads, after])
+    finished([*bads, after])
     following = Following(client, [after, fine], interval=0.0)
     seen = begun(client, following)
     assert (seen.status, seen.tasks, seen.failed) == ("running", (2, 5), 2)
     Event("fine", client=client).set()
-    wait(fine)
+    finished(fine)
     seen = client.sync(following.read)
     assert (seen.status, seen.tasks, seen.failed) == ("finished", (3, 5), 2)
 
@@ -134,7 +135,7 @@ def test_a_counter_that_was_forgotten_is_followed_by_another(client):
     assert client.sync(following.read) is None
     assert counting(client) == []
     Event("forgotten", client=client).set()
-    assert future.result() == 1
+    assert future.result(timeout=60) == 1
 
 
 def test_nothing_stays_behind_when_the_client_stops_looking(client):
@@ -146,7 +147,7 @@ def test_nothing_stays_behind_when_the_client_stops_looking(client):
     client.sync(following.close)
     assert counting(client) == []
     Event("stay", client=client).set()
-    assert future.result() == 1
+    assert future.result(timeout=60) == 1
 
 
 def test_what_was_cancelled_before_anybody_looked_is_over(client):
@@ -336,7 +337,7 @@ def test_in_a_notebook_the_line_goes_on_by_itself(client):
     future = client.compute(lazy)
     with capture_output() as captured:
         progress(future, notebook=True)
-        wait(future)
+        finished(future)
         while counting(client) or not any("in " in str(o.data) for o in captured.outputs[1:]):
             time.sleep(0.05)
     assert f"bundles {len(model.bundles)}/{len(model.bundles)}" in captured.outputs[-1].data["text/html"]

@@ -21,7 +21,11 @@ from dask_ferro.runtime.scheduler import NAME
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SCALED = {
     "action": "scale",
-    "actions": ["submit 2 to big: wide"],
+    "actions": ["submit 2 to big: wide", "recall j1: wide"],
+    "done": [
+        {"kind": "submit", "why": "wide", "pool": "big", "count": 2},
+        {"kind": "recall", "why": "wide", "jobs": ["j1"], "count": 1},
+    ],
     "wanted": {"big": 3},
     "jobs": {"running": 1, "pending": 2},
     "queue_wait": {"big": 12.5},
@@ -69,21 +73,25 @@ def test_metrics_tell_what_was_counted_under_the_names_that_are_documented():
             await client.log_event(TOPIC, SCALED)
             plugin = scheduler.plugins[NAME]
             plugin.stealing.counts.update({"requests": 9, "confirmed": 5, "refused": 3, "stale": 1})
-            plugin.stealing.counts.update({"seconds gained": 1.5, "seconds moving": 0.25})
+            plugin.stealing.counts.update({"seconds worked": 1.5, "seconds moving": 0.25})
             found = await scraped(scheduler)
             assert found["dask_ferro_steal_requests_total"] == {"": 9}
             assert found["dask_ferro_steals_total"] == {"confirmed": 5, "refused": 3, "stale": 1}
-            assert found["dask_ferro_steal_gain_seconds_total"] == {"": 1.5}
+            assert found["dask_ferro_stolen_work_seconds_total"] == {"": 1.5}
             assert found["dask_ferro_steal_cost_seconds_total"] == {"": 0.25}
             assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
             assert found["dask_ferro_placements_total"] == plugin.events.placed
             assert set(plugin.events.placed) == set(PLACES)
             assert found["dask_ferro_scale_actions_total"] == {
                 "submit": 1,
+                "recall": 1,
                 "cancel": 0,
                 "drain": 0,
                 "keep": 0,
+                "other": 0,
             }
+            (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
+            assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])
             assert found["dask_ferro_jobs"] == {"running": 1, "pending": 2}
             assert found["dask_ferro_jobs_wanted"] == {"big": 3}
             assert found["dask_ferro_queue_wait_seconds"] == {"big": 12.5}

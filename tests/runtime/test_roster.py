@@ -9,7 +9,7 @@ from math import inf, nan
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, secede, wait
+from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, secede
 from distributed.protocol.pickle import dumps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from dask_ferro.policy.cost import Speed
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.demand import Demands, Span, profile, schedule
 from dask_ferro.runtime.roster import Kept, Roster
+from tests.waiting import finished_async, opened
 
 
 def on_cluster(test, **options):
@@ -55,7 +56,7 @@ async def busy(client, cluster):
 
 
 def hold(name, value):
-    Event(name).wait()
+    opened(name)
     return value
 
 
@@ -119,7 +120,7 @@ def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
         alone = client.submit(bytes, 5000, workers=[one])
         shared = client.submit(bytes, 7000, workers=[one])
         used = client.submit(len, shared, workers=[two])
-        await wait([alone, shared, used])
+        await finished_async([alone, shared, used])
         await asyncio.sleep(0.05)
         facts = await cluster.scheduler_comm.ferro_roster()
         row, other = facts["workers"][one], facts["workers"][two]
@@ -325,7 +326,7 @@ def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_sa
 
 def seceding(number):
     secede()
-    Event("coordinators").wait()
+    opened("coordinators")
     return number
 
 

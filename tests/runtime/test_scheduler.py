@@ -15,7 +15,7 @@ from pathlib import Path
 import dask
 import distributed
 import pytest
-from distributed import Client, Event, LocalCluster, Scheduler, wait
+from distributed import Client, Event, LocalCluster, Scheduler
 from distributed.stealing import WorkStealing
 from tornado.httpclient import AsyncHTTPClient
 
@@ -26,6 +26,7 @@ from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scheduler import FerroScheduler
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+from tests.waiting import finished_async, opened, ticks
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
@@ -56,7 +57,7 @@ def _dependents(client, event, count, worker, **kwargs):
     """Tasks that wait for one blocked task on `worker`, where they would rather be."""
 
     def block(name):
-        Event(name).wait()
+        opened(name)
 
     blocker = client.submit(block, event, workers=[worker], key="blocker")
     kwargs = {"workers": [worker], "allow_other_workers": True, "pure": False, **kwargs}
@@ -165,7 +166,7 @@ def test_clients_that_install_and_uninstall_at_once_leave_one_stealer():
 
 def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker():
     async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
+        await ff.install(client, shortest=0.0, stealing="informed")
         first = next(iter(scheduler.workers))
         stealing = scheduler.extensions["stealing"]
         blocker, tasks = _dependents(client, "mid-steal", 20, first)
@@ -241,10 +242,10 @@ def test_a_task_that_secedes_frees_its_thread_in_the_book():
         def seceding():
             distributed.secede()
             Event("seceded").set()
-            Event("go").wait()
+            opened("go")
 
         future = client.submit(seceding)
-        await Event("seceded").wait()
+        await Event("seceded").wait(timeout=60)
         ledger = scheduler.extensions["stealing"].ledger
         while ledger.entries:
             await asyncio.sleep(0.01)
@@ -273,7 +274,7 @@ def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at():
         await ff.install(client, shortest=0.0)
         first, second = scheduler.workers
         blocker, tasks = _dependents(client, "backlog", 20, first)
-        await wait(tasks)
+        await finished_async(tasks)
         assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
         assert (await figures(client))["counts"]["confirmed"] >= 10
         await Event("backlog").set()
@@ -287,11 +288,11 @@ def test_restricted_tasks_are_never_moved():
         await ff.install(client, shortest=0.0)
         first = next(iter(scheduler.workers))
         blocker, tasks = _dependents(client, "strict", 10, first, allow_other_workers=False)
-        await asyncio.sleep(0.3)
+        await ticks(scheduler)
         assert not any(t.done() for t in tasks)
         assert scheduler.extensions["stealing"].counts["requests"] == 0
         await Event("strict").set()
-        await wait([blocker, *tasks])
+        await finished_async([blocker, *tasks])
         assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {first}
 
     on_cluster(test)
@@ -358,7 +359,7 @@ def test_dasks_own_stealing_page_and_metrics_go_on_working():
         await ff.install(client, shortest=0.0)
         first = next(iter(scheduler.workers))
         blocker, tasks = _dependents(client, "metrics", 20, first)
-        await wait(tasks)
+        await finished_async(tasks)
         fetch = AsyncHTTPClient().fetch
         root = f"http://127.0.0.1:{scheduler.http_server.port}"
         assert (await fetch(f"{root}/stealing")).code == 200
@@ -380,7 +381,7 @@ def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept():
         await ff.install(client, shortest=0.0, threshold=0.2)
         first, second = scheduler.workers
         blocker, tasks = _dependents(client, "adapts", 40, first)
-        await wait(tasks)
+        await finished_async(tasks)
         await Event("adapts").set()
         await blocker
         stealing = scheduler.extensions["stealing"]
@@ -429,7 +430,7 @@ def test_our_local_cluster_has_it_from_the_start():
     settings = {"processes": False, "n_workers": 1, "dashboard_address": ":0"}
     with ff.LocalCluster(**settings) as cluster, Client(cluster) as client:
         assert figures(client)["stealing"] == "informed"
-        assert client.submit(lambda: 1).result() == 1
+        assert client.submit(lambda: 1).result(timeout=60) == 1
     with ff.LocalCluster(**settings, scheduler_kwargs={"preload": []}) as cluster:
         assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
 

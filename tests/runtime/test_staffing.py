@@ -13,6 +13,7 @@ from dask_ferro.policy.staff import Pool
 from dask_ferro.runtime import staffing
 from dask_ferro.runtime.pools import SiteJob
 from dask_ferro.runtime.staffing import PAUSED, staffed
+from tests.waiting import finished
 
 NOW = 1000.0
 WORKER = {
@@ -97,7 +98,7 @@ def test_tasks_that_nobody_takes_as_all_workers_pause_are_run_by_one_more(
     ):
         cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=4, interval=0.1)
         held = client.submit(bytes, 1000)
-        wait([held])
+        finished([held])
         client.run(pause)
         futures = client.map(int, range(5), pure=False)
         done, _ = wait(futures, timeout=20)

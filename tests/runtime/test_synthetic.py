@@ -8,12 +8,12 @@ import time
 import distributed
 import numpy as np
 import pytest
-from distributed import wait
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import synthetic
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.workloads import build
+from tests.waiting import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -134,7 +134,7 @@ def test_roots_of_a_pinned_graph_run_on_one_worker_and_the_rest_anywhere(inside)
 def test_estimates_travel_as_annotations(inside):
     graph = TaskGraph("told", (spec("a", annotated=0.25), spec("b", "a")))
     held = synthetic.submit(inside, TaskGraph("told", (*graph.tasks, spec("c", "b", annotated=1.5))))
-    wait(held)
+    finished(held)
 
     def annotations(dask_scheduler):
         return {key[0]: task.annotations for key, task in dask_scheduler.tasks.items()}

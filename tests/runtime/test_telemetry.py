@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro.runtime.telemetry import Telemetry
+from tests.waiting import finished
 
 
 class Listener(SchedulerPlugin):
@@ -94,7 +95,7 @@ def test_a_run_is_recorded_with_its_values(shared: LocalCluster, workers: list[s
     with recorded(shared, telemetry) as client:
         a = client.submit(slept, 0.05, key="load-1", workers=[workers[0]])
         b = client.submit(slept, 0.05, a, key=("join", 0), workers=[workers[1]])
-        distributed.wait(b)
+        finished(b)
         trace = telemetry.trace()
     assert [(t.key, t.prefix, t.group, t.dependencies) for t in trace.tasks] == [
         ("load-1", "load", "load", ()),
@@ -124,9 +125,9 @@ def test_a_worker_has_a_lane_for_each_thread(shared: LocalCluster, workers: list
 def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
     telemetry = Telemetry()
     with recorded(shared, telemetry) as client:
-        client.submit(slept, 0.01, key="before").result()
+        client.submit(slept, 0.01, key="before").result(timeout=60)
         since = time.time()
-        client.submit(slept, 0.01, key="after").result()
+        client.submit(slept, 0.01, key="after").result(timeout=60)
         trace = telemetry.trace(since)
     assert [t.key for t in trace.tasks] == ["after"]
     assert 0 < trace.spans[0].start < 1.0
@@ -135,10 +136,10 @@ def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
 def test_started_forgets(shared: LocalCluster) -> None:
     telemetry = Telemetry()
     with recorded(shared, telemetry) as client:
-        client.submit(slept, 0.01, key="before").result()
+        client.submit(slept, 0.01, key="before").result(timeout=60)
         telemetry.counts["requests"] += 1
         telemetry.started(time.time())
-        client.submit(slept, 0.01, key="after").result()
+        client.submit(slept, 0.01, key="after").result(timeout=60)
         trace = telemetry.trace()
     assert [t.key for t in trace.tasks] == ["after"]
     assert trace.counts == {}
@@ -150,7 +151,7 @@ def test_length_bounds_and_zero_records_nothing(shared: LocalCluster) -> None:
         value: Any = 0
         for i in range(10):
             value = client.submit(add, value, 1, key=f"add-{i}")
-        assert value.result() == 10
+        assert value.result(timeout=60) == 10
         traces = short.trace(), off.trace()
     assert [t.key for t in traces[0].tasks] == ["add-7", "add-8", "add-9"]
     assert (traces[1].tasks, traces[1].spans, off.is_on, short.is_on) == ((), (), False, True)
@@ -276,7 +277,7 @@ def test_clocks(kind: type[Worker], wanted: float) -> None:
     telemetry.started(-1e9)
     with threads(1, worker_class=kind) as cluster, recorded(cluster, telemetry) as client:
         now = time.time()
-        client.submit(slept, 0.01, key="k").result()
+        client.submit(slept, 0.01, key="k").result(timeout=60)
         (span,) = telemetry.trace(now - 5000.0).spans
     assert span.start - 5000.0 == pytest.approx(wanted, abs=10.0)
     assert 0.01 <= span.seconds < 1.0
@@ -289,7 +290,7 @@ def test_an_input_counts_once_whoever_sent_it(shared: LocalCluster, workers: lis
         b = client.submit(slept, 0.0, key="b", workers=workers[1:2])
         c = client.submit(slept, 0.0, a, b, key="c", workers=workers[2:])
         d = client.submit(slept, 0.0, a, c, key="d", workers=workers[2:])
-        distributed.wait(d)
+        finished(d)
         moved = sorted((s.key, s.source, s.nbytes) for s in telemetry.trace().of("transfer"))
     assert moved == [("c", workers[0], 1000), ("c", workers[1], 1000)]
 
@@ -301,7 +302,7 @@ def test_processes_report_on_the_schedulers_clock() -> None:
     with processes as cluster, recorded(cluster, telemetry) as client:
         before = time.time()
         futures = client.map(slept, [0.05] * 8, pure=False)
-        distributed.wait(client.submit(slept, 0.0, *futures, key="total"))
+        finished(client.submit(slept, 0.0, *futures, key="total"))
         seconds = time.time() - before
         trace = telemetry.trace(before)
     assert len(trace.tasks) == 9

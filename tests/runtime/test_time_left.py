@@ -14,6 +14,7 @@ from distributed.metrics import monotonic
 
 import dask_ferro as ff
 from dask_ferro.policy.ledger import Ledger
+from tests.waiting import opened, ticks
 
 Test = Callable[[LocalCluster, Client, Scheduler], Awaitable[None]]
 
@@ -69,7 +70,7 @@ def blocked(client: Client, count: int, seconds: float) -> list[Any]:
     """Submit tasks alike that say that they take so long, and wait for the event "go"."""
 
     def block(_: int) -> None:
-        Event("go").wait()
+        opened("go")
 
     with dask.annotate(ferro={"seconds": seconds}):
         return client.map(block, range(count), pure=False)
@@ -149,7 +150,7 @@ def test_roots_for_which_no_worker_has_the_time_stay_queued() -> None:
         ledger(scheduler).fresh = 60.0
         futures = blocked(client, 20, 8.0)
         await states(scheduler, futures, "queued")
-        await asyncio.sleep(0.6)  # more than a tick
+        await ticks(scheduler)
         await states(scheduler, futures, "queued")
         cluster.scale(3)
         given_to = await given(scheduler, 2)
@@ -182,14 +183,15 @@ def test_a_task_does_not_wait_where(seconds: float | None, tied: bool) -> None:
 
 def test_what_waits_at_a_worker_that_is_about_to_end_is_stolen_however_short() -> None:
     def block(name: str) -> None:
-        Event(name).wait()
+        opened(name)
 
     async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
+        await ff.install(client, bears=1e9)  # else they leave soon in any case, as somebody is idle
         victim, thief = scheduler.workers
         blocker = client.submit(block, "stolen", workers=[victim], key="blocker")
         await states(scheduler, [blocker], "processing")
         futures = submit(client, 5, 0.001, workers=[victim], allow_other_workers=True)
-        await asyncio.sleep(0.6)  # more than a tick
+        await ticks(scheduler)
         await states(scheduler, futures, "processing")
         end(scheduler, 0.2, victim)
         assert set(await client.gather(futures)) == {thief}

@@ -110,7 +110,7 @@ def test_a_transfer_is_told_once_with_its_size(cluster: LocalCluster) -> None:
         report = target.metrics[METRIC]
         report(target)
         data = client.submit(bytes, 100_000, key="data", workers=[source.address])
-        client.submit(len, data, key="moved", workers=[target.address]).result()
+        client.submit(len, data, key="moved", workers=[target.address]).result(timeout=60)
         ((sender, nbytes, seconds),) = report(target)["transfers"]
         assert (sender, nbytes) == (source.address, 100_000)
         assert 0 < seconds < 5
@@ -362,7 +362,7 @@ def test_preload(tmp_path: Path) -> None:
             (row,) = published(cluster)
             assert row["flops"] > 1e8
             assert set(client.run(_interval).values()) == {config.seconds("scheduler.worker-sends")}
-            assert client.submit(sum, [1, 2]).result() == 3
+            assert client.submit(sum, [1, 2]).result(timeout=60) == 3
         finally:
             process.terminate()
             process.wait(30)

@@ -15,7 +15,7 @@ import dask
 import pytest
 from bokeh.document import Document
 from bokeh.models import Div
-from distributed import Client, Scheduler, secede, wait
+from distributed import Client, Scheduler, secede
 from distributed.dashboard.scheduler import template_variables
 from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
@@ -36,6 +36,7 @@ from dask_ferro.views.pages.memory import MemoryPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
+from tests.waiting import BOUND_S, finished_async
 
 NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
 Test = Callable[[Client, Scheduler], Awaitable[None]]
@@ -79,12 +80,13 @@ def moved(logs: Watch, now: float, outcome: str = "confirmed", pair: str = "vt")
 # ---- what is kept -----------------------------------------------------------------------------------------
 
 
-def test_moves_are_summed_by_the_second_and_only_confirmed_ones_gain() -> None:
+def test_moves_are_summed_by_the_second_and_only_confirmed_ones_cost() -> None:
     logs = Watch()
     for now, outcome in ((10.1, "confirmed"), (10.9, "refused"), (12.0, "stale"), (12.5, "confirmed")):
         moved(logs, now, outcome)
-    assert list(logs.seconds) == [Second(10, 1, 1, 0, 2.0, 0.5), Second(12, 1, 0, 1, 2.0, 0.5)]
-    assert dict(logs.totals) == {"confirmed": 2, "refused": 1, "stale": 1, "gained": 4.0, "spent": 1.0}
+    logs.worked(12.6, 3.0)
+    assert list(logs.seconds) == [Second(10, 1, 1, 0, 0.0, 0.5), Second(12, 1, 0, 1, 3.0, 0.5)]
+    assert dict(logs.totals) == {"confirmed": 2, "refused": 1, "stale": 1, "worked": 3.0, "spent": 1.0}
 
 
 def test_logs_are_as_long_after_a_day_as_after_an_hour() -> None:
@@ -251,7 +253,7 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
     page.update(
         StealingPicture(
             "informed",
-            {"confirmed": 3, "refused": 1, "gained": 4.0, "spent": 0.25},
+            {"confirmed": 3, "refused": 1, "worked": 4.0, "spent": 0.25},
             (Flow("0", "1", 3, 4.0, 0.25),),
             (Second(100, 3, 1, 0, 4.0, 0.25),),
             (Backlog("0", 2.0, 0.005, 7), Backlog("1", 0.0, 0.02, 0)),
@@ -458,7 +460,7 @@ def test_a_page_that_fails_says_so_and_is_closed(monkeypatch: pytest.MonkeyPatch
 def test_workers_that_leave_are_told_as_they_publish_it() -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         one, other = scheduler.workers
-        await wait(client.submit(bytes, 1000, key="kept", workers=[one]))
+        await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
         held = client.submit(bytes, 1000, key="kept")
         leaving = Leaving(scheduler)
         assert await leaving.leave([one]) == {}
@@ -480,7 +482,7 @@ def test_lanes_stand_for_a_while_however_many_workers_come(monkeypatch: pytest.M
         reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
         before = reel.news(1.0).lanes
         await client.cluster.scale(3)
-        await client.wait_for_workers(3)
+        await client.wait_for_workers(3, timeout=BOUND_S)
         assert reel.news(2.0).lanes == before
         reel._stand_until = 0.0
         assert len(reel.news(3.0).lanes) == 3
@@ -506,9 +508,9 @@ def test_a_browser_that_goes_away_is_noticed() -> None:
 def test_a_timeline_records_while_it_is_open_and_tells_each_task_once() -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         telemetry = scheduler.extensions["stealing"].telemetry
-        await wait(client.submit(time.sleep, 0.01, key="before"))
+        await finished_async(client.submit(time.sleep, 0.01, key="before"))
         reel = Reel(scheduler, telemetry)
-        await wait([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
+        await finished_async([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
         first, second = reel.news(time.time()), reel.news(time.time())
         assert sorted(b.key for b in first.blocks) == [f"during-{i}" for i in range(5)]
         assert second.blocks == ()
@@ -548,14 +550,14 @@ def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None
         chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
         ones = client.map(lambda i: i, range(4), key="one")
         total = client.submit(sum, ones, key="total")
-        await wait(total)
+        await finished_async(total)
         small = chart.picture()
         assert (small.grain, small.tasks, len(small.edges)) == ("tasks", 5, 4)
         assert {n.name: (n.x, n.state) for n in small.nodes}["total"] == (1.0, "memory")
         assert sum(n.critical for n in small.nodes) == 2
         assert chart.picture() is small  # nothing happened
         many = client.map(lambda i: i, range(TASKS), key="many")
-        await wait(many)
+        await finished_async(many)
         chart._due = 0.0
         large = chart.picture()
         assert large.grain == "groups"
@@ -575,10 +577,10 @@ def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
         chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
         ones = client.map(lambda i: i, range(11), key="one")
         totals = [client.submit(sum, ones, key=f"total-{i}") for i in range(9)]
-        await wait(totals)
+        await finished_async(totals)
         assert (chart.picture().grain, len(chart.picture().edges)) == ("tasks", 99)
         more = client.submit(sum, ones, key="total-9")
-        await wait(more)
+        await finished_async(more)
         monkeypatch.setattr(chart, "_due", float("inf"))
         assert chart.picture().grain == "tasks"  # the last one has just been made
         monkeypatch.setattr(chart, "_due", 0.0)

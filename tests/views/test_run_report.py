@@ -13,6 +13,7 @@ from dask_ferro.account import account
 from dask_ferro.trace import Span, Trace
 from dask_ferro.views import run_report as module
 from dask_ferro.views.run_report import run_report
+from tests import needs
 from tests.runs import RUN, W0, W1
 
 
@@ -126,6 +127,7 @@ def test_a_matrix_of_many_workers_shows_those_with_the_most(monkeypatch: pytest.
 
 
 @pytest.mark.browser
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_it_offline(tmp_path: Path, scheme: str) -> None:
     from playwright.sync_api import sync_playwright
@@ -133,7 +135,7 @@ def test_a_browser_draws_it_offline(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "run.html").write_text(page(RUN), encoding="utf-8")
     faults: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=needs.chromium(), args=["--no-sandbox"])
         tab = browser.new_page(color_scheme=scheme, offline=True)
         tab.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
         tab.on("pageerror", lambda error: faults.append(str(error)))

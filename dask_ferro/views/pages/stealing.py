@@ -7,6 +7,7 @@ threshold is milliseconds and a backlog may be minutes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import value, without_property_validation
@@ -32,12 +33,12 @@ _FLOW = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4
 
 
 class StealingPage:
-    """Flow matrix, outcomes, gain against cost, backlogs with their thresholds, and thresholds over time."""
+    """Flow matrix, outcomes, stolen work against cost, backlogs with their thresholds, and thresholds over time."""
 
     def __init__(self) -> None:
         self.flow = ColumnDataSource(_no("victim", "thief", "moves", "text", "gain", "cost", "ink"))
         self.seconds = ColumnDataSource(
-            _no("time", "confirmed", "refused", "stale", "gained", "spent", "down")
+            _no("time", "confirmed", "refused", "stale", "worked", "spent", "down")
         )
         self.backlogs = ColumnDataSource(_no("worker", "backlog", "end", "threshold", "waiting", "color"))
         self.thresholds = ColumnDataSource(_no("time", "least", "median", "most"))
@@ -53,7 +54,7 @@ class StealingPage:
         """Draw the newest picture; what did not change is not sent again."""
         self._headline(picture)
         self._draw_backlogs(picture)
-        changed = picture.totals.get("confirmed"), picture.seconds[-1:], picture.flows
+        changed = picture.totals.get("confirmed"), picture.seconds[-2:], picture.flows
         if changed != self._shown:
             self._shown = changed
             self._draw_moves(picture)
@@ -67,13 +68,17 @@ class StealingPage:
         t = picture.totals
         counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
         paid = (
-            f"{look.duration(t.get('gained', 0.0))} gained, {look.duration(t.get('spent', 0.0))} spent moving"
+            f"{look.duration(t.get('worked', 0.0))} of work in stolen tasks,"
+            f" {look.duration(t.get('spent', 0.0))} projected for moving them"
         )
-        text = f"<b>{counts}</b> since the plugin is on; {paid} (projected)"
+        text = f"<b>{counts}</b> since the plugin is on; {paid}"
         if picture.policy == "none":
             text += ". Stealing is off: the policy is <b>none</b>"
         if picture.unseen:
             text += f". {picture.unseen} workers between the longest and the shortest backlogs are left out"
+        if picture.waits:
+            more = f" (and {len(picture.waits) - 1} more)" if len(picture.waits) > 1 else ""
+            text += f"<br><b>{escape(picture.waits[0])}</b>{more}"
         if text != self.headline.text:
             self.headline.text = text
 
@@ -113,7 +118,7 @@ class StealingPage:
         self.seconds.data = {
             "time": [1000.0 * s.second + 500 for s in seconds],
             **{name: [getattr(s, name) for s in seconds] for name, _ in _OUTCOMES},
-            "gained": [s.gained for s in seconds],
+            "worked": [s.worked for s in seconds],
             "spent": [s.spent for s in seconds],
             "down": [-s.spent for s in seconds],
         }
@@ -160,7 +165,7 @@ class StealingPage:
         told = [
             ("from, to", "@victim, @thief"),
             ("tasks", "@moves"),
-            ("gained", "@gain"),
+            ("earlier by, projected mean", "@gain"),
             ("moving", "@cost"),
         ]
         look.hover(fig, [cells], told)
@@ -186,15 +191,16 @@ class StealingPage:
         return look.framed(fig, *((color, name) for name, color in _OUTCOMES))
 
     def _paid(self) -> Any:
-        fig = look.over_time("seconds gained against seconds spent moving", _WINDOW, "projected", height=178)
+        title = "work in stolen tasks against seconds spent moving"
+        fig = look.over_time(title, _WINDOW, "measured; moving is projected", height=178)
         up = {"color": look.GREEN, "line_color": None}
         down = {"color": look.RED, "line_color": None}
-        bars = fig.vbar("time", top="gained", width=900, source=self.seconds, **up)
+        bars = fig.vbar("time", top="worked", width=900, source=self.seconds, **up)
         fig.vbar("time", top="down", width=900, source=self.seconds, **down)
         fig.yaxis.formatter = look.seconds_ticks()
-        look.hover(fig, [bars], [("gained", "@gained{0.000} s"), ("spent", "@spent{0.000} s")])
+        look.hover(fig, [bars], [("work", "@worked{0.000} s"), ("moving", "@spent{0.000} s")])
         self._no_gain = look.awaiting(fig, "waits for the first task that moves")
-        return look.framed(fig, (look.GREEN, "gained"), (look.RED, "spent"))
+        return look.framed(fig, (look.GREEN, "stolen work"), (look.RED, "moving"))
 
     def _bars(self) -> Any:
         self._bar_range = FactorRange()
@@ -284,7 +290,7 @@ def _each(seconds: Sequence[Second]) -> list[Second]:
         return []
     found = {s.second: s for s in seconds[-_WINDOW:]}
     last = seconds[-1].second
-    quiet: Any = {"confirmed": 0, "refused": 0, "stale": 0, "gained": 0.0, "spent": 0.0}
+    quiet: Any = {"confirmed": 0, "refused": 0, "stale": 0, "worked": 0.0, "spent": 0.0}
     window = range(last - _WINDOW + 1, last + 1)
     return [found.get(s) or seconds[0]._replace(second=s, **quiet) for s in window]
 
