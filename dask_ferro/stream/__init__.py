@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,21 @@ import onnx
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.batching import batched as with_batched
 from dask_ferro.lower.opened import Opened
+from dask_ferro.lower.row_check import check_rows
 from dask_ferro.stream import begin, places, work
+from dask_ferro.stream.begin import Start
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.drive import ChunkFailed, drive
+from dask_ferro.stream.finish import finish
+from dask_ferro.stream.formats import Sink
 from dask_ferro.stream.journal import Header, Journal
+from dask_ferro.stream.lock import held
+from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.progress import bar
+from dask_ferro.stream.reread import check_read
 from dask_ferro.stream.task import Job
 from dask_ferro.stream.work import Work
 
@@ -79,13 +87,18 @@ def run(
     progress: bool | None = None,
     input: str | None = None,
     output: str | None = None,
+    batched: Collection[str] | None = None,
     overwrite: bool = False,
 ) -> Summary:
     """Run a model over all rows of a source and write what it gives to a sink, in bounded memory.
 
     A run that was stopped or killed goes on when it is called again with the same arguments: chunks that its
-    journal (``<sink>.ferro-progress``) has as done are not computed again.  A run that was completed does
-    nothing.
+    journal (``<sink>.ferro-progress``) has as done, and that still are what was written, are not computed again.
+    A run that was completed reads what it wrote, and computes again what has changed since.  Of a dask array only the
+    name is known, so either call also reads its rows again, for the chunks that are done, and refuses others.
+
+    The sink is there when it is whole: chunks are written beside it (``<sink>.<run>.ferro-part``).  One run at a
+    time holds a sink (``<sink>.ferro-lock``), from whatever host; a second one is refused.
 
     Parameters
     ----------
@@ -108,8 +121,12 @@ def run(
         Whether to show a bar on standard error; by default, where that is a terminal.
     input, output : str, optional
         The model's input that `source` is for; the only output to write.
+    batched : str or collection of str, optional
+        The inputs whose rows are streamed, where their axes 0 have different names or none and it cannot be told;
+        the others go whole to each chunk.
     overwrite : bool
-        Whether to begin anew over what lies at `sink`.
+        Whether to begin anew where an output of `ff.run` lies at `sink`, which stays until the new one is whole.
+        Nothing else is replaced.
 
     Returns
     -------
@@ -119,7 +136,9 @@ def run(
     ------
     ConfigError
         Before anything is submitted: rows that do not fit the model, a sink that exists and is not this
-        run's, an unknown format, files that a worker does not see.
+        run's, or is written by another run, an unknown format, files that a worker does not see.  At the end: a
+        source that changed meanwhile (a dask array that changes while it is read is not noticed), something else at
+        the sink.
     RuntimeError
         A chunk failed, of which it names the rows; those that were in flight are done and noted.
 
@@ -135,22 +154,32 @@ def run(
     sinks = places.named_places([s.name for s in sig.outputs], sink, output)
     journal = Journal(places.journal_folder(sink, sinks))
     sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
+    chosen = batched if batched is not None else graph._batched
+    opened = with_batched(opened, work.as_they_are(sources), chosen, is_cut=True)
+    sig, run_here = opened.signature, ModelGraph(opened).run_here
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
     rows = work.check_sources(sig, sources, title)
     work.check_outputs(opened, sources, list(sinks), title)
-    before = None if overwrite else begin.before(journal, sinks)
-    with pool_for(client) as pool:
+    with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
+        before = None if overwrite else begin.before(journal, sinks)
         if batch is None:
             batch = before.batch if before else work.default_batch(opened, sources, rows, pool.slots)
         if rows > batch:
-            opened.check_rows(work.standins(sig, sources, rows), sinks)
+            check_rows(opened, work.standins(sig, sources, rows), run_here, sinks)
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))
-        job = _begin(wanted, before, journal, pool)
-        done = range(job.chunks.count) if journal.is_finished() else journal.done(job.run)
-        if len(done) < job.chunks.count:
+        start = _begin(wanted, before, journal, pool)
+        check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
+        job = Job(
+            wanted.call, wanted.chunks, _sinks(start, journal), journal, start.header.run, wanted.hashed()
+        )
+        if len(start.done) < job.chunks.count:
             pool.begin(opened, job, wanted.feeds(), paths)
-        return _fly(job, pool, done, progress)
+        summary = _fly(job, pool, start.done, progress)
+        if not journal.is_finished(job.run):
+            with _writable(job.sinks):
+                finish(start, sources, journal, holds)
+        return summary
 
 
 def _unbound(graph: ModelGraph) -> Opened:
@@ -169,21 +198,41 @@ def _checked(batch: Any) -> int | None:
     raise ConfigError(f"batch={batch!r}, wanted a number of rows of at least 1, or None")
 
 
-def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Job:
-    """Make the sinks and the journal, or go on with those that are there."""
+def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
+    """Make the parts and the journal, or go on with those that are there."""
     header = wanted.header(journal.folder)
     if before is None:
         layouts = wanted.known_layouts()
         if layouts is None:
             layouts = wanted.layouts(pool.first_row(wanted.opened, wanted.call, wanted.feeds()))
-    else:
-        begin.check_same(before, header, journal)
-        layouts = wanted.layouts([before.outputs[n][2:] for n in wanted.outputs])
-    if before is not None and begin.all_there(wanted.places):
-        header, sinks = before, begin.again(layouts, wanted.places)
-    else:
-        header, sinks = begin.anew(header, layouts, wanted.places, journal)
-    return Job(wanted.call, wanted.chunks, sinks, journal, header.run)
+        with _writable(wanted.places.values()):
+            return begin.anew(header, layouts, wanted.places, journal)
+    begin.check_same(before, header, journal)
+    layouts = wanted.layouts([before.outputs[n][2:4] for n in wanted.outputs])
+    with _writable(wanted.places.values()):
+        return begin.again(before, layouts, wanted.places, journal)
+
+
+def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
+    """Return the sinks, ready to be written when a chunk is left."""
+    sinks = tuple(target.sink() for target in start.targets)
+    if len(start.done) == sinks[0].layout.chunks.count:
+        return sinks
+    with _writable(sinks):
+        return begin.reopened(start, journal)
+
+
+@contextmanager
+def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
+    """Say what cannot be made or moved, and why, when a file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        names = ", ".join(repr(sink.path) for sink in sinks)
+        raise ConfigError(
+            f"sink {names} cannot be written: {error.strerror or error} ({error.filename!r}); make room or choose"
+            " another path, and call ff.run again"
+        ) from error
 
 
 def _fly(job: Job, pool: AnyPool, done: Collection[int], progress: bool | None) -> Summary:
@@ -196,7 +245,6 @@ def _fly(job: Job, pool: AnyPool, done: Collection[int], progress: bool | None) 
         for number in drive(left, pool):
             advance(chunks.length(number))
     seconds = time.perf_counter() - start
-    job.journal.finish()
     return Summary(chunks.rows, rows, len(left), chunks.count - len(left), seconds)
 
 

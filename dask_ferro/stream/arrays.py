@@ -47,6 +47,11 @@ class ArraySource:
         """Return a token of the content."""
         return f"array {tokenize(self.array)}"
 
+    @property
+    def tells_content(self) -> bool:
+        """Whether another content has another fingerprint: yes."""
+        return True
+
     def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
         """Return the rows by chunk number."""
         return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
@@ -80,8 +85,13 @@ class DaskSource:
         return int(max(1, *self.array.chunks[0]))
 
     def fingerprint(self) -> str:
-        """Return the array's name, which is a token of what it is made from."""
+        """Return the array's name; who makes the array chooses it, and a file that it reads may change under it."""
         return f"dask array {self.array.name}"
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether another content has another fingerprint: no, only its name is known."""
+        return False
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
         """Return the chunks by number, as delayed values of little graphs of their own."""
@@ -104,8 +114,10 @@ def open_array(array: Array, what: str) -> ArraySource:
     Raises
     ------
     ConfigError
-        When it has no rows or no numbers.
+        When it has no rows, no numbers, or a mask.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise ConfigError(f"{what} is a masked array, and models know no masks: fill it with .filled(value)")
     if not array.ndim:
         raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
     numeric(array.dtype, what)

@@ -8,11 +8,13 @@ It knows no client, no model and no file: a pool submits, and tells what became 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 # A chunk whose input or model was lost with a worker is submitted again; a fourth loss is no accident.
 _ATTEMPTS = 4
+# While nothing ends, the pool is asked so often whether something is amiss.
+LOOK_S = 1.0
 
 
 class Lost(Exception):
@@ -50,6 +52,10 @@ class Pool(Protocol):
         """Return what a future that ended failed with, `Lost` where another attempt may help."""
         ...
 
+    def look(self) -> None:
+        """Say what is amiss, if anything; called while nothing ends."""
+        ...
+
 
 def drive(numbers: Iterable[int], pool: Pool) -> Iterator[int]:
     """Yield the numbers of chunks as they are done.
@@ -74,7 +80,7 @@ def drive(numbers: Iterable[int], pool: Pool) -> Iterator[int]:
             start(number, 0)
         if not flying:
             break
-        future = ended.get()
+        future = _next_ended(ended, pool)
         number, attempt = flying.pop(future)
         error = pool.error(future)
         if error is None:
@@ -86,3 +92,11 @@ def drive(numbers: Iterable[int], pool: Pool) -> Iterator[int]:
     if failures:
         number, failed = failures[0]
         raise ChunkFailed(number, failed, len(failures) - 1) from failed
+
+
+def _next_ended(ended: SimpleQueue[Any], pool: Pool) -> Any:
+    while True:
+        try:
+            return ended.get(timeout=LOOK_S)
+        except Empty:
+            pool.look()

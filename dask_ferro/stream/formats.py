@@ -8,15 +8,21 @@ rest.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import xxhash
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# Files are read for their digests in such blocks.
+_BLOCK = 2**20
 
 
 class Piece(Protocol):
@@ -52,6 +58,11 @@ class Source(Protocol):
         """Return a text that differs when the content may differ."""
         ...
 
+    @property
+    def tells_content(self) -> bool:
+        """Whether `fingerprint` does so; if not, what is read is noted with each chunk."""
+        ...
+
     def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
         """Return a function of a chunk's number: its `Piece`, its rows, or a delayed value of them."""
         ...
@@ -75,6 +86,8 @@ class Sink(Protocol):
     """A place for one output, filled chunk by chunk in any order, from any process; picklable."""
 
     @property
+    def path(self) -> str: ...
+    @property
     def layout(self) -> Layout: ...
 
     def prepare(self) -> None:
@@ -85,9 +98,50 @@ class Sink(Protocol):
         """Whether what lies there is what `prepare` made, filled or not."""
         ...
 
-    def write(self, number: int, rows: Array) -> None:
-        """Write a chunk, whole, so that it outlives this process; a second time does no harm."""
+    def write(self, number: int, rows: Array) -> str:
+        """Write a chunk, whole, so that it outlives this process, and return its digest; twice does no harm."""
         ...
+
+    def digest(self, number: int) -> str | None:
+        """Return the digest of a chunk as it lies there, or None where it cannot be read."""
+        ...
+
+    def foreign(self) -> str | None:
+        """Return the path of something here that no `write` or `prepare` makes, or None."""
+        ...
+
+    def reopen(self) -> None:
+        """Make ready for more chunks what was prepared before."""
+        ...
+
+    def tidy(self) -> None:
+        """Remove what killed writers left half made."""
+        ...
+
+
+def digest(content: Any) -> str:
+    """Return the digest of bytes: 128 bits, at memory speed; against accidents, not against attacks."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def file_digest(path: str, start: int = 0, length: int | None = None) -> str | None:
+    """Return the digest of a file, or of `length` bytes from `start`; None where they cannot be read."""
+    found = xxhash.xxh3_128()
+    left = length
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            while left != 0 and (block := file.read(_BLOCK if left is None else min(_BLOCK, left))):
+                found.update(block)
+                left = None if left is None else left - len(block)
+    except OSError:
+        return None
+    return None if left else found.hexdigest()
+
+
+def irregular(path: str) -> bool:
+    """Whether something else than a file lies at a path: a folder, a link, a device."""
+    return not stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:

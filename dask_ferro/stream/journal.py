@@ -3,38 +3,51 @@
     <sink>.ferro-progress/
         header.json           what the run is: model, sources, rows, batch, outputs
         <host>-<pid>-<n>.log  one for each process that writes: a line a chunk, after the chunk's rows
-        finished              instead of the logs, when all chunks are done
+        finished              instead of the logs, when all chunks are done: their lines
 
-No two processes append to one file, so there is nothing to lock, on any file system.  A line is one JSON
-object, written by one call; one that was cut short does not parse, and its chunk is done again.  Every line
-names the run that it belongs to: what an overwritten run's last tasks still have to say is not believed.
+No two processes append to one file, so a log needs no lock, on any file system.  A line is one JSON object with a
+checksum, written by one call; a line that was cut short or changed does not count, and its chunk is done again.
+Every line names its run, so lines of an overwritten run's last tasks do not count either; and it has a digest of
+what each sink was given, which `parts` compares with what lies there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
+
+import xxhash
 
 from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-progress"
 _HEADER, _FINISHED, _LOG = "header.json", "finished", ".log"
+# In front of the checksum of a line, and of a header: the last field of either.
+_CHECK = b', "check": "'
 
 
 class Output(NamedTuple):
-    """One output as the journal knows it: `sink` is its path from the journal's folder."""
+    """One output as the journal knows it: `sink` is its path from the journal's folder.
+
+    `replaces` is the stamp of an earlier output of ours that this run may replace when it ends, or None.
+    """
 
     kind: str
     sink: str
     dtype: str
     row_shape: tuple[int, ...]
+    replaces: str | None = None
+
+
+def new_run() -> str:
+    """Return a name for a run: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Header:
         Fingerprints of the sources by model input.
     rows, batch : int
     outputs : mapping of str to Output
+    batched : tuple of str
+        The inputs of which each chunk has its rows; the others go whole to each.
     """
 
     model: str
@@ -56,13 +71,13 @@ class Header:
     rows: int
     batch: int
     outputs: Mapping[str, Output]
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run: str = field(default_factory=new_run)
+    batched: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Return the header as text."""
-        return json.dumps(
-            {**asdict(self), "outputs": {n: o._asdict() for n, o in self.outputs.items()}}, indent=1
-        )
+        """Return the header as text, with a checksum."""
+        outputs = {n: o._asdict() for n, o in self.outputs.items()}
+        return _sealed({**asdict(self), "outputs": outputs}).decode()
 
     @staticmethod
     def from_json(text: str) -> Header:
@@ -71,15 +86,17 @@ class Header:
         Raises
         ------
         ValueError
-            When it is none.
+            When the text is no header, or has changed since it was written.
         """
+        read = _opened(text.encode())
+        if read is None:
+            raise ValueError("its header has no checksum of ours, or a wrong one: it is damaged or foreign")
         try:
-            read = json.loads(text)
             outputs = {
                 name: Output(**{**entry, "row_shape": tuple(entry["row_shape"])})
                 for name, entry in read.pop("outputs").items()
             }
-            return Header(**read, outputs=outputs)
+            return Header(**{**read, "batched": tuple(read["batched"])}, outputs=outputs)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no header of a run: {error}") from error
 
@@ -93,6 +110,7 @@ def differences(was: Header, now: Header) -> list[str]:
         found += _difference(f"source of {name!r}", was.inputs.get(name), now.inputs.get(name))
     found += _difference("rows", was.rows, now.rows)
     found += _difference("batch", was.batch, now.batch)
+    found += _difference("batched", was.batched, now.batched)
     for name in sorted({*was.outputs, *now.outputs}):
         sinks = [h.outputs[name][:2] if name in h.outputs else None for h in (was, now)]
         found += _difference(f"sink of {name!r}", *(s and f"{s[1]} ({s[0]})" for s in sinks))
@@ -103,25 +121,66 @@ def _difference(what: str, was: Any, now: Any) -> list[str]:
     return [] if was == now else [f"{what}: was {was}, is {now}"]
 
 
-def line(run: str, number: int, rows: int, seconds: float) -> bytes:
-    """Return the line for a chunk that is done."""
-    record = {"run": run, "chunk": number, "rows": rows, "seconds": round(seconds, 6)}
-    return json.dumps(record).encode() + b"\n"
+def line(
+    run: str,
+    number: int,
+    rows: int,
+    seconds: float,
+    digests: Sequence[str] = (),
+    read: Sequence[str] = (),
+) -> bytes:
+    """Return the line for a chunk that is done.
+
+    `digests` are those of what each sink was given, `read` those of the rows of each source whose fingerprint does not
+    tell its content.
+    """
+    return _sealed(
+        {
+            "run": run,
+            "chunk": number,
+            "rows": rows,
+            "seconds": round(seconds, 6),
+            "digests": list(digests),
+            "read": list(read),
+        }
+    )
 
 
-def done_in(log: bytes, run: str) -> Iterator[int]:
-    """Yield the chunks that a log has as done in a run; lines that are torn or of another run do not count.
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of JSON whose last field is a checksum of all before it."""
+    body = json.dumps(record).encode()[:-1]
+    return body + _CHECK + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
-    >>> list(done_in(line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9], "a"))
+
+def _opened(text: bytes) -> dict[str, Any] | None:
+    """Return the record of a line, or None where its checksum does not hold."""
+    body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
+    if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':
+        return None
+    record: dict[str, Any] = json.loads(body + b"}")
+    return record
+
+
+class Note(NamedTuple):
+    """A chunk that a line has as done, with the digests of what was written and read, and the line itself."""
+
+    chunk: int
+    digests: tuple[str, ...]
+    read: tuple[str, ...]
+    text: bytes
+
+
+def notes_in(log: bytes, run: str) -> Iterator[Note]:
+    """Yield what a log has as done in a run; lines that are torn, changed or of another run do not count.
+
+    >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
+    >>> [note.chunk for note in notes_in(log, "a")]
     [3]
     """
     for text in log.split(b"\n"):
-        try:
-            record = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("run") == run and isinstance(record.get("chunk"), int):
-            yield record["chunk"]
+        record = _opened(text)
+        if record is not None and record.get("run") == run and "chunk" in record:
+            yield Note(record["chunk"], tuple(record["digests"]), tuple(record["read"]), text + b"\n")
 
 
 @dataclass(frozen=True)
@@ -145,7 +204,7 @@ class Journal:
             if os.path.isdir(self.folder) and any(n[0] != "." for n in os.listdir(self.folder)):
                 raise self._foreign("it has no header") from None
             return None
-        except (ValueError, NotADirectoryError) as error:
+        except (ValueError, NotADirectoryError, IsADirectoryError) as error:
             raise self._foreign(str(error)) from error
 
     def _foreign(self, why: str) -> ConfigError:
@@ -154,21 +213,30 @@ class Journal:
         )
 
     def begin(self, header: Header) -> None:
-        """Make the journal of a new run; logs of another one are dropped."""
+        """Make the journal of a new run; what was noted of another one is dropped.
+
+        The header is put in place first, by one rename: killed before it, the other run is as it was; killed after
+        it, lines that are left name another run.
+        """
         os.makedirs(self.folder, exist_ok=True)
+        self._put(_HEADER, header.to_json().encode())
         for name in self._logs():
             os.unlink(self._path(name))
-        if self.is_finished():
-            os.unlink(self._path(_FINISHED))
-        self._put(_HEADER, header.to_json())
+
+    def notes(self, run: str) -> list[Note]:
+        """Return what is done in a run, by all logs."""
+        found: list[Note] = []
+        for name in self._logs():
+            try:
+                with open(self._path(name), "rb") as file:
+                    found += notes_in(file.read(), run)
+            except FileNotFoundError:  # a run that was overwritten ends just now
+                continue
+        return found
 
     def done(self, run: str) -> frozenset[int]:
-        """Return the chunks that are done in a run."""
-        found: set[int] = set()
-        for name in self._logs():
-            with open(self._path(name), "rb") as file:
-                found.update(done_in(file.read(), run))
-        return frozenset(found)
+        """Return the chunks that are noted as done in a run."""
+        return frozenset(note.chunk for note in self.notes(run))
 
     def is_current(self, run: str) -> bool:
         """Whether this is still the journal of a run, as this process sees it."""
@@ -179,48 +247,54 @@ class Journal:
         return header is not None and header.run == run
 
     def record(self, text: bytes) -> None:
-        """Append a line to this process' own log."""
+        """Append a line to this process' own log; behind a line that was cut short, it begins a new one."""
         path = self._path(_writer(os.getpid()) + _LOG)
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                text = b"\n" + text
             written = os.write(handle, text)
         finally:
             os.close(handle)
         if written < len(text):
             raise OSError(f"only {written} of {len(text)} bytes went into {path!r}: is the disk full?")
 
-    def finish(self) -> None:
-        """Put a mark in place of the logs."""
-        self._put(_FINISHED, "")
+    def finish(self, run: str) -> None:
+        """Put one file of all lines in place of the logs."""
+        lines = {note.text: None for note in self.notes(run)}
+        self._put(_FINISHED, _sealed({"run": run, "finished": True}) + b"".join(lines))
+        self.drop_logs()
+
+    def drop_logs(self) -> None:
+        """Remove the logs, of which a finished journal has all."""
         for name in self._logs():
-            os.unlink(self._path(name))
+            if name != _FINISHED:
+                os.unlink(self._path(name))
 
-    def is_finished(self) -> bool:
-        """Whether all chunks were done."""
-        return os.path.exists(self._path(_FINISHED))
+    def reopen(self) -> None:
+        """Make a log of the lines of a finished run, whose output is to be mended."""
+        os.rename(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
 
-    def remove(self) -> None:
-        """Remove the journal, if there is one.
+    def is_finished(self, run: str) -> bool:
+        """Whether all chunks of a run were done and its output is in place."""
+        try:
+            with open(self._path(_FINISHED), "rb") as file:
+                first = _opened(file.readline())
+        except FileNotFoundError:
+            return False
+        return first is not None and first.get("run") == run
 
-        Raises
-        ------
-        ConfigError
-            When the folder is no journal.
-        """
-        if os.path.lexists(self.folder):
-            self.header()
-            shutil.rmtree(self.folder)
-
-    def _put(self, name: str, text: str) -> None:
+    def _put(self, name: str, text: bytes) -> None:
         part = self._path(f".{name}.part")
-        with open(part, "w", encoding="utf-8") as file:
+        with open(part, "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, self._path(name))
 
     def _logs(self) -> Iterable[str]:
-        return sorted(n for n in os.listdir(self.folder) if n.endswith(_LOG))
+        return sorted(n for n in os.listdir(self.folder) if n.endswith(_LOG) or n == _FINISHED)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

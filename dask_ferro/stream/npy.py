@@ -1,4 +1,4 @@
-"""`.npy` files: read by slices, and made whole at first, then filled in by slices.
+"""`.npy` files: read by slices, and made at their full size at first, then filled in by slices.
 
 Rows are read and written with plain system calls and not through a mapping: a file that is cut short, or a
 full disk, is then an `OSError` and not a bus error that kills the worker, and the worker's resident memory
@@ -21,7 +21,8 @@ from numpy.lib import format as npy_format
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, Layout, numeric
+from dask_ferro.stream.formats import Array, Layout, digest, file_digest, irregular, numeric
+from dask_ferro.stream.stamps import Stamp, check_unchanged, stamp_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class NpySource:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran: bool
+    opened: Stamp
     grain: int = 1
 
     @property
@@ -47,8 +49,12 @@ class NpySource:
 
     def fingerprint(self) -> str:
         """Return path, size and time of the last change."""
-        status = os.stat(self.path)
-        return f"{self.path}, {status.st_size} bytes, changed at {status.st_mtime_ns} ns"
+        return f"{self.path}, {stamp_of(self.path)}"
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether another content has another fingerprint: yes."""
+        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], NpyPiece]:
         """Return the pieces of the file by chunk number."""
@@ -64,7 +70,12 @@ class NpyPiece:
     stop: int
 
     def read(self) -> Array:
-        """Return the rows, in C order."""
+        """Return the rows, in C order; an `OSError` when the file changed since it was opened."""
+        found = self._read()
+        check_unchanged(self.source.path, self.source.opened)
+        return found
+
+    def _read(self) -> Array:
         source = self.source
         if source.fortran:  # a row lies scattered over the file
             mapped = np.memmap(source.path, source.dtype, "r", source.offset, source.shape, order="F")
@@ -92,15 +103,17 @@ def open_npy(path: str) -> NpySource:
         with open(path, "rb") as file:
             shape, fortran, dtype = _read_header(file)
             offset = file.tell()
-            size = os.fstat(file.fileno()).st_size
+            opened = stamp_of(file.fileno())
     except (ValueError, EOFError) as error:
         raise ConfigError(f"source {path!r} is not a .npy file: {error}") from error
     numeric(dtype, f"source {path!r}")
     if not shape:
         raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
-    if size < (wanted := offset + prod(shape) * dtype.itemsize):
-        raise ConfigError(f"source {path!r} is cut short: {size} bytes, wanted {wanted} for shape {shape}")
-    return NpySource(path, offset, shape, dtype, fortran and len(shape) > 1)
+    if opened.size < (wanted := offset + prod(shape) * dtype.itemsize):
+        raise ConfigError(
+            f"source {path!r} is cut short: {opened.size} bytes, wanted {wanted} for shape {shape}"
+        )
+    return NpySource(path, offset, shape, dtype, fortran and len(shape) > 1, opened)
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -125,7 +138,7 @@ class NpySink:
         free = shutil.disk_usage(os.path.dirname(self.path)).free
         if size > free:
             raise ConfigError(f"sink {self.path!r} needs {size} bytes, and {free} are free there")
-        part = f"{self.path}.part"
+        part = f"{self.path}.tmp"
         with open(part, "wb") as file:
             file.write(header)
             file.truncate(size)
@@ -143,18 +156,39 @@ class NpySink:
             len(self._header()),
         )
 
-    def write(self, number: int, rows: Array) -> None:
-        """Write a chunk in its place, on the disk when this returns."""
-        start, _ = self.layout.chunks.span(number)
-        offset = len(self._header()) + start * prod(self.layout.row_shape) * self.layout.dtype.itemsize
+    def write(self, number: int, rows: Array) -> str:
+        """Write a chunk in its place, on the disk when this returns; the file must be there."""
+        offset, _ = self._bytes(number)
+        content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         handle = os.open(self.path, os.O_WRONLY)
         try:
-            _write_all(handle, np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data, offset)
+            _write_all(handle, content, offset)
             os.fdatasync(
                 handle
             )  # 80 kB: 1 ms, 16 MB: some 30 ms; else a crash of the host loses what is journaled
         finally:
             os.close(handle)
+        return digest(content)
+
+    def digest(self, number: int) -> str | None:
+        """Return the digest of the bytes of a chunk."""
+        return file_digest(self.path, *self._bytes(number))
+
+    def foreign(self) -> str | None:
+        """Return the path when it is no file."""
+        return self.path if irregular(self.path) else None
+
+    def reopen(self) -> None:
+        """Do nothing: the file is all there is."""
+
+    def tidy(self) -> None:
+        """Do nothing: the file is all there is."""
+
+    def _bytes(self, number: int) -> tuple[int, int]:
+        """Return where in the file a chunk begins, and its length."""
+        start, stop = self.layout.chunks.span(number)
+        row = prod(self.layout.row_shape) * self.layout.dtype.itemsize
+        return len(self._header()) + start * row, (stop - start) * row
 
     def _header(self) -> bytes:
         buffer = io.BytesIO()
@@ -170,16 +204,3 @@ def _write_all(handle: int, content: memoryview, offset: int) -> None:
     while content:
         written = write(content, offset)  # at most 2 GB a call
         content, offset = content[written:], offset + written
-
-
-def remove_npy(path: str) -> None:
-    """Remove a `.npy` file.
-
-    Raises
-    ------
-    ConfigError
-        When something else has its name.
-    """
-    if os.path.isdir(path) and not os.path.islink(path):
-        raise ConfigError(f"sink {path!r} is a folder, and not a .npy file to overwrite; remove it yourself")
-    os.unlink(path)

@@ -9,19 +9,21 @@ output.
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, Layout, missing_extra, numeric
+from dask_ferro.stream.formats import Array, Layout, digest, file_digest, irregular, missing_extra, numeric
+from dask_ferro.stream.stamps import Stamp, check_unchanged, stamp_of, stamps_of
 
 SUFFIXES = (".parquet", ".pq")
 # pandas keeps an index that is no plain count as a column of such a name.
@@ -48,6 +50,7 @@ class ParquetSource:
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     grain: int
+    opened: tuple[Stamp, ...]
 
     @property
     def rows(self) -> int:
@@ -56,14 +59,16 @@ class ParquetSource:
 
     def fingerprint(self) -> str:
         """Return path, columns, size and latest change of the files."""
-        found = [os.stat(file) for file in self.files]
-        size, latest = sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
-        columns = ", ".join(self.columns)
-        return f"{self.path} ({columns}), {len(found)} files, {size} bytes, changed at {latest} ns"
+        return f"{self.path} ({', '.join(self.columns)}), {stamps_of(_files(self.path), self.path)}"
 
     @cached_property
     def _stops(self) -> list[int]:
         return list(accumulate(self.lengths))
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether another content has another fingerprint: yes."""
+        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ParquetPiece]:
         """Return the row ranges by chunk number."""
@@ -76,23 +81,34 @@ class ParquetSource:
             begin = self._stops[file] - self.lengths[file]
             end = min(stop, self._stops[file])
             if end > at:
-                parts.append((self.files[file], at - begin, end - begin))
+                parts.append(Part(self.files[file], at - begin, end - begin, self.opened[file]))
             at, file = end, file + 1
         return ParquetPiece(tuple(parts), self.columns, self.row_shape, self.dtype)
 
 
+class Part(NamedTuple):
+    """Rows `first` to `last` (excluded) of a file, and what the file was when it was opened."""
+
+    file: str
+    first: int
+    last: int
+    opened: Stamp
+
+
 @dataclass(frozen=True)
 class ParquetPiece:
-    """Row ranges of parquet files, as (file, first row, row after the last)."""
+    """Row ranges of parquet files."""
 
-    parts: tuple[tuple[str, int, int], ...]
+    parts: tuple[Part, ...]
     columns: tuple[str, ...]
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def read(self) -> Array:
-        """Return the rows."""
-        read = [self._read(*part) for part in self.parts]
+        """Return the rows; an `OSError` when a file changed since it was opened."""
+        read = [self._read(part.file, part.first, part.last) for part in self.parts]
+        for part in self.parts:
+            check_unchanged(part.file, part.opened)
         if not read:
             return np.empty((0, *self.row_shape), self.dtype)
         return read[0] if len(read) == 1 else np.concatenate(read)
@@ -166,6 +182,7 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
     """
     pa, parquet = _pyarrow()
     files = _files(path)
+    opened = tuple(map(stamp_of, files))
     try:
         metas = [parquet.read_metadata(file) for file in files]
         schemas = [parquet.read_schema(file) for file in files]
@@ -180,7 +197,7 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
         row_shape = _row_shape(files, lengths, columns[0], schemas[0].field(columns[0]).type)
         if not row_shape and axes == 2:
             row_shape = (1,)
-    return ParquetSource(path, files, lengths, columns, row_shape, dtype, _grain(metas))
+    return ParquetSource(path, files, lengths, columns, row_shape, dtype, _grain(metas), opened)
 
 
 def _files(path: str) -> tuple[str, ...]:
@@ -256,7 +273,7 @@ def _grain(metas: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class ParquetSink:
-    """A folder of parquet files, one a chunk."""
+    """A folder of parquet files, one a chunk; a file is made in a folder beside it, and moved in whole."""
 
     path: str
     layout: Layout
@@ -268,32 +285,73 @@ class ParquetSink:
 
     def prepare(self) -> None:
         """Make the folder; without rows, with one empty file that tells the type."""
-        os.makedirs(self.path, exist_ok=True)
+        for folder in (self._scratch, self.path):
+            os.makedirs(folder, exist_ok=True)
         if not self.layout.chunks.rows:
             self.write(0, np.empty(self.layout.shape, self.layout.dtype))
 
     def fits(self) -> bool:
-        """Whether the folder is there: a file of it is whole or not there."""
-        return os.path.isdir(self.path)
+        """Whether the folder is there, and no other files in it would be read as rows."""
+        if not os.path.isdir(self.path):
+            return False
+        return not any(n.endswith(SUFFIXES) and n[0] not in "._" for n in self._others())
 
-    def write(self, number: int, rows: Array) -> None:
-        """Write the file of a chunk, on the disk when this returns."""
-        _, parquet = _pyarrow()
-        part = os.path.join(self.path, f".part-{number:06d}-{uuid.uuid4().hex[:8]}.tmp")
+    def write(self, number: int, rows: Array) -> str:
+        """Write the file of a chunk, on the disk when this returns; the folders must be there."""
+        pa, parquet = _pyarrow()
+        content = pa.BufferOutputStream()
+        parquet.write_table(_table(self.layout.name, rows), content)
+        made = content.getvalue()
+        part = os.path.join(self._scratch, f"{number}-{uuid.uuid4().hex}.tmp")
         try:
             with open(part, "wb") as file:
-                parquet.write_table(_table(self.layout.name, rows), file)
+                file.write(made)
                 file.flush()
                 os.fdatasync(file.fileno())
-            os.replace(part, os.path.join(self.path, self._file(number)))
+            os.replace(part, self._file(number))
         except BaseException:
             if os.path.exists(part):
                 os.unlink(part)
             raise
+        return digest(made)
+
+    def digest(self, number: int) -> str | None:
+        """Return the digest of the file of a chunk."""
+        return file_digest(self._file(number))
+
+    def foreign(self) -> str | None:
+        """Return the first thing in the folder that is no file of a chunk."""
+        if not os.path.isdir(self.path) or os.path.islink(self.path):
+            return self.path
+        paths = [os.path.join(self.path, n) for n in sorted(os.listdir(self.path))]
+        others = {os.path.join(self.path, n) for n in self._others()}
+        return next((p for p in paths if p in others or irregular(p)), None)
+
+    def reopen(self) -> None:
+        """Make the folder of files that are not whole yet again."""
+        os.makedirs(self._scratch, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove the folder of files that are not whole yet."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def _scratch(self) -> str:
+        """The folder of files that are not whole yet: beside the other one, of which all is read."""
+        return f"{self.path}.tmp"
+
+    def _others(self) -> set[str]:
+        """Return the names in the folder that no chunk has."""
+        return {n for n in os.listdir(self.path) if not self._is_chunk(n)}
+
+    def _is_chunk(self, name: str) -> bool:
+        number = name.removeprefix("part-").removesuffix(".parquet")
+        known = number.isascii() and number.isdigit() and int(number) < max(1, self.layout.chunks.count)
+        return known and name == os.path.basename(self._file(int(number)))
 
     def _file(self, number: int) -> str:
         digits = max(6, len(str(self.layout.chunks.count)))
-        return f"part-{number:0{digits}d}.parquet"
+        return os.path.join(self.path, f"part-{number:0{digits}d}.parquet")
 
 
 def _table(name: str, rows: Array) -> Any:
@@ -302,25 +360,3 @@ def _table(name: str, rows: Array) -> Any:
     for size in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     return pa.table({name: column})
-
-
-def remove_parquet(path: str) -> None:
-    """Remove a parquet file, or a folder that holds nothing else.
-
-    Raises
-    ------
-    ConfigError
-        When the folder holds other things.
-    """
-    if not os.path.isdir(path):
-        os.unlink(path)
-        return
-    names = os.listdir(path)
-    others = sorted(n for n in names if not n.endswith(SUFFIXES) and not (n[0] == "." and n.endswith(".tmp")))
-    if others:
-        raise ConfigError(
-            f"sink {path!r} holds more than parquet files ({others[0]!r}); remove it yourself to overwrite it"
-        )
-    for name in names:
-        os.unlink(os.path.join(path, name))
-    os.rmdir(path)

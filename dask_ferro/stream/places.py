@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 from urllib.parse import quote
 
@@ -21,20 +22,15 @@ from dask_ferro.stream import zarr_arrays
 from dask_ferro.stream.arrays import open_array, open_dask
 from dask_ferro.stream.formats import Layout, Sink, Source
 from dask_ferro.stream.journal import SUFFIX
-from dask_ferro.stream.npy import NpySink, open_npy, remove_npy
-from dask_ferro.stream.parquet import SUFFIXES, ParquetSink, open_parquet, remove_parquet
-from dask_ferro.stream.zarr_arrays import MARKS, ZarrSink, open_zarr, remove_zarr
+from dask_ferro.stream.npy import NpySink, open_npy
+from dask_ferro.stream.parquet import SUFFIXES, ParquetSink, open_parquet
+from dask_ferro.stream.zarr_arrays import MARKS, ZarrSink, open_zarr
 
 _WANTED = ".npy, .zarr or .parquet"
 _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
     "npy": NpySink,
     "zarr": ZarrSink,
     "parquet": ParquetSink,
-}
-_REMOVERS: Mapping[str, Callable[[str], None]] = {
-    "npy": remove_npy,
-    "zarr": remove_zarr,
-    "parquet": remove_parquet,
 }
 
 
@@ -49,14 +45,9 @@ class Place:
         """Whether something lies there."""
         return os.path.lexists(self.path)
 
-    def remove(self) -> None:
-        """Remove what lies there, if anything does; a `ConfigError` when it is not of this format."""
-        if self.exists():
-            _REMOVERS[self.kind](self.path)
-
-    def sink(self, layout: Layout) -> Sink:
-        """Return the sink for an output of this layout."""
-        return _SINKS[self.kind](self.path, layout)
+    def sink(self, layout: Layout, path: str | None = None) -> Sink:
+        """Return the sink for an output of this layout, at another path if one is given."""
+        return _SINKS[self.kind](path or self.path, layout)
 
 
 # ---- sources
@@ -220,9 +211,19 @@ def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[st
             f"no output {', '.join(map(repr, unknown))}; the model has outputs {', '.join(names)}"
         )
     places = {name: _place(path) for name, path in wanted.items()}
-    if len({p.path for p in places.values()}) < len(places):
-        raise ConfigError("two outputs have the same sink; give each its own path")
+    _refuse_nested(places)
     return places
+
+
+def _refuse_nested(places: Mapping[str, Place]) -> None:
+    """Raise `ConfigError` when two outputs have the same sink, or one's lies in the other's."""
+    for one, other in combinations(places, 2):
+        above = os.path.commonpath([places[one].path, places[other].path])
+        if above in (places[one].path, places[other].path):
+            raise ConfigError(
+                f"outputs {one!r} and {other!r} have the same sink, or one in the other: {places[one].path!r} and"
+                f" {places[other].path!r}; give each its own path"
+            )
 
 
 def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:

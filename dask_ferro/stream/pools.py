@@ -7,6 +7,8 @@ it.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as ThreadFuture
@@ -23,7 +25,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs import current_client
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.shipping import copy_for
-from dask_ferro.stream.drive import Lost
+from dask_ferro.stream.drive import LOOK_S, Lost
 from dask_ferro.stream.task import Call, Job, first_row, run_chunk, unseen
 
 # In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
@@ -36,6 +38,8 @@ _RETRIES = 1
 # Rows are sent so often before a run gives up; in between, the scheduler learns which worker is gone.
 _SENDINGS, _DEATH_KNOWN_S = 4, 0.2
 
+logger = logging.getLogger(__name__)
+
 
 class Feed(NamedTuple):
     """What a model input is fed: its piece by chunk number; one for all where it carries no batch."""
@@ -46,6 +50,26 @@ class Feed(NamedTuple):
     def at(self, number: int) -> Any:
         """Return what a chunk is fed."""
         return self.piece(number if self.carries else 0)
+
+
+class Absence:
+    """When to say that nobody is there: after `first` seconds, after twice as many, and so on."""
+
+    def __init__(self, first: float) -> None:
+        self._first = self._next = first
+        self._since: float | None = None
+
+    def is_to_be_told(self, there: bool, now: float) -> bool:
+        """Take what is seen at a time, in seconds; return whether to say it."""
+        if there:
+            self._since, self._next = None, self._first
+            return False
+        if self._since is None:
+            self._since = now
+        if now - self._since < self._next:
+            return False
+        self._next = 2 * max(self._next, now - self._since)
+        return True
 
 
 class ThreadPool:
@@ -76,9 +100,16 @@ class ThreadPool:
             run_chunk, self._job, number, *(_here(feed.at(number)) for feed in self._feeds)
         )
 
+    def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> ThreadFuture[Any]:
+        """Submit a function of some pieces."""
+        return self._executor.submit(function, *map(_here, pieces))
+
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
         """Return what a chunk failed with."""
         return future.exception()
+
+    def look(self) -> None:
+        """Do nothing: threads of this process are there."""
 
     def cancel(self) -> None:
         """Drop what has not started, and wait for what has."""
@@ -114,6 +145,7 @@ class ClientPool:
         self._job: Job
         self._feeds: Sequence[Feed]
         self._name = ""
+        self._absence = Absence(config.seconds("stream.no-workers"))
 
     @property
     def slots(self) -> int:
@@ -125,10 +157,11 @@ class ClientPool:
 
     def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
         """Return what `task.first_row` does, from a worker."""
+        self._await_worker()
         copy = _copy(opened, self._client)
         given = [self._sent(feed.at(0)) for feed in feeds]
         carries = [feed.carries for feed in feeds]
-        return self._client.submit(first_row, call, carries, *given, copy=copy, pure=False).result()
+        return self._result(self._client.submit(first_row, call, carries, *given, copy=copy, pure=False))
 
     def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
         """Take a job, and what the model's inputs are fed.
@@ -140,10 +173,11 @@ class ClientPool:
         """
         self._opened, self._job, self._feeds = opened, job, feeds
         self._name = f"stream-{job.run}"
+        self._await_worker()
         self._send_shared()
-        blind = {
-            w: p for w, p in self._client.run(unseen, paths, job.journal, job.run).items() if p is not None
-        }
+        parts = [sink.path for sink in job.sinks]
+        seen = self._client.run(unseen, paths, job.journal, job.run, parts)
+        blind = {w: p for w, p in seen.items() if p is not None}
         if blind:
             worker, path = next(iter(blind.items()))
             raise ConfigError(
@@ -171,6 +205,12 @@ class ClientPool:
         self._live.add(future)
         return future
 
+    def send(self, function: Callable[..., Any], pieces: Sequence[Any]) -> Any:
+        """Submit a function of some pieces."""
+        future = self._client.submit(function, *map(self._sent, pieces), pure=False)
+        self._live.add(future)
+        return future
+
     def _send_shared(self) -> None:
         """Send what every chunk takes."""
         self._copy = _copy(self._opened, self._client)
@@ -192,7 +232,33 @@ class ClientPool:
                 return self._client.scatter(rows, direct=True, hash=False)
             except CommClosedError:
                 time.sleep(_DEATH_KNOWN_S * attempt)
+            except TimeoutError:  # there is no worker any more
+                self._await_worker()
         return self._client.scatter(rows, direct=True, hash=False)
+
+    def _await_worker(self) -> None:
+        """Return when there is a worker; a task that waits has an elastic cluster start one."""
+        if not self._client.nthreads():
+            self._result(self._client.submit(os.getpid, pure=False))
+
+    def _result(self, future: Any) -> Any:
+        while True:
+            try:
+                return future.result(timeout=LOOK_S)
+            except TimeoutError:
+                if future.done():  # it is the task's own
+                    raise
+                self.look()
+
+    def look(self) -> None:
+        """Say when there has been no worker for a while."""
+        if self._client.status == "running" and self._absence.is_to_be_told(
+            bool(self._client.nthreads()), time.monotonic()
+        ):
+            logger.warning(
+                "the cluster at %s has no workers; ff.run waits for one, and then goes on",
+                self._client.scheduler.address,
+            )
 
     def error(self, future: Any) -> BaseException | None:
         """Return what a chunk failed with, `Lost` if it was cancelled for want of its inputs."""

@@ -16,7 +16,7 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.task import BundleRef, ModelRef, run_bundle
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, Layout, Sink
+from dask_ferro.stream.formats import Array, Layout, Sink, digest
 from dask_ferro.stream.journal import Journal, line
 
 # In `Call.outputs`: the output is the model's input of that index, unchanged.
@@ -43,13 +43,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a run have in common; some kilobytes, whatever the model and the rows."""
+    """What all tasks of a run have in common; some kilobytes, whatever the model and the rows.
+
+    `hashed` are the inputs whose rows are noted by a digest, as their source may change under the same fingerprint.
+    """
 
     call: Call
     chunks: Chunks
     sinks: tuple[Sink, ...]
     journal: Journal
     run: str
+    hashed: tuple[int, ...] = ()
 
 
 def results(call: Call, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
@@ -89,38 +93,61 @@ def run_chunk(job: Job, number: int, *pieces: Any, copy: Any = None) -> None:
         When an output has another shape or dtype than the sink, or the sink was given to another run.
     """
     begin = time.perf_counter()
-    values = results(job.call, [rows(p) for p in pieces], copy)
+    given = [rows(p) for p in pieces]
+    read = read_digests(*(given[index] for index in job.hashed))  # first, as a model may return its input
+    values = results(job.call, given, copy)
     for sink, value in zip(job.sinks, values, strict=True):
-        _check(value, sink.layout, job.chunks.length(number))
+        _check(value, sink.layout, job.chunks.length(number), job.call.model.path)
     if not job.journal.is_current(job.run):
         raise ConfigError(
             f"{job.journal.folder!r} is not the journal of this run: it was overwritten, or is not seen"
         )
-    for sink, value in zip(job.sinks, values, strict=True):
-        sink.write(number, value)
+    digests = [sink.write(number, value) for sink, value in zip(job.sinks, values, strict=True)]
     took = time.perf_counter() - begin
-    job.journal.record(line(job.run, number, job.chunks.length(number), took))
+    job.journal.record(line(job.run, number, job.chunks.length(number), took, digests, read))
+
+
+def read_digests(*pieces: Any) -> list[str]:
+    """Return the digests of the rows of some pieces: bytes, dtype and shape."""
+    return [_read_digest(rows(piece)) for piece in pieces]
+
+
+def _read_digest(found: Any) -> str:
+    array = np.ascontiguousarray(found)
+    return digest(f"{digest(array.reshape(-1).view(np.uint8).data)} {array.dtype.str} {array.shape}".encode())
 
 
 def rows(piece: Any) -> Array:
-    """Return the rows of a piece, which may be the rows themselves."""
+    """Return the rows of a piece, which may be the rows themselves.
+
+    Raises
+    ------
+    ConfigError
+        When they have a mask, which writing them would drop.
+    """
     found: Array = piece if isinstance(piece, np.ndarray) else piece.read()
+    if isinstance(found, np.ma.MaskedArray):
+        raise ConfigError(
+            "its rows are a masked array, and models know no masks: fill it with .filled(value)"
+        )
     return found
 
 
-def _check(value: Any, layout: Layout, length: int) -> None:
+def _check(value: Any, layout: Layout, length: int, model: str) -> None:
     got = (getattr(value, "shape", None), getattr(value, "dtype", None))
     wanted = ((length, *layout.row_shape), layout.dtype)
     if got != wanted:
         raise ConfigError(
-            f"output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted {wanted[1]}{list(wanted[0])}: a"
-            " model that is streamed gives a row for each row that it takes, and all of one shape"
+            f"model {os.path.basename(model)!r}: output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted"
+            f" {wanted[1]}{list(wanted[0])}: a model that is streamed gives a row for each row that it takes, and"
+            " all of one shape"
         )
 
 
-def unseen(paths: Sequence[str], journal: Journal, run: str) -> str | None:
+def unseen(paths: Sequence[str], journal: Journal, run: str, parts: Sequence[str]) -> str | None:
     """Return the first of a run's paths that this process does not see, or None."""
     missing = [p for p in paths if not os.path.exists(p)]
     if not journal.is_current(run):
         missing.append(journal.folder)
+    missing += [p for p in parts if not os.path.exists(p)]
     return missing[0] if missing else None

@@ -40,6 +40,13 @@ def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[s
     return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
 
 
+def as_they_are(sources: Mapping[str, Source]) -> dict[str, Array]:
+    """Return arrays of the shapes and dtypes of the sources, which take no memory."""
+    return {
+        name: np.broadcast_to(np.zeros((), s.dtype), (s.rows, *s.row_shape)) for name, s in sources.items()
+    }
+
+
 def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> int:
     """Return the rows to stream.
 
@@ -169,7 +176,16 @@ class Work:
         above = os.path.dirname(folder)
         outputs = {n: Output(p.kind, os.path.relpath(p.path, above), "", ()) for n, p in self.places.items()}
         prints = {name: source.fingerprint() for name, source in self.sources.items()}
-        return Header(self.opened.loaded.digest, prints, self.chunks.rows, self.chunks.batch, outputs)
+        sig = self.opened.signature
+        batched = tuple(s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries)
+        return Header(
+            self.opened.loaded.digest, prints, self.chunks.rows, self.chunks.batch, outputs, batched=batched
+        )
+
+    def hashed(self) -> tuple[int, ...]:
+        """Return which of the model's inputs have a source that may change under the same fingerprint."""
+        names = [spec.name for spec in self.opened.signature.inputs]
+        return tuple(i for i, name in enumerate(names) if not self.sources[name].tells_content)
 
     def known_layouts(self) -> list[Layout] | None:
         """Return the outputs' layouts as the model's types tell them, or None when they do not."""

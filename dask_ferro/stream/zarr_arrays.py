@@ -16,10 +16,13 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, Layout, missing_extra, numeric
+from dask_ferro.stream.formats import Array, Layout, digest, irregular, missing_extra, numeric
+from dask_ferro.stream.stamps import files_in, stamps_of
 
 # What marks a folder as zarr's, in its formats 3 and 2.
 MARKS = ("zarr.json", ".zarray", ".zgroup")
+# How zarr's local store calls a file that it has not yet moved into place.
+_HALF_MADE = ".partial"
 
 
 def _zarr() -> Any:
@@ -50,19 +53,17 @@ class ZarrSource:
         return self.shape[1:]
 
     def fingerprint(self) -> str:
-        """Return path, number, size and latest change of its files."""
-        found = [entry for folder, _, names in os.walk(self.path) for entry in _statuses(folder, names)]
-        size = sum(s.st_size for s in found)
-        latest = max((s.st_mtime_ns for s in found), default=0)
-        return f"{self.path}, {len(found)} files, {size} bytes, changed at {latest} ns"
+        """Return path, number, size and latest change of its files, and a digest of all these."""
+        return f"{self.path}, {stamps_of(files_in(self.path), self.path)}"
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether another content has another fingerprint: yes."""
+        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ZarrPiece]:
         """Return the regions by chunk number."""
         return lambda number: ZarrPiece(self.path, *chunks.span(number))
-
-
-def _statuses(folder: str, names: list[str]) -> list[os.stat_result]:
-    return [os.stat(os.path.join(folder, name)) for name in names]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class ZarrSink:
 
     def prepare(self) -> None:
         """Make the array, empty, so that it is there whole or not at all."""
-        part = f"{self.path}.part"
+        part = f"{self.path}.tmp"
         shutil.rmtree(part, ignore_errors=True)
         batch = max(1, min(self.layout.chunks.batch, self.layout.chunks.rows))
         chunks = (batch, *(max(1, d) for d in self.layout.row_shape))
@@ -132,23 +133,43 @@ class ZarrSink:
             return False
         return (tuple(found.shape), np.dtype(found.dtype)) == (self.layout.shape, self.layout.dtype)
 
-    def write(self, number: int, rows: Array) -> None:
-        """Write a chunk."""
+    def write(self, number: int, rows: Array) -> str:
+        """Write a chunk; the array must be there."""
         start, stop = self.layout.chunks.span(number)
         _zarr().open_array(self.path, mode="r+")[start:stop] = rows
+        return _digest(rows)
+
+    def digest(self, number: int) -> str | None:
+        """Return the digest of the rows of a chunk."""
+        try:
+            return _digest(ZarrPiece(self.path, *self.layout.chunks.span(number)).read())
+        except Exception:  # noqa: BLE001 - what zarr and its codecs raise for damaged files is not listed
+            return None
+
+    def foreign(self) -> str | None:
+        """Return the first thing in the folder that is no file of the array."""
+        if os.path.islink(self.path) or not os.path.isdir(self.path):
+            return self.path
+        return next((p for p in files_in(self.path) if not self._is_ours(p)), None)
+
+    def reopen(self) -> None:
+        """Do nothing: the folder is all there is."""
+
+    def tidy(self) -> None:
+        """Remove the files that zarr's store had not moved into place."""
+        for path in files_in(self.path):
+            if path.endswith(_HALF_MADE):
+                os.unlink(path)
+
+    def _is_ours(self, path: str) -> bool:
+        name = os.path.relpath(path, self.path)
+        known = name == "zarr.json" or name.startswith("c/") or name.endswith(_HALF_MADE)
+        chunk = name.removeprefix("c/").removesuffix(_HALF_MADE).split(".")[0].replace("/", "")
+        return known and not irregular(path) and (chunk.isdigit() or not name.startswith("c/"))
 
 
-def remove_zarr(path: str) -> None:
-    """Remove a zarr array or group.
-
-    Raises
-    ------
-    ConfigError
-        When something else has its name.
-    """
-    if not any(os.path.isfile(os.path.join(path, mark)) for mark in MARKS):
-        raise ConfigError(f"sink {path!r} is no zarr array to overwrite; remove it yourself")
-    shutil.rmtree(path)
+def _digest(rows: Array) -> str:
+    return digest(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
 def is_group(path: str) -> bool:

