@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-from dask_ferro.trace import Key, Span, Trace
+from dask_ferro.trace import Key, Span, Trace, check_times
 
 # Points of the curve of busy threads: one for every four pixels of a wide page.
 _POINTS = 300
@@ -94,7 +94,14 @@ class Account(NamedTuple):
 
 
 def account(trace: Trace) -> Account:
-    """Return the figures of a trace."""
+    """Return the figures of a trace.
+
+    Raises
+    ------
+    ConfigError
+        For a time that is none: NaN, infinite.
+    """
+    check_times(trace)
     path = _path(trace)
     seconds = {task.key: task.seconds for task in trace.tasks}
     longest = sum(seconds[step.key] for step in path)
@@ -182,7 +189,7 @@ def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
     inputs = {task.key: task.dependencies for task in trace.tasks}
     begin = min((span.start for span in trace.spans), default=0.0)
     steps = []
-    for key in chain:
+    for key in (key for key in chain if key in runs):  # a file may tell of tasks, and not of their runs
         run = runs[key]
         ready = max((runs[d].stop for d in inputs[key] if d in runs), default=begin)
         waited = max(run.start - ready, 0.0)

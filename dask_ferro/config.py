@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from os import PathLike
 from typing import Any
 
 import dask.config
@@ -52,35 +53,46 @@ def size(key: str) -> int:
     """Return `ferro.<key>` in bytes."""
     value = get(key)
     try:
+        if isinstance(value, bool):  # YAML's `off`; as a number it would be no byte at all
+            raise TypeError
         parsed = int(parse_bytes(value))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         raise _wrong(key, value, "a size such as 2GiB, or a number of bytes") from None
     if parsed < 0:
         raise _wrong(key, value, "a size of at least 0")
     return parsed
 
 
+def size_or_auto(key: str) -> int | None:
+    """Return `ferro.<key>` in bytes, or None for "auto"."""
+    return None if word(get(key)) in (None, "auto") else size(key)
+
+
 def count(key: str) -> int | None:
-    """Return `ferro.<key>`, a number of at least 1, or None for "auto"."""
+    """Return `ferro.<key>`, a number of at least 1, or None for "auto" and for null."""
     value = get(key)
-    if value is None or value == "auto":
+    if word(value) in (None, "auto"):
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    parsed = _float(value)
+    if isinstance(value, bool) or parsed is None or not parsed.is_integer() or parsed < 1:
         raise _wrong(key, value, 'a whole number of at least 1, or "auto"')
-    return value
+    return int(parsed)
 
 
 def flag(key: str) -> bool:
-    """Return `ferro.<key>`, which is true or false."""
+    """Return `ferro.<key>`, which is true or false, or another word for it (on, off, yes, no, none)."""
     value = get(key)
-    if not isinstance(value, bool):
+    found = as_flag(value)
+    if found is None:
         raise _wrong(key, value, "true or false")
-    return value
+    return found
 
 
-def seconds(key: str) -> float:
-    """Return `ferro.<key>` in seconds."""
+def seconds(key: str, off: bool = False) -> float:
+    """Return `ferro.<key>` in seconds; where it can be `off`, such a word is 0."""
     value = get(key)
+    if off and as_flag(value) is False:
+        return 0.0
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -95,19 +107,92 @@ def seconds(key: str) -> float:
 def number(key: str, least: float = 0.0, most: float = float("inf")) -> float:
     """Return `ferro.<key>`, a number between two bounds."""
     value = get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+    parsed = None if isinstance(value, bool) else _float(value)
+    if parsed is None or not least <= parsed <= most:
         raise _wrong(
             key, value, f"a number of at least {least:g}" + (f", at most {most:g}" if most < 1e300 else "")
         )
-    return float(value)
+    return parsed
 
 
-def choice(key: str, names: Sequence[str]) -> str:
-    """Return `ferro.<key>`, one of some words."""
+def choice(key: str, names: Sequence[str], off: str | None = None) -> str:
+    """Return `ferro.<key>`, one of some words; `off` is the one that false, none and their like stand for."""
     value = get(key)
-    if value not in names:
+    found = as_choice(value, names, off)
+    if found is None:
         raise _wrong(key, value, "one of " + ", ".join(names))
+    return found
+
+
+def folder(key: str) -> str | None:
+    """Return `ferro.<key>`, a path, or None where there is none."""
+    value = get(key)
+    if as_flag(value) is False or value == "":
+        return None
+    if not isinstance(value, str | PathLike):
+        raise _wrong(key, value, "the path of a folder, or null")
     return str(value)
+
+
+# ---- words -------------------------------------------------------------------------------------------------
+# What is written arrives as different things: YAML makes false of `off` and `no`, and leaves `none` a word; from the
+# environment Dask makes None of `none`, and leaves `off` a word.  A word means the same in both.
+
+_NOTHING = ("none", "null", "~")
+_FLAGS = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0", *_NOTHING), False),
+}
+
+
+def word(value: Any) -> Any:
+    """Return a value, a word in lower case, and None for each of its spellings."""
+    if not isinstance(value, str):
+        return value
+    lower = value.strip().lower()
+    return None if lower in _NOTHING else lower
+
+
+def as_flag(value: Any) -> bool | None:
+    """Return the truth that a value or a word stands for; None: neither.
+
+    >>> as_flag("off"), as_flag(None), as_flag("Yes"), as_flag("maybe")
+    (False, False, True, None)
+    """
+    if isinstance(value, float):
+        return None
+    return _FLAGS.get(str(value).strip().lower())
+
+
+def as_choice(value: Any, names: Sequence[str], off: str | None = None) -> str | None:
+    """Return which of some names a value stands for; None: no one.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The first one is what "on" and its like stand for, where there is an `off`.
+    off : str, optional
+        The one that "off" and its like stand for.
+
+    >>> as_choice(None, ("auto", "never"), off="never")
+    'never'
+    """
+    found = word(value)
+    if found in names:
+        return str(found)
+    if off is not None:
+        return {True: names[0], False: off}.get(as_flag(value))  # type: ignore[arg-type]
+    return names[0] if found is None and names[0] == "auto" else None
+
+
+def _float(value: Any) -> float | None:
+    """Return a number, one that YAML left text included (`1e-3`); None: it is none."""
+    if not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _wrong(key: str, value: object, wanted: str) -> ConfigError:

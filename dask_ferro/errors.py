@@ -8,6 +8,7 @@ is submitted.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def _join(headline: str, problems: tuple[str, ...]) -> str:
@@ -32,8 +33,8 @@ class ModelError(ValueError):
         self.problems = tuple(problems)
         super().__init__(_join(headline, self.problems))
 
-    def __reduce__(self) -> tuple[type[ModelError], tuple[str, tuple[str, ...]]]:
-        return type(self), (self.headline, self.problems)
+    def __reduce__(self) -> tuple[type[ModelError], tuple[str, tuple[str, ...]], dict[str, Any]]:
+        return type(self), (self.headline, self.problems), self.__dict__  # with its notes
 
 
 class UnsupportedOp(NotImplementedError):
@@ -47,8 +48,8 @@ class UnsupportedOp(NotImplementedError):
         self.problems = tuple(problems)
         super().__init__(_join(headline, self.problems))
 
-    def __reduce__(self) -> tuple[type[UnsupportedOp], tuple[str, tuple[str, ...]]]:
-        return type(self), (self.headline, self.problems)
+    def __reduce__(self) -> tuple[type[UnsupportedOp], tuple[str, tuple[str, ...]], dict[str, Any]]:
+        return type(self), (self.headline, self.problems), self.__dict__  # with its notes
 
 
 class ConfigError(ValueError):

@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.load import load
+from dask_ferro.graph.own_models import check_accepted
 from dask_ferro.graph.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.plan_file import Asked, PlanFile, RegionPlan, at, read_plan
 from dask_ferro.graph.redistribute import Mesh
@@ -42,6 +43,7 @@ DATA, TENSOR = "data", "tensor"
 
 Placed = Mapping[str, Placement]
 _ONE = Mesh({TENSOR: 1})
+_NOTHING = RegionPlan()
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _is_known(found: ValueType) -> bool:
 def model_of(graph: Any) -> ir.Model:
     """Return the model of whatever `apply` takes."""
     if isinstance(graph, ir.Model):
-        return graph
+        return check_accepted(graph)
     if isinstance(graph, Built):
         return graph.model
     if isinstance(graph, str | bytes | os.PathLike | onnx.ModelProto):
@@ -187,8 +189,9 @@ class _Applying:
 
     def applied(self) -> Applied:
         regions = self._regions()
-        given = {**self._inputs(), **self._values(regions)}
+        given = self._placements(self._inputs(), self._values(regions))
         self._check_workers()
+        self._check_stages(regions)
         if self.problems:
             raise self.plan.refusal(self.problems)
         named = {node.name or "": region for node, region in regions.items()}
@@ -259,6 +262,18 @@ class _Applying:
             found.update((name, placed) for name in names)
         return found
 
+    def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
+        """What `inputs` and the regions say, which is the same where both place a value."""
+        for pattern, asked in self.plan.inputs.items():
+            for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
+                if not _lies_alike(inputs[name], values[name]):
+                    problem = (
+                        f"{name!r} is placed as {_shown(inputs[name])}, and by a region's `shard` as"
+                        f" {_shown(values[name])}; keep one of them"
+                    )
+                    self._wrong(asked.line, f"inputs.{pattern}", problem)
+        return {**inputs, **values}
+
     def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
         """Where the values that regions name lie."""
         found: dict[str, Placed] = {}
@@ -313,6 +328,43 @@ class _Applying:
             if first.workers != region.workers:
                 got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
                 self._wrong(region.lines["workers"], key, f"{got}; regions of one stage share their workers")
+
+    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Stages are numbered from 0 on without a gap, and so are workers: a number that is left out is a slip.
+
+        Nodes that no region gives a stage are in stage 0.
+        """
+        told = reversed(self.plan.regions)
+        named = [r for r in told if r.stage is not None or r.workers]
+        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
+        self._check_numbers("stage", {r.stage: r for r in named if r.stage is not None}, rest)
+        self._check_numbers("workers", {n: r for r in named for n in r.workers or ()}, set())
+
+    def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
+        missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
+        if missing:
+            region = named[max(named)]
+            problem = (
+                f"got {max(named)}, and no region has {_few(missing)}; number them 0, 1, ... without a gap"
+            )
+            self._wrong(region.lines[key], f"{region.name}.{key}", problem)
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """Some numbers, the first three of many."""
+    shown = ", ".join(map(str, numbers[:3]))
+    return f"{shown}, ..." if len(numbers) > 3 else shown
+
+
+def _lies_alike(a: Placed, b: Placed) -> bool:
+    """Whether two placements are the same; an axis that one leaves out is whole there."""
+    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
+
+
+def _shown(placed: Placed) -> str:
+    """A placement as a plan writes it."""
+    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+    return str(split) if split else "whole"
 
 
 def _covers(name: str, path: str) -> bool:

@@ -18,8 +18,10 @@ import onnx
 
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph import functions, schemas, tensors
+from dask_ferro.graph.attribute_values import sleep_problems
 from dask_ferro.graph.declared import initialized_input_problems, type_problems
 from dask_ferro.graph.functions import domain_of
+from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.limits import Limits
 from dask_ferro.graph.order import order, uses
 from dask_ferro.graph.texts import undecodable
@@ -67,6 +69,10 @@ def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
         found.wrong.append(
             f"its format is IR version {proto.ir_version}, and ONNX {onnx.__version__} reads up to "
             f"{onnx.IR_VERSION}; update onnx or export for an older version"
+        )
+    if proto.ir_version < 1:
+        found.wrong.append(
+            f"its IR version is {proto.ir_version or 'missing'}; the file is damaged, export it again"
         )
     graphs = _Graphs(proto, limits, found)
     graphs.main()
@@ -119,6 +125,7 @@ class _Graphs:
         self.say(
             _opset_problems(function.opset_import, f"function {functions.name(functions.key(function))}")
         )
+        self.say(_standing_problems(function, self.opsets))
         outer, self.opsets, self.in_function = self.opsets, opsets, True
         body = onnx.GraphProto(node=function.node)
         body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
@@ -240,6 +247,8 @@ class _Graphs:
             yield schemas.Fault(
                 f"its domain {domain!r} is not among the imported opsets {sorted(self.opsets)}"
             )
+        elif domain == OWN_DOMAIN and node.op_type == "Sleep":
+            yield from map(schemas.Fault, sleep_problems(node, self.limits.sleep_seconds))
         elif domain in schemas.DOMAINS and 1 <= self.opsets[domain] <= schemas.newest(domain):
             yield from schemas.faults(node, domain, self.opsets[domain])
 
@@ -254,6 +263,18 @@ class _Graphs:
         for each in sparse:
             for problem in tensors.sparse_problems(each, self.limits.value_bytes):
                 yield f"attribute {attribute.name!r}: {problem}"
+
+
+def _standing_problems(function: onnx.FunctionProto, opsets: dict[str, int]) -> Iterator[str]:
+    """Why a function may not be called as it is: engines disagree whether it replaces an operator of the standard."""
+    domain = domain_of(function.domain)
+    if domain in schemas.DOMAINS and schemas.schema(
+        domain, function.name, opsets.get(domain, schemas.newest(domain))
+    ):
+        yield (
+            f"function {functions.name(functions.key(function))} has the name of ONNX's own operator {function.name},"
+            " which ONNX Runtime computes in its place; give the function a domain of its own"
+        )
 
 
 def _label(node: onnx.NodeProto, i: int) -> str:

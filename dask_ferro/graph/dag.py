@@ -2,7 +2,9 @@
 
 Only nodes of the main graph are nodes here; what the body of an If, Loop or Scan captures is read by the node
 that owns the body.  Weights and graph inputs are no edges: nothing has to run before them.  Sequences,
-optionals, maps and sparse tensors do not travel between tasks, so the nodes at both ends of one are glued.
+optionals, maps and sparse tensors do not travel between tasks, so the nodes at both ends of one are glued; so are
+those at both ends of a value whose type nobody tells (what operators of other domains give): a piece that is cut
+there would take an input of no type, which no engine loads.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile 
             type_ = type_of(value, types)
             edges.append((makers[value], position, float(value_bytes(type_))))
             values.append(numbers[value])
-            if type_.kind in GLUED:
+            if type_.kind in GLUED or type_.dtype is None:
                 glued.append((makers[value], position))
     known = with_bodies(model, types)
     times = [seconds(node, node_cost(node, known), profile, types=known) for node in nodes]

@@ -2,18 +2,20 @@
 uses.
 
 The same bytes give the same digest on every machine, from a file or from memory.  Files are read in blocks
-(not mapped: that would count as resident memory) and a file that has not changed is read once per process.
+(not mapped: that would count as resident memory) and a file that has not changed is digested once per process.  One
+that changed within the last two seconds is digested each time: it might change again and keep its stamps.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 
 from dask_ferro.graph.external import Problem, Span, opened
+from dask_ferro.graph.source_files import identity, is_settled
 
 DIGEST_BYTES = 20
 _BLOCK_BYTES = 4 << 20
@@ -29,6 +31,15 @@ def of_bytes(content: memoryview | bytes) -> str:
     return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 
+def of_memory(content: memoryview | bytes, held: Mapping[Span, bytes]) -> str:
+    """The digest of a model whose external data was read into memory too."""
+    state = blake2b(content, digest_size=DIGEST_BYTES)
+    for span in sorted(held):
+        state.update(_separator(span))
+        state.update(held[span])
+    return state.hexdigest()
+
+
 def of_file(path: str, descriptor: int, folder: str, spans: Sequence[Span]) -> str:
     """The digest of the model file open as `descriptor`, whose external data is `spans` of files in `folder`.
 
@@ -37,14 +48,19 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[Span]) -> s
     Problem
         A file of external data changed since it was looked at.
     """
-    status = os.fstat(descriptor)
+    before = identity(os.fstat(descriptor))
     ranges = sorted(set(spans))
-    key = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, *ranges)
+    settled = all(is_settled(found) for found in (before, *(span.identity for span in ranges)))
+    key = (path, before, *ranges)
     with _lock:
-        if key in _known:
+        if settled and key in _known:
             _known.move_to_end(key)
             return _known[key]
-    digest = _read(descriptor, status.st_size, folder, ranges)
+    digest = _read(descriptor, before[2], folder, ranges)
+    if identity(os.fstat(descriptor)) != before:
+        raise Problem("the model file changed while it was read; load it when it is written to the end")
+    if not settled:
+        return digest
     with _lock:
         _known[key] = digest
         while len(_known) > _REMEMBERED:
@@ -56,10 +72,14 @@ def _read(descriptor: int, size: int, folder: str, spans: Sequence[Span]) -> str
     state = blake2b(digest_size=DIGEST_BYTES)
     _update(state, descriptor, 0, size, "the model file")
     for span in spans:
-        state.update(f"\n{span.length}\n".encode())  # so that no two lists of spans run into one another
+        state.update(_separator(span))
         with opened(folder, span) as external:
             _update(state, external, span.offset, span.length, span.location)
     return state.hexdigest()
+
+
+def _separator(span: Span) -> bytes:
+    return f"\n{span.length}\n".encode()  # so that no two lists of spans run into one another
 
 
 def _update(state: blake2b, descriptor: int, offset: int, length: int, name: str) -> None:

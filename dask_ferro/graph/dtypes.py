@@ -15,6 +15,7 @@ from onnx import defs
 
 from dask_ferro.graph import schemas
 from dask_ferro.graph.functions import domain_of
+from dask_ferro.graph.order import bodies
 
 
 class Operand(NamedTuple):
@@ -25,13 +26,40 @@ class Operand(NamedTuple):
     shared: str | None
 
 
+class Result(NamedTuple):
+    """What an operator says of one output: the types that it may have, and their letter."""
+
+    allowed: frozenset[str]
+    letter: str
+
+
 def problems(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Iterator[str]:
-    """Where a node of the main graph gets a type that its operator does not take; `types` by value."""
+    """Where a node of the main graph gets a type that its operator does not take, `types` by value; and where any
+    node's output is declared as a type that its operator never gives.
+    """
     opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if node.domain in schemas.DOMAINS and node.domain in opsets:
             key = (node.domain, node.op_type, opsets[node.domain])
             yield from _node_problems(node, operands(*key), results(*key), types)
+    yield from _declared_problems(proto.graph, opsets)
+
+
+def _declared_problems(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterator[str]:
+    """Where a graph, or a body in it, declares an output as what its operator never gives (a float Shape)."""
+    declared = {info.name: info.type for info in [*graph.value_info, *graph.output]}
+    for node in graph.node:
+        if node.domain in opsets and node.domain in schemas.DOMAINS:
+            given = results(node.domain, node.op_type, opsets[node.domain])
+            for name, result in zip(node.output, given, strict=False):
+                got = _name(declared[name]) if name in declared else None
+                if got is not None and got not in result.allowed:
+                    yield (
+                        f"node {node.name!r} ({node.op_type}): its output {name!r} is declared {got}, and it gives "
+                        f"{_list(result.allowed)}; declare that, or put a Cast behind it"
+                    )
+        for body in bodies(node):
+            yield from _declared_problems(body, opsets)
 
 
 @lru_cache(maxsize=4096)
@@ -53,20 +81,20 @@ def operands(domain: str, op_type: str, opset: int) -> tuple[Operand, ...]:
 
 
 @lru_cache(maxsize=4096)
-def results(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
-    """The letter of each output's type, which it shares with inputs of that letter."""
+def results(domain: str, op_type: str, opset: int) -> tuple[Result, ...]:
+    """The types of each output, and their letter, which it shares with inputs of that letter."""
     try:
         schema = defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
         return ()
     variadic = defs.OpSchema.FormalParameterOption.Variadic
-    return tuple(p.type_str for p in schema.outputs if p.option != variadic)
+    return tuple(Result(frozenset(p.types), p.type_str) for p in schema.outputs if p.option != variadic)
 
 
 def _node_problems(
     node: onnx.NodeProto,
     asked: tuple[Operand, ...],
-    made: tuple[str, ...],
+    made: tuple[Result, ...],
     types: Mapping[str, onnx.TypeProto],
 ) -> Iterator[str]:
     where = f"node {node.name!r} ({node.op_type})"
@@ -93,12 +121,12 @@ def _node_problems(
 
 def _output_problems(
     node: onnx.NodeProto,
-    made: tuple[str, ...],
+    made: tuple[Result, ...],
     agreed: Mapping[str, str],
     types: Mapping[str, onnx.TypeProto],
 ) -> Iterator[str]:
     """Where an output is declared as something else than what its inputs or the attribute of a Cast make it."""
-    for name, letter in zip(node.output, made, strict=False):
+    for name, (_, letter) in zip(node.output, made, strict=False):
         got = _name(types[name]) if name in types else None
         wanted = agreed.get(letter)
         if node.op_type == "Cast":

@@ -27,7 +27,7 @@ from dask_ferro.graph.array_api import (
 )
 from dask_ferro.graph.gradient_rules import Call
 from dask_ferro.graph.gradients_reduce import standardized
-from dask_ferro.graph.nn import causal
+from dask_ferro.graph.nn import causal, softmax_of_seen
 from dask_ferro.graph.tensor import Tensor, cast, elementwise, emit, widened
 from dask_ferro.graph.tensor_dims import is_static, sizes
 from dask_ferro.graph.tensor_layout import ints, reshape_like, sliced
@@ -188,9 +188,7 @@ def _attention(call: Call) -> Tensor:
     masked = _masked(scores, call)
     if call.maybe(3) is None:
         return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
-    blind = reduce("ReduceMax", masked, -1, keepdims=True) == float("-inf")  # sees no key, and gives zeros
-    weights = elementwise("Softmax", where(blind, 0.0, masked), axis=-1)
-    return _without_heads(where(blind, 0.0, weights) @ v, call.input(0))
+    return _without_heads(softmax_of_seen(masked) @ v, call.input(0))
 
 
 def _refuse_caches(call: Call) -> None:

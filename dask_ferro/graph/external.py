@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import onnx
 
+from dask_ferro.graph.source_files import Identity, identity, read_span
+
 # Room for every offset of a 64-bit file system; longer texts are no numbers.
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -34,7 +36,7 @@ class Span(NamedTuple):
     offset: int
     length: int
     size: int
-    identity: tuple[int, int, int]  # device, inode, mtime_ns of the file that was looked at
+    identity: Identity  # of the file that was looked at
 
 
 def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> Span:
@@ -69,7 +71,7 @@ def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> Span:
             f"bytes {offset} to {offset + length} of {location!r} are wanted, and that file has "
             f"{status.st_size}; it is cut off or belongs to another model"
         )
-    return Span("/".join(steps), offset, length, status.st_size, _identity(status))
+    return Span("/".join(steps), offset, length, status.st_size, identity(status))
 
 
 def _steps(location: str) -> list[str]:
@@ -121,10 +123,6 @@ def number(entries: dict[str, str], key: str, default: int) -> int:
     return int(text)
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
 @contextmanager
 def opened(folder: str, span: Span) -> Iterator[int]:
     """A file descriptor of the file that `locate` looked at.
@@ -137,8 +135,23 @@ def opened(folder: str, span: Span) -> Iterator[int]:
     flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(os.path.join(folder, span.location), flags)
     try:
-        if _identity(os.fstat(descriptor)) != span.identity:
+        if identity(os.fstat(descriptor)) != span.identity:
             raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def content(folder: str, span: Span) -> bytes:
+    """The bytes of a span, as they were at one time.
+
+    Raises
+    ------
+    Problem
+        The file changed since it was looked at, or while it was read.
+    """
+    with opened(folder, span) as descriptor:
+        found = read_span(descriptor, span.offset, span.length)
+        if found is None or identity(os.fstat(descriptor)) != span.identity:
+            raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
+        return found

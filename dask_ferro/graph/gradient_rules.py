@@ -118,7 +118,8 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
     ones = emit("NonZero", [shape == 1], (1, None), shape.type.dtype)
     axes = emit("Reshape", [ones, ints([-1])], (None,))
-    total = emit("ReduceSum", [g, axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
+    wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
+    total = cast(wide, g.type.dtype)
     return reshape_like(total, x) if g.ndim > x.ndim else retyped(total, x)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from dask_ferro.graph.array_api import abs as absolute
 from dask_ferro.graph.array_api import (
+    clip,
     cos,
     cosh,
     exp,
@@ -26,8 +27,10 @@ from dask_ferro.graph.array_api import (
     where,
 )
 from dask_ferro.graph.gradient_rules import Call, Row, Rule, summed_to
-from dask_ferro.graph.tensor import Tensor, cast, constant_of, elementwise
+from dask_ferro.graph.tensor import Tensor, cast, constant_of, elementwise, widened
 
+# tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
+_GELU_FLAT = 20.0
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
@@ -109,6 +112,7 @@ def _clip_high(call: Call) -> Tensor:
 
 def _gelu(x: Tensor, call: Call) -> Tensor:
     if call.get("approximate", "none") == "tanh":
+        x = clip(x, -_GELU_FLAT, _GELU_FLAT)  # beyond it the slope is 0 or 1, and x^3 may be infinite
         c = math.sqrt(2 / math.pi)
         t = tanh(c * (x + 0.044715 * x * x * x))
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
@@ -215,5 +219,5 @@ TABLE: dict[str, Row] = {
     "Mish": _times(_mish),
     "Swish": _times(_swish),
     "SwiGLU": (_swiglu_gate, _swiglu_value),
-    "Gelu": _times(_gelu),
+    "Gelu": _times(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
 }

@@ -64,7 +64,10 @@ def _log_sum_exp(call: Call, g: Tensor, y: Tensor) -> Tensor:
 def _cumulative_sum(call: Call) -> Tensor:
     other_way = 1 - int(call.get("reverse", 0))
     exclusive = int(call.get("exclusive", 0))
-    return emit("CumSum", [call.g, call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way)
+    found = emit(
+        "CumSum", [widened(call.g), call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way
+    )
+    return cast(found, call.g.type.dtype)
 
 
 def _cumulative_product(call: Call) -> Tensor:

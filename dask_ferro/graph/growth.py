@@ -83,7 +83,8 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _propagating() -> frozenset[str]:
+def propagating() -> frozenset[str]:
+    """Operators through which inference follows values of shapes."""
     return frozenset(s.name for s in defs.get_all_schemas() if s.has_data_propagation_function)
 
 
@@ -169,7 +170,7 @@ def _carried(node: onnx.NodeProto, sizes: _Sizes) -> int:
     """The elements of what `node` gives, if data propagation knows them."""
     if node.op_type == "Constant":
         return max((elements(a.t.dims) + len(a.ints) for a in node.attribute), default=0)
-    if node.op_type not in _propagating():
+    if node.op_type not in propagating():
         return 0
     if node.op_type == "Shape":
         return max((sizes.ranks.get(name, _RANK) for name in node.input), default=0)

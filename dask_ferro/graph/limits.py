@@ -21,6 +21,12 @@ class Limits:
         All nodes, those of bodies included, with local functions written out.
     inlined_bytes : int
         What local functions may grow to when they are written out where they are called.
+    mapped_above : int
+        A model of at most so many bytes, external data included, is read into memory, so that what happens to its
+        files afterwards changes nothing.  The weights of a larger one stay in its files, mapped, and these are looked
+        at before and after each use.
+    sleep_seconds : float
+        What one `ai.dask_ferro.Sleep` may take in a model that this process did not make itself.
     nesting : int
         Bodies (If, Loop, Scan) within bodies.  Protobuf itself stops at about 30.
     """
@@ -30,3 +36,5 @@ class Limits:
     nodes: int = 1_000_000
     inlined_bytes: int = 512 << 20
     nesting: int = 24
+    mapped_above: int = 128 << 20
+    sleep_seconds: float = 0.0

@@ -12,14 +12,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.array_api import expand_dims, matmul, mean, squeeze, sum, take, take_along_axis, where
 from dask_ferro.graph.shapes import Dim
-from dask_ferro.graph.tensor import Tensor, asarray, elementwise, emit, promoted
+from dask_ferro.graph.tensor import Tensor, asarray, cast, constant_of, elementwise, emit, promoted, widened
 from dask_ferro.graph.tensor_dims import alike, axis_of, broadcast, same, window_size, written
-from dask_ferro.graph.tensor_layout import positions
+from dask_ferro.graph.tensor_layout import checked_indices, positions, size_of
+from dask_ferro.graph.tensor_reduce import reduce
 
 _GELU_SINCE = 20
 Pair = int | Sequence[int]
@@ -32,6 +34,14 @@ def _floating(x: Any, where_: str) -> Tensor:
     return tensor
 
 
+def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
+    """An elementwise node or a softmax, in float32 where `x` is of half precision.
+
+    Engines round each step of theirs otherwise, or have no such op in bfloat16.
+    """
+    return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
+
+
 # ---- activations -------------------------------------------------------------------------------------------
 
 
@@ -42,18 +52,19 @@ def relu(x: Any, /) -> Tensor:
 
 def sigmoid(x: Any, /) -> Tensor:
     """1 / (1 + exp(-x)), elementwise and without overflow."""
-    return elementwise("Sigmoid", _floating(x, "sigmoid"))
+    return _in_float32("Sigmoid", _floating(x, "sigmoid"))
 
 
 def silu(x: Any, /) -> Tensor:
     """x * sigmoid(x), elementwise."""
     tensor = _floating(x, "silu")
-    return tensor * sigmoid(tensor)
+    wide = widened(tensor)
+    return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
 def softplus(x: Any, /) -> Tensor:
     """log(1 + exp(x)), elementwise and without overflow."""
-    return elementwise("Softplus", _floating(x, "softplus"))
+    return _in_float32("Softplus", _floating(x, "softplus"))
 
 
 def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
@@ -67,19 +78,19 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ConfigError(f"gelu: approximate is 'none' or 'tanh', got {approximate!r}")
-    return elementwise("Gelu", _floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
+    return _in_float32("Gelu", _floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Tensor:
     """exp(x) over its sum along an axis, without overflow."""
     tensor = _floating(x, "softmax")
-    return elementwise("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
+    return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
 
 
 def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
     """The logarithm of `softmax`, without loss of digits."""
     tensor = _floating(x, "log_softmax")
-    return elementwise("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
+    return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
 
 
 # ---- layers ------------------------------------------------------------------------------------------------
@@ -120,7 +131,9 @@ def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsil
     for part in parts[1:]:
         if broadcast([parts[0].shape[first:], part.shape], "layer_norm") != parts[0].shape[first:]:
             raise ConfigError(f"layer_norm: {part!r} does not fit {written(parts[0].shape[first:])}")
-    return emit("LayerNormalization", list(parts), parts[0].shape, axis=first, epsilon=float(epsilon))
+    wide = [widened(part) for part in parts]
+    found = emit("LayerNormalization", wide, parts[0].shape, axis=first, epsilon=float(epsilon))
+    return cast(found, parts[0].type.dtype)
 
 
 def attention(
@@ -146,7 +159,7 @@ def attention(
     Returns
     -------
     Tensor
-        (..., queries, features).
+        (..., queries, features). A query that sees no key gets zeros.
 
     Raises
     ------
@@ -159,7 +172,9 @@ def attention(
         raise ConfigError(f"attention: the size of {queries!r} is not known; give a scale")
     factor = 1 / math.sqrt(size) if scale is None and isinstance(size, int) else scale
     scores = _masked((queries @ keys.mT) * factor, mask)
-    return softmax(causal(scores) if is_causal else scores) @ values
+    seen = causal(scores) if is_causal else scores
+    weights = softmax(seen) if mask is None else softmax_of_seen(seen)
+    return weights @ values
 
 
 def _masked(scores: Tensor, mask: Any) -> Tensor:
@@ -167,6 +182,12 @@ def _masked(scores: Tensor, mask: Any) -> Tensor:
         return scores
     given = asarray(mask)
     return where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
+
+
+def softmax_of_seen(scores: Tensor) -> Tensor:
+    """The softmax of scores over keys, and zeros for a query of which every score is -inf: it sees no key."""
+    blind = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
+    return where(blind, 0.0, softmax(where(blind, 0.0, scores)))
 
 
 def causal(scores: Tensor) -> Tensor:
@@ -321,7 +342,9 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
 
 
-def cross_entropy(logits: Any, labels: Any, /, *, reduction: str = "mean") -> Tensor:
+def cross_entropy(
+    logits: Any, labels: Any, /, *, reduction: str = "mean", ignore_index: int | None = None
+) -> Tensor:
     """-log softmax(logits) at the labels.
 
     Parameters
@@ -329,9 +352,12 @@ def cross_entropy(logits: Any, labels: Any, /, *, reduction: str = "mean") -> Te
     logits : Tensor
         (..., classes).
     labels : Tensor
-        (...) of int32 or int64, each the number of a class; nothing broadcasts.
+        (...) of int32 or int64, each the number of a class, from 0 on; nothing broadcasts.
     reduction : {"mean", "sum", "none"}, optional
         Over all samples.
+    ignore_index : int, optional
+        The label of samples that do not count: their loss and their gradient are 0, and the mean is over the others.
+        Means of micro-batches are weighted alike, so in a pipeline divide a "sum" yourself.
 
     Returns
     -------
@@ -341,14 +367,60 @@ def cross_entropy(logits: Any, labels: Any, /, *, reduction: str = "mean") -> Te
     Raises
     ------
     ConfigError
-        Not one label a sample, or labels that are no integers.
+        Not one label a sample, labels that are no integers, or constant ones that number no class.
+
+    Notes
+    -----
+    Labels that come when the graph runs are checked there: a sample whose label numbers no class, -1 among them,
+    has the loss NaN, and so have the mean, the sum and the gradient of its logits, in every engine.
     """
     scores, classes = _floating(logits, "cross_entropy"), asarray(labels)
     if not scores.ndim or not alike(classes.shape, scores.shape[:-1]):
         wanted = f"one for each sample of {scores!r}: {written(scores.shape[:-1])}"
         raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; reshape them")
-    picked = take_along_axis(log_softmax(scores), expand_dims(classes, axis=-1), axis=-1)
-    return _reduced(-squeeze(picked, -1), reduction)
+    _check_labels(classes, scores.shape[-1], ignore_index)
+    found, labelled = log_softmax(scores), checked_indices(classes, "cross_entropy")
+    end = scores.shape[-1]
+    last = (
+        end
+        if isinstance(end, int)
+        else cast(squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
+    )
+    valid = (labelled >= 0) & (labelled < last)
+    safe = where(valid, labelled, 0)
+    picked = squeeze(take_along_axis(found, expand_dims(safe, axis=-1), axis=-1), -1)
+    counts = None if ignore_index is None else labelled != ignore_index
+    known = valid if counts is None else valid | ~counts
+    losses = picked * where(known, _like(-1.0, picked), float("nan"))  # a product: the gradient is NaN too
+    if counts is None:
+        return _reduced(losses, reduction)
+    losses = where(counts, losses, 0.0)
+    if reduction != "mean":
+        return _reduced(losses, reduction)
+    wide = widened(losses)  # a count may be above float16's 65,504
+    return cast(sum(wide) / sum(cast(counts, wide.type.dtype)), losses.type.dtype)
+
+
+def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
+    """Refuse constant labels that number no class, and an `ignore_index` that is no integer."""
+    if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
+        raise ConfigError(f"cross_entropy: ignore_index: got {ignore_index!r}, wanted an integer or None")
+    known = constant_of(labels)
+    if known is None or known.dtype.kind not in "iu":
+        return
+    wrong = (known < 0) | (known >= classes) if isinstance(classes, int) else known < 0
+    if ignore_index is not None:
+        wrong &= known != ignore_index
+    if wrong.any():
+        wanted = f"classes from 0 to {classes - 1}" if isinstance(classes, int) else "classes from 0 on"
+        raise ConfigError(
+            f"cross_entropy: labels: got {known[wrong].flat[0]}, wanted {wanted}; name the label of samples that do"
+            " not count with ignore_index="
+        )
+
+
+def _like(value: float, x: Tensor) -> Tensor:
+    return asarray(np.asarray(value, x.dtype))
 
 
 def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
@@ -374,8 +446,8 @@ def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
     a, b = promoted("mse", x1, x2)
     if not alike(a.shape, b.shape):
         raise ConfigError(f"mse: got {a!r} and {b!r}, wanted one shape; reshape one, or use broadcast_to")
-    difference = a - b
-    return _reduced(difference * difference, reduction)
+    difference = widened(a) - widened(b)
+    return cast(_reduced(difference * difference, reduction), a.type.dtype)
 
 
 __all__ = [

@@ -117,7 +117,7 @@ def _padded(o: Site) -> Rule | None:
         given, axes = o.constant(1), o.constant(3) if o.has(3) else tuple(range(o.rank()))
     else:
         given, axes = tuple(o.attribute("pads", ())), tuple(range(o.rank()))
-    if given is None or axes is None:
+    if given is None or axes is None or len(given) != 2 * len(axes):
         return None
     count = len(axes)
     filled = [axis % o.rank() for i, axis in enumerate(axes) if given[i] or given[count + i]]

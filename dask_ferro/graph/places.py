@@ -78,7 +78,7 @@ def _embedded_span(tensor: TensorProto, nbytes: int, size: int) -> external.Span
         raise external.Problem(f"its raw_data has {length} bytes, and its dtype and dimensions need {nbytes}")
     if offset + length > size:
         raise external.Problem("its data lies outside of the file; the file is damaged")
-    return external.Span(wire.EMBEDDED, offset, length, size, (0, 0, 0))
+    return external.Span(wire.EMBEDDED, offset, length, size, (0, 0, 0, 0, 0))
 
 
 def is_embedded(tensor: TensorProto) -> bool:

@@ -32,6 +32,8 @@ from dask_ferro.errors import ConfigError
 Split: TypeAlias = int | Mapping[str, int] | None
 
 DEVICES = ("cpu", "gpu")
+# More workers, stages or dimensions than any cluster or array has.
+_MOST = 1 << 20
 RESERVED = ("enabled", "mesh", "inputs")
 WHOLE = "whole"
 
@@ -109,6 +111,8 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
         raise ConfigError(
             f"plan {name}: {where}no YAML: {getattr(error, 'problem', None) or error}"
         ) from None
+    except RecursionError:
+        raise ConfigError(f"plan {name}: its lists nest too deeply to be read; it is damaged") from None
     return _Reader(name).plan(root)
 
 
@@ -211,9 +215,14 @@ class _Reader:
 
     def _scalar(self, node: Any, key: str, check: Callable[[Any], str]) -> Any:
         """The value of a node; None, and a problem, if the check says what was wanted instead."""
-        value = yaml.SafeLoader("").construct_object(node, deep=True)
+        try:
+            value = yaml.SafeLoader("").construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
+            told = getattr(error, "problem", None) or str(error)
+            self._wrong(node.start_mark.line + 1, key, f"is no value that can be read ({told})")
+            return None
         if wanted := check(value):
-            self._wrong(node.start_mark.line + 1, key, f"got {value!r}, wanted {wanted}")
+            self._wrong(node.start_mark.line + 1, key, f"got {_short(value)}, wanted {wanted}")
             return None
         return value
 
@@ -235,8 +244,13 @@ def _close(name: str, names: Sequence[str]) -> str:
 # Checks: what was wanted, or "" where a value is that.
 
 
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
 
 def _flag(value: Any) -> str:

@@ -6,14 +6,16 @@ rule reads the shapes and attributes of a node as the table's rows do, for nodes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from dask_ferro.graph import placement_table
 from dask_ferro.graph.lean import OWN_DOMAIN
+from dask_ferro.graph.operands import bodies
 from dask_ferro.graph.placement_math import pointwise
 from dask_ferro.graph.placements import Dims, Row, Rule, Site, aligned, names, without
+from dask_ferro.graph.row_states import FREE, Counts, Rows, State
 
 RESHAPES = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
 # Of a list of sizes: what leaves its elements in order, and what computes with them one by one.
@@ -23,11 +25,20 @@ _BY_ELEMENT = (
     " GreaterOrEqual LessOrEqual And Or Not Where Clip CastLike"
 )
 BY_ELEMENT = frozenset(_BY_ELEMENT.split())
-_WHY_UNKNOWN: Mapping[str, str] = {
+# What a node does to rows whatever the shapes.
+_WITHOUT_RULE: Mapping[str, str] = {
+    "CumProd": "runs along an axis that is only known when it runs",
+    "CumSum": "runs along an axis that is only known when it runs",
     "DynamicQuantizeLinear": "quantizes them by the range of all",
+    "EyeLike": "computes with their order",
     "NonMaxSuppression": "numbers the rows of a chunk from 0",
     "NonZero": "numbers the rows of a chunk from 0",
 }
+_RANDOM = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
+)
+# Where exporters write "to the end", they write at least this.
+_THE_END = 2**31 - 1
 
 
 def row_rule(o: Site) -> Rule | None:
@@ -46,9 +57,67 @@ def row_rule(o: Site) -> Rule | None:
     return placement_table.rule(o) if row is None else row(o)
 
 
-def why_unknown(node: ir.Node) -> str | None:
-    """What a node without a rule does to rows, where that is known."""
-    return _WHY_UNKNOWN.get(node.op_type)
+def without_rule(node: ir.Node) -> tuple[bool, str]:
+    """Return what a node without a rule does to rows, and whether that is sure."""
+    if node.op_type in ("CumSum", "CumProd"):
+        axis = node.inputs[1] if len(node.inputs) > 1 else None
+        if axis is not None and ir.convenience.get_const_tensor(axis) is not None:
+            return False, "may run along them"
+    why = _WITHOUT_RULE.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if why is None and node.domain == "com.microsoft" and node.op_type.startswith("DynamicQuantize"):
+        why = _WITHOUT_RULE["DynamicQuantizeLinear"]
+    return (True, why) if why else (False, "is not known to keep them apart")
+
+
+def draws(o: Site) -> bool:
+    """Whether a node, or one in its bodies, draws random numbers or may: the same seed gives each chunk the same."""
+    if o.node.domain in ("", "ai.onnx"):
+        if o.node.op_type in _RANDOM:
+            return True
+        if o.node.op_type == "Dropout" and o.has(2):
+            mode = o.constant(2)
+            return mode is None or any(mode)
+    return any(draws(Site(inner, o.types, o.opset)) for body in bodies(o.node) for inner in body)
+
+
+def slices_all(o: Site, rows: Rows, settings: Sequence[State]) -> bool | None:
+    """Return whether a Slice takes all rows in order, however many there are; None: not known.
+
+    What is cut off is not seen where a probe is shorter: only an end of `_THE_END` is the end, or their number.
+
+    Parameters
+    ----------
+    o : Site
+    rows : Rows
+        Where they lie in the value that is sliced.
+    settings : sequence of State
+        Of starts, ends, axes and steps.
+    """
+    axes, starts, ends, steps = (
+        o.constant(p) if o.has(p) else tuple(o.attribute(name, ())) or None
+        for p, name in ((3, "axes"), (1, "starts"), (2, "ends"), (4, "steps"))
+    )
+    if o.has(3) and axes is None:
+        return None
+    if axes is None:
+        axes = tuple(range(o.size(1) if o.has(1) else len(starts or ())))
+    places = [axis % max(1, o.rank()) for axis in axes]
+    counts = [s for s in settings if s != FREE]
+    if rows.dim not in places:
+        return None if counts else True
+    place = places.index(rows.dim)
+    if starts is None or (o.has(4) and steps is None):
+        return None
+    if (steps is not None and steps[place] != 1) or -_THE_END < starts[place] != 0:
+        return False
+    if ends is not None:
+        return ends[place] >= _THE_END
+    # Where rows lie once, any number of theirs that was read is the end or beyond it.
+    end = settings[1]
+    is_theirs = (
+        isinstance(end, Counts) and end.exact and end.depends == tuple(i == place for i in range(len(axes)))
+    )
+    return True if is_theirs and len(counts) == 1 and rows.before == 1 else None
 
 
 def trains(o: Site) -> bool:
@@ -74,14 +143,16 @@ def combines(o: Site, position: int, dim: int) -> str:
         sure = dim == o.axis(_ALONG_ONE[kind])
     elif kind in ("Softmax", "LogSoftmax", "Hardmax"):
         sure = dim == o.axis(-1) if o.opset >= 13 else dim >= o.axis(1)
-    elif kind in ("CumSum", "CumProd"):
-        sure = o.constant(1) is not None
+    elif kind in _CONVOLUTIONS:
+        sure = dim == 1 or _has_neighbours(o, dim - 2)
     elif kind == "Gather":
         return "picks some by their number" if position == 0 and dim == o.axis(0) else ""
     elif kind == "Slice":
         return _cut(o, dim)
     elif kind == "Pad":
-        return "adds to them"
+        return "adds to them" if o.out_shape()[dim] != o.shape(0)[dim] else ""
+    elif kind in ("Resize", "Upsample"):
+        return "resizes them" if o.out_shape()[dim] != o.shape(0)[dim] else ""
     elif kind == "Trilu":
         return "computes with their order"
     else:
@@ -94,7 +165,26 @@ _NORMS_AND_LOSSES = (
     "LayerNormalization RMSNormalization BatchNormalization InstanceNormalization GroupNormalization"
     " MeanVarianceNormalization LRN Unique SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"
 )
-_COMBINES = frozenset(_NORMS_AND_LOSSES.split())
+_POOLS_AND_CELLS = "GlobalAveragePool GlobalMaxPool GlobalLpPool LSTM GRU RNN CumSum CumProd Compress"
+_COMBINES = frozenset((_NORMS_AND_LOSSES + " " + _POOLS_AND_CELLS).split())
+_WINDOWS = "Conv ConvTranspose AveragePool MaxPool LpPool QLinearConv ConvInteger"
+_CONVOLUTIONS = frozenset(_WINDOWS.split())
+
+
+def _has_neighbours(o: Site, axis: int) -> bool:
+    """Whether a window is longer than one, or skips some or adds to them, along a dimension of the image."""
+    if axis < 0:
+        return False
+    ones = (1,) * (axis + 1)
+    weights = o.shape(3 if o.node.op_type == "QLinearConv" else 1)[2:]
+    kernel = tuple(o.attribute("kernel_shape", ())) or weights
+    pads = tuple(o.attribute("pads", ()))
+    half = len(pads) // 2
+    return (
+        (kernel or ones)[axis] != 1
+        or tuple(o.attribute("strides", ones))[axis] != 1
+        or bool(pads and (pads[axis] or pads[half + axis]))
+    )
 
 
 def _cut(o: Site, dim: int) -> str:

@@ -16,48 +16,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import onnx_ir as ir
 
+from dask_ferro.graph.ml_types import DOMAIN as ML
+from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import Types, bodies, reads, type_of
 from dask_ferro.graph.placements import Dims, Rule, Site
+from dask_ferro.graph.row_bodies import branched, scanned
+from dask_ferro.graph.row_ml import ml_state
 from dask_ferro.graph.row_rules import (
     BY_ELEMENT,
     KEEPS_COUNTS,
     RESHAPES,
     combines,
+    draws,
     row_rule,
-    why_unknown,
+    slices_all,
+    without_rule,
 )
-
-
-class Rows(NamedTuple):
-    """The rows lie along dimension `dim`, in order; `before` runs of them after one another."""
-
-    dim: int
-    before: int = 1
-
-
-class Free(NamedTuple):
-    """The same whatever the rows are, and however many."""
-
-
-class Counts(NamedTuple):
-    """Made of sizes; `depends` says for each element whether the number of rows is in it, None: not known."""
-
-    depends: tuple[bool, ...] | None
-
-
-class Finding(NamedTuple):
-    """Why the rows of a value may depend on each other, and whether they surely do."""
-
-    sure: bool
-    why: str
-
-
-State: TypeAlias = Rows | Free | Counts | Finding
-FREE = Free()
+from dask_ferro.graph.row_states import FREE, Counts, Finding, Free, Rows, State
 
 
 def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: int) -> dict[str, Finding]:
@@ -68,13 +47,14 @@ def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: i
     model : onnx_ir.Model
         In a topological order.
     types : mapping of str to ValueType
-        From `shapes.infer`, with a size for every dimension, where it can be.
+        From `shapes.infer` without declared ones, which may be wrong; with a size for every dimension, where it can
+        be.
     carriers : collection of str
         The inputs that have the rows along axis 0.
     rows : int
         Their number in `types`: a prime that is the size of nothing else.
     """
-    walk = _Walk(types, model.opset_imports.get("", 0) or 0, rows)
+    walk = _Walk(with_bodies(model, types), model.opset_imports.get("", 0) or 0, rows)
     for value in model.graph.inputs:
         walk.states[value] = Rows(0) if value.name in carriers else FREE
     for node in model.graph:
@@ -87,6 +67,7 @@ class _Walk:
     def __init__(self, types: Types, opset: int, rows: int) -> None:
         self.types, self.opset, self.rows = types, opset, rows
         self.states: dict[ir.Value, State] = {}
+        self.named: dict[str, ir.Value] = {}
 
     def state(self, value: ir.Value | None) -> State:
         return FREE if value is None else self.states.get(value, FREE)
@@ -108,29 +89,57 @@ class _Walk:
             return Finding(
                 True, f"output {value.name!r} has the rows {where}, not one after another on axis 0"
             )
-        if isinstance(first, int) and first % self.rows:
-            return Finding(True, f"output {value.name!r} has {first} on axis 0 whatever the number of rows")
         if isinstance(state, Finding):
             return state
-        return Finding(False, f"output {value.name!r} is not made of the rows")
+        if isinstance(first, int) and first != self.rows:
+            many = f"{first // self.rows} for each row" if first % self.rows == 0 else f"{first}"
+            return Finding(True, f"output {value.name!r} has {many} on axis 0, wanted one for each row")
+        return Finding(True, f"output {value.name!r} is not made of the rows")
 
     def _made(self, node: ir.Node) -> Sequence[State]:
         states = [self.state(v) for v in node.inputs]
         count = len(node.outputs)
         if node.op_type in ("Shape", "Size") and node.domain == "":
             return (self._sizes(node, states[0]),)
+        if draws(self._site(node)):
+            return (self._sure(node, "draws random numbers, which chunks of the rows draw anew"),) * count
         if any(True for _ in bodies(node)):
-            states = [self.state(v) for v in reads(node)]
+            return self._with_bodies(node)
         found = [s for s in states if isinstance(s, Finding)]
         if found:
             return (next((s for s in found if s.sure), found[0]),) * count
         if all(s == FREE for s in states):
             return (FREE,) * count
-        if any(True for _ in bodies(node)):
-            return (self._unknown(node, "has a body, which is not looked into"),) * count
         if not any(isinstance(s, Rows) for s in states):
             return (self._counted(node, states),) * count
         return self._of_rows(node, states)
+
+    def _with_bodies(self, node: ir.Node) -> Sequence[State]:
+        count, site = len(node.outputs), self._site(node)
+        states = [self.state(v) for v in reads(node)]
+        found = [s for s in states if isinstance(s, Finding)]
+        if found:
+            return (next((s for s in found if s.sure), found[0]),) * count
+        if all(s == FREE for s in states):
+            return (FREE,) * count
+        made: Sequence[State] | str | None = None
+        if node.op_type == "Scan" and self.opset >= 9:
+            made = scanned(site, self.state, self._through)
+        elif node.op_type == "If":
+            made = branched(site, self.state, self._through)
+        if isinstance(made, str):
+            return (self._sure(node, made),) * count
+        return made or (self._unknown(node, "has a body, which is not looked into"),) * count
+
+    def _through(self, body: ir.Graph, states: Sequence[State]) -> Sequence[State]:
+        """The states of a body's outputs."""
+        self.states.update(zip(body.inputs, states, strict=True))
+        own = [*body.inputs, *(v for node in body for v in node.outputs)]
+        if any(self.named.setdefault(v.name or "", v) is not v for v in own):  # their types are by name
+            return [Finding(False, "a value of a body has the name of another") for _ in body.outputs]
+        for node in body:
+            self.take(node)
+        return [self.state(v) for v in body.outputs]
 
     # Sizes.
 
@@ -148,6 +157,11 @@ class _Walk:
 
     def _counted(self, node: ir.Node, states: Sequence[State]) -> State:
         """The state of what is made of sizes alone."""
+        made = self._of_sizes(node, states)
+        exact = node.op_type not in BY_ELEMENT and all(s.exact for s in states if isinstance(s, Counts))
+        return made if exact or not isinstance(made, Counts) else Counts(made.depends, False)
+
+    def _of_sizes(self, node: ir.Node, states: Sequence[State]) -> State:
         kind, site = node.op_type, self._site(node)
         if kind == "Range":
             return self._unknown(node, "numbers the rows of a chunk from 0")
@@ -194,19 +208,25 @@ class _Walk:
 
     def _of_rows(self, node: ir.Node, states: Sequence[State]) -> Sequence[State]:
         count, site = len(node.outputs), self._site(node)
-        if node.domain == "ai.onnx.ml":  # one result a row, or an element
-            only = all(s in (FREE, Rows(0)) for s in states)
-            state: State = Rows(0) if only else self._unknown(node, "reads rows that are not on axis 0")
+        if node.domain == ML:
+            made = ml_state(site, states)
+            state = made if isinstance(made, Rows) else Finding(made.sure, f"node {_label(node)} {made.why}")
             return (state,) * count
         if node.op_type in RESHAPES:
             return (self._reshaped(node, states),) * count
         moved = self._moved(node, site, states)
         if moved is not None:
             return moved
+        if node.op_type == "Slice" and isinstance(states[0], Rows):
+            whole = slices_all(site, states[0], states[1:])
+            if whole:
+                return (states[0],)
+            part = self._unknown if whole is None else self._sure
+            return (part(node, "picks some by their number"),) * count
         rule = row_rule(site)
         if rule is None:
-            why = why_unknown(node) or "is not known to keep them apart"
-            return (self._unknown(node, why),) * count
+            sure, why = without_rule(node)
+            return (Finding(sure, f"node {_label(node)} {why}"),) * count
         return self._by_rule(node, site, states, rule)
 
     def _by_rule(self, node: ir.Node, site: Site, states: Sequence[State], rule: Rule) -> Sequence[State]:
@@ -254,6 +274,8 @@ class _Walk:
         before, after = (
             type_of(v, self.types).shape for v in (node.inputs[0], node.outputs[0]) if v is not None
         )
+        if node.op_type == "Squeeze" and _squeezes_ones(node):
+            return self._unknown(node, "takes the axis of the rows away where there is one")
         if _known(before) and _known(after):
             found = _relaid(before, after, state, self.rows)  # type: ignore[arg-type]
             return found or self._unknown(node, "takes them apart")
@@ -263,6 +285,10 @@ class _Walk:
                 Rows(0) if sum(shape.depends) == 1 else self._unknown(node, "has a shape that is not known")
             )
         wanted = self._site(node).constant(1) if len(states) > 1 else None
+        if wanted and wanted[0] == -1 and state == Rows(0) and _known(before):
+            whole = prod(before[1:])  # type: ignore[index, arg-type]
+            if 0 not in wanted and min(wanted[1:], default=1) > 0 and whole % prod(wanted[1:]):
+                return self._sure(node, "puts several of them together")
         if wanted and wanted[0] == 0 and state == Rows(0):  # a copy of the size on axis 0
             return Rows(0)
         return self._unknown(node, "has a shape that is not known")
@@ -301,6 +327,11 @@ class _Walk:
 
     def _unknown(self, node: ir.Node, why: str) -> Finding:
         return Finding(False, f"node {_label(node)} {why}")
+
+
+def _squeezes_ones(node: ir.Node) -> bool:
+    """Whether a Squeeze names no axes, so that it takes all that have the size 1."""
+    return "axes" not in node.attributes and (len(node.inputs) < 2 or node.inputs[1] is None)
 
 
 def _label(node: ir.Node) -> str:

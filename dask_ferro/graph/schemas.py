@@ -15,6 +15,8 @@ from typing import NamedTuple
 import onnx
 from onnx import AttributeProto, defs
 
+from dask_ferro.graph import attribute_values
+
 # Domains whose every operator is in ONNX's tables.
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 
@@ -101,6 +103,8 @@ def faults(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]:
         if required and not name:
             yield Fault(f"its input {i} is left out, and it is not optional")
     yield from map(Fault, _attribute_faults(node, facts, opset))
+    if not domain:
+        yield from map(Fault, attribute_values.problems(node))
 
 
 def _unknown(node: onnx.NodeProto, domain: str, opset: int) -> Fault:

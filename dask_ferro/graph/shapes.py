@@ -17,6 +17,8 @@ import onnx_ir as ir
 from onnx import shape_inference
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph import ml_types, propagation
+from dask_ferro.graph.fold import folded
 from dask_ferro.graph.growth import DIMS, ELEMENTS, growth, tall_values
 from dask_ferro.graph.lean import TYPE_PROTO, lean_model
 
@@ -47,6 +49,7 @@ def infer(
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    trusts_declared: bool = True,
 ) -> dict[str, ValueType]:
     """The type of every value of the main graph, by name: inputs, initializers and node outputs.
 
@@ -60,6 +63,8 @@ def infer(
         Whole shapes for graph inputs, by input name.  They also bind the symbolic dimensions that they meet;
         where they contradict a declared size (a batch of 8 into a model made for 1) every declared shape but
         the inputs' is dropped and inferred anew.
+    trusts_declared : bool
+        Whether declared shapes count; if not, all but the inputs' are inferred from the nodes alone.
 
     Raises
     ------
@@ -67,15 +72,16 @@ def infer(
         A dimension or an input that the model does not have, a rank that does not fit, or two sizes for one
         name.
     """
-    bound, stale = _bindings(model.graph, dims or {}, shapes or {})
+    bound, contradicted = _bindings(model.graph, dims or {}, shapes or {})
+    stale = contradicted or not trusts_declared
     declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
     complete = all(
         t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None) for t in declared.values()
     )
-    if complete and not bound and not shapes:
+    if complete and not bound and not shapes and trusts_declared:
         return declared
     proto = lean_model(model, keep_declared=not stale)
-    for info in proto.graph.input:
+    for info in [*proto.graph.input, *proto.graph.output]:  # an input may be an output too
         if info.name in (shapes or {}):
             _set_shape(info, (shapes or {})[info.name])
     for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output]:
@@ -116,12 +122,26 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto`, without large tensors (see `lean.stripped`), with what inference tells in `value_info`."""
+    proto = folded(proto)
+    found = _inferred(proto)
+    if not any(map(ml_types.is_left_out, proto.graph.node)):
+        return found
+    for _ in range(ml_types.ROUNDS):
+        known = onnx.ModelProto()
+        known.CopyFrom(found)
+        if not ml_types.add_types(known.graph):
+            break
+        found = _inferred(known)
+    return found
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     grown = growth(proto.graph)
     if grown.dims > DIMS and any(tall_values(proto)):
         return proto
-    propagate = grown.elements <= ELEMENTS
+    infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
     try:
-        return shape_inference.infer_shapes(proto, data_prop=propagate)
+        return infer_shapes(proto)
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         pass
     declared = onnx.ModelProto()
@@ -131,7 +151,7 @@ def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
             info.type.tensor_type.ClearField("shape")
     del declared.graph.value_info[:]
     try:
-        return shape_inference.infer_shapes(declared, data_prop=propagate)
+        return infer_shapes(declared)
     except Exception:  # noqa: BLE001
         return proto
 

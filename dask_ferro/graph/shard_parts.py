@@ -109,9 +109,9 @@ class Spmd:
                 raise ConfigError(f"input {port.name!r}: want shape {port.shape}, got {got}")
             for rank, name in enumerate(port.parts):
                 if name not in found:
-                    found[name] = _term(
-                        array[part(port.shape or (), port.layout, self.mesh, rank)], port, self.mesh, rank
-                    )
+                    # The ellipsis keeps a part without dimensions an array: `array[()]` would be a scalar of numpy's.
+                    index: Any = (*part(port.shape or (), port.layout, self.mesh, rank), ...)
+                    found[name] = _term(array[index], port, self.mesh, rank)
         return found
 
 

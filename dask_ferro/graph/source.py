@@ -1,8 +1,8 @@
 """Where a model comes from: a file, bytes or a `ModelProto`; all become bytes in place, and then a skeleton
 message.
 
-A file is mapped and stays open while it is loaded; the path may be a symbolic or hard link, since the user
-chose it.  Bytes are viewed.  A `ModelProto` is serialized once.  Sizes are bytes.
+A small file is read, a large one mapped, and either stays open while it is loaded; the path may be a symbolic or hard
+link, since the user chose it.  Bytes are viewed.  A `ModelProto` is serialized once.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph import wire
+from dask_ferro.graph.source_files import identity, read_span
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
@@ -30,6 +31,7 @@ class Opened(NamedTuple):
     view: memoryview
     path: str | None
     descriptor: int | None
+    mapped: bool = False
 
     @property
     def folder(self) -> str | None:
@@ -38,8 +40,8 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[Opened]:
-    """`source` as bytes in place, for the time of the context.
+def opened(source: Source, mapped_above: int) -> Iterator[Opened]:
+    """`source` as bytes in place, for the time of the context; a file up to `mapped_above` is read into memory.
 
     Raises
     ------
@@ -53,7 +55,7 @@ def opened(source: Source) -> Iterator[Opened]:
     elif isinstance(source, (bytes, bytearray, memoryview)):
         yield Opened("the model in memory", memoryview(source).cast("B"), None, None)
     elif isinstance(source, (str, os.PathLike)):
-        with _mapped(os.fspath(source)) as file:
+        with _file(os.fspath(source), mapped_above) as file:
             yield file
     else:
         raise ConfigError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
@@ -73,7 +75,7 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 
 
 @contextmanager
-def _mapped(name: str) -> Iterator[Opened]:
+def _file(name: str, mapped_above: int) -> Iterator[Opened]:
     try:
         path = os.path.realpath(name)
         status = os.stat(path)
@@ -87,12 +89,27 @@ def _mapped(name: str) -> Iterator[Opened]:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
     try:
-        if os.fstat(descriptor).st_size == 0:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
             raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])
-        content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        yield Opened(repr(path), memoryview(content), path, descriptor)
+        if size > mapped_above:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            yield Opened(repr(path), memoryview(content), path, descriptor, mapped=True)
+        else:
+            yield Opened(repr(path), memoryview(_read(path, descriptor)), path, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _read(path: str, descriptor: int) -> bytes:
+    """The whole file as it was at one time."""
+    before = identity(os.fstat(descriptor))
+    content = read_span(descriptor, 0, before[2])
+    if content is None or identity(os.fstat(descriptor)) != before:
+        raise ModelError(
+            f"cannot load {path!r}", ["it changed while it was read; load it when it is written to the end"]
+        )
+    return content
 
 
 def parse(view: memoryview, headline: str, structure_bytes: int) -> onnx.ModelProto:

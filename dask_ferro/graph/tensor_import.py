@@ -15,6 +15,7 @@ from onnx import version_converter
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph import lean, shapes, signal
+from dask_ferro.graph.own_models import check_accepted
 from dask_ferro.graph.shapes import Dim, ValueType
 from dask_ferro.graph.tensor import Tensor, argument, asarray
 from dask_ferro.graph.tensor_dims import written
@@ -33,7 +34,9 @@ class Imported(NamedTuple):
     outputs: dict[str, Tensor]
 
 
-def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
+def from_model(
+    model: ir.Model, inputs: Mapping[str, Tensor] | None = None, *, longest: float = 0.0
+) -> Imported:
     """The model's inputs, weights and outputs as tensors.
 
     Parameters
@@ -42,16 +45,20 @@ def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> I
         As `graph.load` gives it: sorted, every node named. Not changed.
     inputs : mapping of str to Tensor, optional
         What takes the place of the model's inputs, by their names; the others become arguments.
+    longest : float, optional
+        Seconds that an `ai.dask_ferro.Sleep` may take, in a model that `graph.load` has not checked.
 
     Raises
     ------
     ConfigError
         An input that the model does not have, or a tensor of another dtype or shape.
+    ModelError
+        A Sleep of a model from elsewhere.
     UnsupportedOp
         A value that is no tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
     """
     given = dict(inputs or {})
-    raised = _raised(model)
+    raised = _raised(check_accepted(model, longest))
     found = shapes.infer(raised)
     entries = [str(v.name) for v in raised.graph.inputs if v.name not in raised.graph.initializers]
     names = _names(entries, found, given)

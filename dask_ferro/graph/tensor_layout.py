@@ -341,7 +341,14 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
 # ---- take and products -------------------------------------------------------------------------------------
 
 
-def _indices(indices: Any, where: str) -> Tensor:
+def checked_indices(indices: Any, where: str) -> Tensor:
+    """Indices as a tensor.
+
+    Raises
+    ------
+    ConfigError
+        They are not of int32 or int64.
+    """
     tensor = asarray(indices)
     if tensor.type.dtype not in (_INT64, ir.DataType.INT32):
         raise ConfigError(f"{where}: indices are int32 or int64, got {tensor!r}; use astype")
@@ -370,7 +377,7 @@ def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
     ConfigError
         There is no such axis, or the indices are no such integers.
     """
-    tensor, at_indices = asarray(x), _indices(indices, "take")
+    tensor, at_indices = asarray(x), checked_indices(indices, "take")
     at = axis_of(axis, tensor.ndim, "take")
     shape = (*tensor.shape[:at], *at_indices.shape, *tensor.shape[at + 1 :])
     return emit("Gather", [tensor, at_indices], shape, axis=at)
@@ -397,7 +404,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
     ConfigError
         There is no such axis, the indices are no such integers, or the other dimensions differ.
     """
-    tensor, at_indices = asarray(x), _indices(indices, "take_along_axis")
+    tensor, at_indices = asarray(x), checked_indices(indices, "take_along_axis")
     at = axis_of(axis, tensor.ndim, "take_along_axis")
     if at_indices.ndim != tensor.ndim:
         raise ConfigError(f"take_along_axis: {at_indices!r} has not the rank of {tensor!r}")

@@ -6,6 +6,7 @@ with others.  Shapes and dtypes are `tensor`'s to check.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,14 @@ from dask_ferro.graph.tensor import (
     Tensor,
     asarray,
     binary,
+    cast,
     elementwise,
     emit,
     inverted,
     negated,
     numbers,
     promoted,
+    widened,
 )
 from dask_ferro.graph.tensor_dims import broadcast
 
@@ -115,13 +118,32 @@ def square(x: Any, /) -> Tensor:
 
 
 def log1p(x: Any, /) -> Tensor:
-    """log(1 + x), elementwise; ONNX has no function that keeps the digits of a tiny x."""
-    return log(1 + _float_only(x, "log1p"))
+    """log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
+
+    ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is what it lost, exactly: log(u) plus
+    that over u is Kahan's correction as a sum, whose derivative is 1 / u (that of his quotient cancels near 0).
+    """
+    half = _float_only(x, "log1p")
+    tensor = widened(half)
+    total = 1 + tensor
+    inside = (total > 0) & (total < math.inf)
+    lost = where(inside, tensor - (total - 1), 0.0) / where(inside, total, 1.0)
+    return cast(log(total) + lost, half.type.dtype)
 
 
 def expm1(x: Any, /) -> Tensor:
-    """exp(x) - 1, elementwise; ONNX has no function that keeps the digits of a tiny x."""
-    return exp(x) - 1
+    """exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
+
+    ONNX has no such function.  Within 1 of 0 the rounded u = exp(x) is the power of log(u), so u (x - log(u)) is what
+    u - 1 lacks: Kahan's correction as a sum, whose derivative is right too.
+    """
+    half = _float_only(x, "expm1")
+    tensor = widened(half)
+    near = (tensor > -1) & (tensor < 1)
+    small = where(near, tensor, 0.0)
+    power = exp(small)
+    close = (power - 1) + power * (small - log(power))
+    return cast(where(near, close, exp(tensor) - 1), half.type.dtype)
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:

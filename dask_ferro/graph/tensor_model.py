@@ -18,13 +18,14 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import signal
+from dask_ferro.graph.own_models import accepted
+from dask_ferro.graph.self_contained import write
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_origin import OPSET, Node, Source, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 _KEY_BYTES = 1024  # constants up to this size are merged if equal; larger ones are not even read
-_INLINE_BYTES = 1 << 30  # a protobuf message ends at 2 GiB: beyond half of it weights go beside the file
 _EARLIEST_IR = 10
 
 
@@ -71,7 +72,9 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
         opset_imports=_opsets(order),
         name=name,
     )
-    model = ir.Model(graph, ir_version=_ir_version(graph.opset_imports[""]), producer_name="dask_ferro")
+    model = accepted(
+        ir.Model(graph, ir_version=_ir_version(graph.opset_imports[""]), producer_name="dask_ferro")
+    )
     bound = {str(v.name): _bound_to(s) for s, v in zip(arguments, entries, strict=True)}
     return Built(model, {name: data for name, data in bound.items() if data is not None})
 
@@ -84,7 +87,8 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
 def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()) -> None:
     """A file that computes `outputs` in any ONNX engine; parameters are those of `build`.
 
-    Weights of a gigabyte and more lie beside it, in `path` + ".data".
+    Weights of a gigabyte and more lie beside it, in `path` + ".data". Those of an imported model are written too: the
+    file that they came from is not needed any more, and may be the one that is written.
 
     Raises
     ------
@@ -94,11 +98,7 @@ def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequenc
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
-    model = to_model(outputs, inputs)
-    weights = (value.const_value for value in model.graph.initializers.values())
-    large = sum(tensor.nbytes for tensor in weights if tensor is not None) >= _INLINE_BYTES
-    beside = os.path.basename(os.fspath(path)) + ".data"
-    ir.save(model, path, external_data=beside if large else None)
+    write(to_model(outputs, inputs), os.fspath(path))
 
 
 def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:

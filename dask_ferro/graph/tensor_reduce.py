@@ -12,12 +12,14 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import Tensor, asarray, cast, emit
+from dask_ferro.graph.tensor import Tensor, asarray, cast, emit, widened
 from dask_ferro.graph.tensor_dims import Shape, axes_of, axis_of
 from dask_ferro.graph.tensor_math import where
 
 Axis = int | Sequence[int] | None
 
+# Reductions that give one of their elements.
+_EXACT = frozenset({"ReduceMax", "ReduceMin"})
 _NARROW = frozenset({ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32})
 _NARROW_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32})
 
@@ -29,12 +31,17 @@ def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 
 
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """A node that reduces over `axis`; `x` itself where there is none."""
+    """A node that reduces over `axis`; `x` itself where there is none.
+
+    What accumulates half precision does so in float32, and is rounded once: in bfloat16, 256 + 1 is 256.
+    """
     axes = axes_of(axis, x.ndim, op_type)
     if not axes:
         return x
+    wide = x if op_type in _EXACT else widened(x)
     shape = reduced_shape(x.shape, axes, keepdims)
-    return emit(op_type, [x, asarray(np.asarray(axes, np.int64))], shape, keepdims=int(keepdims))
+    found = emit(op_type, [wide, asarray(np.asarray(axes, np.int64))], shape, keepdims=int(keepdims))
+    return cast(found, x.type.dtype)
 
 
 def _summable(x: Any, where: str) -> Tensor:
@@ -77,13 +84,20 @@ def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def var(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The variance over `axis`: the mean of the squared distances from the mean."""
     tensor = asarray(x)
-    centred = tensor - mean(tensor, axis=axis, keepdims=True)
-    return mean(centred * centred, axis=axis, keepdims=keepdims)
+    return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
 
 
 def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The standard deviation over `axis`: the square root of `var`. Where all are equal its slope is 0."""
-    return root(var(x, axis=axis, keepdims=keepdims))
+    tensor = asarray(x)
+    return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
+
+
+def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """The variance, in float32 where `x` is of half precision: squares of float16 end at 256 * 256."""
+    wide = widened(x)
+    centred = wide - mean(wide, axis=axis, keepdims=True)
+    return mean(centred * centred, axis=axis, keepdims=keepdims)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:
@@ -118,7 +132,8 @@ def cumulative_sum(x: Any, /, *, axis: int | None = None) -> Tensor:
     if axis is None and tensor.ndim != 1:
         raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")
     at = axis_of(axis or 0, tensor.ndim, "cumulative_sum")
-    return emit("CumSum", [tensor, asarray(np.asarray(at, np.int64))], tensor.shape)
+    found = emit("CumSum", [widened(tensor), asarray(np.asarray(at, np.int64))], tensor.shape)
+    return cast(found, tensor.type.dtype)
 
 
 __all__ = [

@@ -16,14 +16,16 @@ encloses it before it is used, and depth and number of fields are bounded.  Size
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import NamedTuple
 
 # Below this, a reference costs more than the copy that it saves (a page of memory is 4 KiB).
 SPAN_BYTES = 4096
 
-# What a reference's `location` says.  No file can be called so: NUL ends a name in every file system.
-EMBEDDED = "\0embedded"
+# What a reference's `location` says.  No file can be called so: NUL ends a name in every file system.  And no file can
+# say it of itself: the name is another one in each process, and never written anywhere.
+EMBEDDED = f"\0{secrets.token_hex(8)}"
 
 # protobuf's own parsers stop at 100 nested messages.
 MAX_DEPTH = 100

@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.lean import OWN_DOMAIN
+from dask_ferro.graph.own_models import made_here
 
 SLEEP_ITEMS = 256  # floats in the value that a Sleep op copies
 OPSET, IR_VERSION = 21, 10
@@ -393,4 +394,5 @@ def _model(
         value_info=[typed(n.output[0], (SLEEP_ITEMS,)) for n in sleeps if n.output[0] not in outputs],
     )
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(OWN_DOMAIN, 1)] if sleeps else [])]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="dask_ferro")
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="dask_ferro")
+    return made_here(model) if sleeps else model

@@ -30,10 +30,13 @@ class Cache(Generic[T]):
     ----------
     limit : int
         Bytes kept at most.
+    changed : callable, optional
+        Called with the bytes of what was built, or dropped, after it was; see `host_memory.Returns`.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, changed: Callable[[int], None] | None = None) -> None:
         self.limit = limit
+        self._changed = changed
         self.nbytes = 0
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
@@ -59,40 +62,53 @@ class Cache(Generic[T]):
             try:
                 built = build()
                 with self._lock:
-                    self._keep(key, built)
+                    dropped = self._keep(key, built)
             finally:
                 with self._lock:
                     self._building.pop(key, None)
+            self._tell(built.nbytes + dropped)
             return built
 
     def drop(self, key: Hashable) -> None:
         """Forget what is kept under `key`, if anything is."""
         with self._lock:
-            dropped = self._kept.pop(key, None)
-            self.nbytes -= 0 if dropped is None else dropped.nbytes
+            dropped = self._drop(key)
+        self._tell(dropped)
 
     def trim(self, limit: int) -> None:
         """Forget the least recently used until no more than `limit` bytes are kept."""
         with self._lock:
-            self._trim(limit)
+            dropped = self._trim(limit)
+        self._tell(dropped)
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
+            dropped, self.nbytes = self.nbytes, 0
             self._kept.clear()
-            self.nbytes = 0
+        self._tell(dropped)
 
-    def _keep(self, key: Hashable, built: T) -> None:
-        before = self._kept.pop(key, None)
-        if before is not None:
-            self.nbytes -= before.nbytes
+    def _tell(self, nbytes: int) -> None:
+        if self._changed is not None and nbytes:
+            self._changed(nbytes)
+
+    def _keep(self, key: Hashable, built: T) -> int:
+        """Keep what was built, and return the bytes of what had to go."""
+        dropped = self._drop(key)
         if built.nbytes > self.limit:
-            return
+            return dropped
         self._kept[key] = built
         self.nbytes += built.nbytes
-        self._trim(self.limit)
+        return dropped + self._trim(self.limit)
 
-    def _trim(self, limit: int) -> None:
+    def _drop(self, key: Hashable) -> int:
+        before = self._kept.pop(key, None)
+        nbytes = 0 if before is None else before.nbytes
+        self.nbytes -= nbytes
+        return nbytes
+
+    def _trim(self, limit: int) -> int:
+        before = self.nbytes
         while self.nbytes > limit and self._kept:
-            _, dropped = self._kept.popitem(last=False)
-            self.nbytes -= dropped.nbytes
+            self._drop(next(iter(self._kept)))
+        return before - self.nbytes

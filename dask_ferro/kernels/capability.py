@@ -115,7 +115,7 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
 
 def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
     return (
-        not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
+        not wrong_in_onnxruntime(node, opsets.get(node.domain, 1), in_body=True)
         and has_kernel(node, opsets)
         and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
     )
@@ -168,19 +168,27 @@ def _body_fits(
 ) -> bool:
     if not schema.has_function:  # type: ignore[attr-defined]  # missing from the stubs
         return False
-    floating = {"tensor(float)", "tensor(double)", "tensor(float16)"}
-    element = next((t for t in bound.values() if t in floating), "tensor(float)")
-    return all(_body_op_fits(inner, opsets, element, provider) for inner in schema.function_body.node)
+    types = {f.name: bound[f.name] for f in (*schema.inputs, *schema.outputs) if f.name in bound}
+    return all(_body_op_fits(inner, opsets, types, provider) for inner in schema.function_body.node)
 
 
-def _body_op_fits(inner: onnx.NodeProto, opsets: dict[str, int], element: str, provider: str) -> bool:
-    """Whether an operator of a function body has a kernel for the element type that the function works in."""
+def _body_op_fits(
+    inner: onnx.NodeProto, opsets: dict[str, int], types: dict[str, str], provider: str
+) -> bool:
+    """Whether an operator of a function body has a kernel for the types that reach it; notes those of its outputs.
+
+    Types follow the operator's type parameters; one that nothing tells of is taken to fit.
+    """
     if inner.op_type == "Constant":
         return True
     schema = schema_of(inner.op_type, inner.domain, opsets.get(inner.domain, 1))
     if schema is None:
         return False
-    first = schema.inputs[0].type_str if schema.inputs else ""
-    allowed = {t for c in schema.type_constraints if c.type_param_str == first for t in c.allowed_type_strs}
-    bound = {first: element} if element in allowed else {}
+    bound = dict(_bind(schema, [types.get(n) for n in inner.input], [types.get(n) for n in inner.output]))
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    if any(kind not in allowed[parameter] for parameter, kind in bound.items() if parameter in allowed):
+        return False
+    for name, formal in zip(inner.output, schema.outputs, strict=False):
+        if formal.type_str in bound:
+            types[name] = bound[formal.type_str]
     return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound, provider)

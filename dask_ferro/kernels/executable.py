@@ -7,6 +7,7 @@ engine each (`route`), with the values between two runs handed over as arrays.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from array_api_compat import array_namespace
 from dask_ferro.kernels import array
 from dask_ferro.kernels.capability import NEWEST_OPSET, schema_of
 from dask_ferro.kernels.device import Device
+from dask_ferro.kernels.engine_errors import Run, built
 from dask_ferro.kernels.extract import bodies, nested, used_names, weights_of
 from dask_ferro.kernels.onnxruntime import SessionRun
 from dask_ferro.kernels.onnxruntime_device import DeviceSessionRun
@@ -26,16 +28,17 @@ from dask_ferro.kernels.route import Engine
 from dask_ferro.kernels.watch import Watch, Watched
 
 
-class Run(Protocol):
-    """A compiled run of nodes on one engine."""
+class Check(Protocol):
+    """Looks at the files that a model's weights are mapped from; under `CHECK` in the model's `meta`."""
 
-    nbytes: int
+    def __call__(self) -> None:
+        """Raise `ConfigError` where one of them changed."""
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """Compute the outputs."""
+    def are_unchanged(self) -> bool:
+        """Whether none of them changed."""
 
-    def watched(self, watch: Watch) -> Run:
-        """Return the same run, on the same weights, with its ops handed to `watch`."""
+
+CHECK = "ferro.check"
 
 
 class Step(NamedTuple):
@@ -94,7 +97,9 @@ class Executable:
         inputs: Sequence[str],
         outputs: Sequence[str],
         weights: Mapping[str, Any],
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self._weights = dict(weights)  # those that are outputs themselves
         self._steps = tuple(steps)
         self._inputs = tuple(inputs)
@@ -102,6 +107,13 @@ class Executable:
         self.nbytes = sum(step.run.nbytes for step in steps)
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        return checked(self._check, self._computed, arrays)
+
+    def is_current(self) -> bool:
+        """Whether what its weights are mapped from is as it was when it was compiled."""
+        return self._check is None or self._check.are_unchanged()
+
+    def _computed(self, *arrays: Any) -> tuple[Any, ...]:
         if len(self._steps) == 1:  # the usual case: one engine, in and out in the bundle's own order
             return self._steps[0].run(*arrays)
         values = self._weights | dict(zip(self._inputs, arrays, strict=True))
@@ -113,7 +125,29 @@ class Executable:
     def watched(self, watch: Watch) -> Executable:
         """Return the same bundle, on the same weights, with its ops handed to `watch`."""
         steps = [Step(step.run.watched(watch), step.reads, step.writes) for step in self._steps]
-        return Executable(steps, self._inputs, self._outputs, self._weights)
+        return Executable(steps, self._inputs, self._outputs, self._weights, self._check)
+
+
+def checked(
+    check: Check | None, compute: Callable[..., tuple[Any, ...]], arrays: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Return what `compute` makes of arrays while the files that weights are mapped from stay as they were.
+
+    A result that is a view of a mapped file is copied: the caller may keep it for longer than the file is the same.
+    """
+    if check is None:
+        return compute(*arrays)
+    check()
+    results = tuple(map(_off_file, compute(*arrays)))
+    check()
+    return results
+
+
+def _off_file(value: Any) -> Any:
+    base = value
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return value.copy() if isinstance(base, (mmap.mmap, memoryview)) else value
 
 
 def nodes_between(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> list[ir.Node]:
@@ -171,6 +205,9 @@ def compile_bundle(
     device : Device, optional
         Where the arrays of a run of engine "onnxruntime-device" lie.
     """
+    check: Check | None = model.meta.get(CHECK)
+    if check is not None:
+        check()
     nodes = nodes_between(model, inputs, outputs)
     if len(nodes) != sum(count for _, count in engines):
         raise ValueError(
@@ -190,7 +227,11 @@ def compile_bundle(
         steps.append(Step(run, reads, writes))
     initializers = model.graph.initializers
     given = {n: initializers[n].const_value for n in outputs if n in initializers}
-    return Executable(steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None})
+    if check is not None:
+        check()
+    return Executable(
+        steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None}, check
+    )
 
 
 def boundary(
@@ -246,7 +287,7 @@ def build_run(
         build["onnxruntime-device"] = lambda: DeviceSessionRun(
             model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads, exact=exact
         )
-    return build[engine]()
+    return built(engine, nodes, build[engine])
 
 
 def stamp(nodes: Sequence[ir.Node], opset: int) -> int:

@@ -8,9 +8,10 @@ captures counts as a use by the node that owns the body.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -18,13 +19,27 @@ import onnx_ir as ir
 _IR_VERSION = 13
 # Below this an initializer is written inline: a file reference would be as long as the data.
 _INLINE_BYTES = 256
+# Weights in memory from here on are shared with the session instead of copied into the model's bytes.
+_SHARED_BYTES = 64 * 2**10
+# Kinds of dtypes that ONNX Runtime takes from numpy as they are: bfloat16 and friends are of kind "V".
+_SHARED_KINDS = "biuf"
 
 
 class Piece(NamedTuple):
-    """A cut-out model, and the folder that its external data is relative to (None: it has none)."""
+    """A cut-out model.
+
+    Attributes
+    ----------
+    proto : ModelProto
+    folder : str or None
+        What its external data is relative to; None: it has none.
+    shared : mapping of str to ndarray
+        Weights in memory that the proto refers to by name alone: a session is handed them, and copies none.
+    """
 
     proto: onnx.ModelProto
     folder: str | None
+    shared: Mapping[str, np.ndarray]
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
@@ -75,6 +90,7 @@ def extract(
     *,
     opset: int,
     weights_as_inputs: bool = False,
+    shares: bool = False,
 ) -> Piece:
     """Return the sub-model of `nodes` between the values `inputs` and `outputs`.
 
@@ -90,6 +106,8 @@ def extract(
         Version of the default domain to stamp the piece with.
     weights_as_inputs : bool
         Leave the weights out and list them after `inputs`, for an engine that is handed arrays.
+    shares : bool
+        Whether the caller hands large weights in memory to its session (`Piece.shared`).
     """
     values = _values(model)
     graph = onnx.GraphProto(name="bundle")
@@ -97,16 +115,20 @@ def extract(
     graph.input.extend(ir.serde.serialize_value(values[name]) for name in inputs)
     graph.output.extend(ir.serde.serialize_value(values[name]) for name in outputs)
     weights = weights_of(model, nodes)
-    folder = None
+    folder, shared = None, {}
     if weights_as_inputs:
         graph.input.extend(ir.serde.serialize_value(values[name]) for name in weights)
     else:
         folder = _common_folder(weights.values())
-        graph.initializer.extend(_tensor(name, tensor, folder) for name, tensor in weights.items())
+        shared = {name: tensor.numpy() for name, tensor in weights.items() if shares and _may_share(tensor)}
+        graph.initializer.extend(
+            _tensor(name, tensor, folder) if name not in shared else _named(name, tensor)
+            for name, tensor in weights.items()
+        )
     proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=opset if domain == "" else version)
-    return Piece(proto, folder)
+    return Piece(proto, folder, shared)
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
@@ -123,6 +145,24 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 def _common_folder(tensors: Iterable[ir.TensorProtocol]) -> str | None:
     folders = [os.path.dirname(t.path) for t in tensors if isinstance(t, ir.ExternalTensor)]
     return os.path.commonpath(folders) if folders else None
+
+
+def _may_share(tensor: ir.TensorProtocol) -> bool:
+    """Whether a session may be handed a weight in memory, which it does not write to."""
+    if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)) or tensor.nbytes < _SHARED_BYTES:
+        return False
+    array = tensor.numpy()
+    is_plain = array.dtype.kind in _SHARED_KINDS and array.dtype.isnative
+    return is_plain and array.flags.c_contiguous and ir.DataType.from_numpy(array.dtype) == tensor.dtype
+
+
+def _named(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """Return a weight without its data, which the session is handed under its name."""
+    proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=_dims(tensor))
+    proto.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "in-memory", "offset": "0", "length": str(tensor.nbytes)}.items():
+        proto.external_data.add(key=key, value=value)
+    return proto
 
 
 def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.TensorProto:

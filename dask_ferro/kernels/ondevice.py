@@ -22,7 +22,8 @@ from dask_ferro.kernels.array.sides import SMALL_BYTES
 from dask_ferro.kernels.device import Device
 from dask_ferro.kernels.device_results import results_of
 from dask_ferro.kernels.device_route import device_engines
-from dask_ferro.kernels.executable import Run, boundary, build_run, nodes_between, stamp
+from dask_ferro.kernels.engine_errors import Run
+from dask_ferro.kernels.executable import CHECK, Check, boundary, build_run, checked, nodes_between, stamp
 from dask_ferro.kernels.extract import weights_of
 from dask_ferro.kernels.onnxruntime_device import DeviceSessionRun
 from dask_ferro.kernels.resident import Residency
@@ -149,7 +150,9 @@ class DeviceExecutable:
         down: Sequence[int] = (),
         split: Sequence[bool] = (),
         nbytes: int = 0,
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self._steps = tuple(steps)
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
@@ -161,7 +164,15 @@ class DeviceExecutable:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """Return results: `DeviceArray`, or numpy where they were made on the host or come down."""
-        return self._residency.run(lambda: self._computed(values), self._left, values)
+        return checked(
+            self._check,
+            lambda *given: self._residency.run(lambda: self._computed(given), self._left, given),
+            values,
+        )
+
+    def is_current(self) -> bool:
+        """Whether what its weights are mapped from is as it was when it was compiled."""
+        return self._check is None or self._check.are_unchanged()
 
     def watched(self, watch: Watch) -> DeviceExecutable:
         """Return the same bundle, with its ops handed to `watch`."""
@@ -173,6 +184,7 @@ class DeviceExecutable:
             given=self._given,
             down=tuple(self._down),
             split=self._split,
+            check=self._check,
         )
 
     def _computed(self, values: Sequence[Any]) -> Values:
@@ -279,6 +291,7 @@ def compile_on_device(
         down=down,
         split=split,
         nbytes=sum(step.run.nbytes for step in steps),
+        check=model.meta.get(CHECK),
     )
 
 

@@ -1,16 +1,16 @@
 """A run of nodes as one ONNX Runtime session on the CPU.
 
-The session gets a cut-out model whose weights are external data, memory-mapped from the user's own file: with
-prepacking off, processes of one host share those pages; with it on (the default) matrix products are faster,
-and each session holds its own packed copy.  A session is thread-safe and releases the GIL, so that the threads
-of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).  ONNX
-Runtime's global thread pool is no way out for many small sessions: it makes every other session of the process
-fail, a user's own included.
+The session gets a cut-out model whose weights are external data: those of the opened model in memory or, of large
+models, memory-mapped from the user's own file, so that processes of one host share those pages.  With prepacking (the
+default) matrix products are faster, and each session holds its own packed copy.  A session is thread-safe and releases
+the GIL, so that the threads of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x
+measured).  ONNX Runtime's global thread pool is no way out for many small sessions: it makes every other session of the
+process fail, a user's own included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,16 @@ import onnxruntime as ort
 
 from dask_ferro.kernels.capability import HOST
 from dask_ferro.kernels.extract import extract, weights_of
+from dask_ferro.kernels.folded import Constants, constants
+from dask_ferro.kernels.host_memory import in_use, share_arena
 from dask_ferro.kernels.profile import ProfiledRun
+from dask_ferro.kernels.time_limit import current, stopped_by
 from dask_ferro.kernels.watch import Watch, Watched
 
 # A session with prepacked weights was measured at 1.6 x their size.
 _PREPACK_FACTOR = 1.6
+# A session on one tiny op keeps 64 kB, by RSS.
+_SESSION_BYTES = 64 * 2**10
 _WARNINGS_OFF = 3
 # Folds `product * scale` into an attribute of the product, a float32: of doubles it spoils the eighth digit, and which
 # products have their scale in the same piece depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
@@ -55,20 +60,25 @@ class SessionRun:
         prepack: bool,
         exact: bool = False,
     ) -> None:
-        piece = extract(model, nodes, inputs, outputs, opset=opset)
+        piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
         self._content = piece.proto.SerializeToString()
+        self._shared = piece.shared  # the session reads them where they are: they have to live as long
         self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
+        weights = {name: tensor.nbytes for name, tensor in weights_of(model, nodes).items()}
+        kept = constants(nodes, weights, outputs)
+        before = in_use() if kept.unknown else 0  # it takes 25 us, as long as the calls of five sessions
         self._session = self._built()
+        grown = in_use() - before if kept.unknown else 0
         self._run = self._session.run
         self._inputs = tuple(inputs)
         self._outputs = list(outputs)
-        weights = sum(t.nbytes for t in weights_of(model, nodes).values())
-        self.nbytes = int(weights * (_PREPACK_FACTOR if prepack else 0.0)) + len(self._content) * 5
+        held = sum(array.nbytes for array in self._shared.values())
+        self.nbytes = len(self._content) * 5 + held + _kept_bytes(kept, weights, prepack, grown)
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        return tuple(self._run(self._outputs, dict(zip(self._inputs, arrays, strict=True))))
+        return self._on(None, arrays)
 
     def watched(self, watch: Watch) -> Watched:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
@@ -76,12 +86,35 @@ class SessionRun:
         return Watched(watch.session(self._nodes, profiled))
 
     def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        run = self._run if session is None else session.run
-        return tuple(run(self._outputs, dict(zip(self._inputs, arrays, strict=True))))
+        run, feeds = (
+            self._run if session is None else session.run,
+            dict(zip(self._inputs, arrays, strict=True)),
+        )
+        if current() is None:
+            return tuple(run(self._outputs, feeds))
+        options = ort.RunOptions()
+        return stopped_by(
+            lambda: setattr(options, "terminate", True), lambda: tuple(run(self._outputs, feeds, options))
+        )
 
     def _built(self, profile: str | None = None) -> ort.InferenceSession:
         options = self._options(profile)
+        share_arena(options)
+        if self._shared:
+            values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._shared.values()]
+            options.add_external_initializers(list(self._shared), values)
         return ort.InferenceSession(self._content, options, providers=[HOST], disabled_optimizers=self._apart)
+
+
+def _kept_bytes(kept: Constants, weights: Mapping[str, int], prepack: bool, grown: int) -> int:
+    """Return the bytes that a session keeps beside its content, by its graph.
+
+    Where the graph does not tell the size of a constant that is made at build, what the process grew by meanwhile
+    counts, if that is more: other threads may make it too much, and too much costs another build at most.
+    """
+    mapped = sum(weights[name] for name in kept.weights)
+    by_graph = _SESSION_BYTES + kept.nbytes + int(mapped * (_PREPACK_FACTOR if prepack else 0.0))
+    return max(by_graph, grown) if kept.unknown else by_graph
 
 
 def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:

@@ -7,13 +7,50 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.kernels.extract import extract, weights_of
+from dask_ferro.kernels.time_limit import interrupted
 from dask_ferro.kernels.watch import Watch, Watched
+
+
+@cache
+def _stricter() -> list[Any]:
+    """Ops of the reference that refuse what the standard does not define, as every engine here does.
+
+    Div and Mod of an integer by 0; StringNormalizer of anything but [C] or [1, C].
+    """
+    from onnx.reference.ops import op_div, op_mod, op_string_normalizer
+
+    def refuse(b: Any, result: Any) -> None:
+        if b.dtype.kind in "iu" and result.size and (b == 0).any():
+            raise ZeroDivisionError(
+                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
+            )
+
+    class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
+        def _run(self, a: Any, b: Any) -> Any:
+            results = super()._run(a, b)  # type: ignore[no-untyped-call]
+            refuse(b, results[0])
+            return results
+
+    class Mod(op_mod.Mod):  # type: ignore[misc]
+        def _run(self, a: Any, b: Any, fmod: Any = None) -> Any:
+            results = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
+            refuse(b, results[0])
+            return results
+
+    class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
+        def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
+            if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
+                raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
+            return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+
+    return [Div, Mod, StringNormalizer]
 
 
 class ReferenceRun:
@@ -30,7 +67,7 @@ class ReferenceRun:
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
-        self._evaluator = ReferenceEvaluator(piece.proto)
+        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
         self._nodes = len(nodes)
@@ -41,7 +78,7 @@ class ReferenceRun:
         # Overflow and 0/0 are ONNX semantics here (inf, nan), not events to tell the user of.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            results = self._evaluator.run(None, feeds)
+            results = interrupted(lambda: self._evaluator.run(None, feeds))
         return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
 
     def watched(self, watch: Watch) -> Watched:

@@ -2,7 +2,8 @@
 
 Preference: ONNX Runtime (a run of nodes as one session), then the array table, then the reference ops; a node
 of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
-of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.
+of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
+both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
 Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
 """
 
@@ -19,7 +20,7 @@ from dask_ferro.errors import UnsupportedOp
 from dask_ferro.kernels import array
 from dask_ferro.kernels.capability import onnxruntime_supports, schema_of
 from dask_ferro.kernels.extract import bodies
-from dask_ferro.kernels.wrong import wrong_in_reference
+from dask_ferro.kernels.wrong import differs_between_engines, wrong_in_reference
 
 # "onnxruntime-device": a session on the device where the values lie, which `device_route` chooses.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
@@ -38,6 +39,7 @@ class Support(NamedTuple):
     engines: tuple[Engine, ...]
     touched_bytes: float
     problem: str
+    alike: bool = True  # whether its engines give the same, special values included
 
 
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
@@ -71,7 +73,8 @@ def support(model: ir.Model) -> list[Support]:
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
     engines = engines_for(node, opsets)
     problem = "" if engines else _problem(node, opsets)
-    return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem)
+    alike = not differs_between_engines(node, opsets.get(node.domain, 1))
+    return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
 
 
 def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
@@ -108,8 +111,12 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:
     return len(rows) <= _TINY_NODES and all(
-        "array" in row.engines and row.touched_bytes <= _TINY_BYTES for row in rows
+        _takes_array(row) and row.touched_bytes <= _TINY_BYTES for row in rows
     )
+
+
+def _takes_array(row: Support) -> bool:
+    return "array" in row.engines and (row.alike or row.engines[0] == "array")
 
 
 def _touched_bytes(node: ir.Node) -> float:

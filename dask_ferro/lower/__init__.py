@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
-from dask_ferro.graph.load import Limits, Loaded, load
+from dask_ferro.graph.load import load
 from dask_ferro.lower.collection import ModelGraph, OutputGraph
+from dask_ferro.lower.limits import limits
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.store import spool
 
@@ -26,6 +27,7 @@ def from_onnx(
     inputs: Any = None,
     *,
     batch: int | None = None,
+    batched: Collection[str] | None = None,
     granularity: Granularity = "auto",
 ) -> Any:
     """Return an ONNX model as a Dask collection.
@@ -33,14 +35,19 @@ def from_onnx(
     Parameters
     ----------
     source : path, bytes (or what has them: bytearray, memoryview) or onnx.ModelProto
-        The model.  A path that the workers see too is memory-mapped by them; weights never travel in the graph.
+        The model.  A path that the workers see too is read by them; weights never travel in the graph.  A graph gives
+        the numbers of the file as it is now, or names the file that changed: a model of up to
+        ``ferro.limits.mapped-above`` bytes is read into memory, the weights of a larger one are mapped from its files,
+        which are looked at before and after each use.
     inputs : array, dict of arrays by name, tuple of arrays, optional
         numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without them the
         result is a function of them, and computing it uses seeded synthetic ones, with a warning.
     batch : int, optional
         Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
         by `batch` or by a dask array, must not depend on each other: a model that surely combines them is refused,
-        and one that may is warned of.
+        and one that may is tried on a few rows and warned of.  Each task checks that its outputs have its rows.
+    batched : str or collection of str, optional
+        The inputs that are cut, where their axes 0 have different names or none and it cannot be told.
     granularity : "auto", "op", "model" or float
         Which nodes travel as one task: as few bundles as keep the workers busy, one node each, all nodes, or
         pieces of about that many seconds.
@@ -68,7 +75,7 @@ def from_onnx(
     """
     wanted = _checked_granularity(granularity)
     opened = _open(source)
-    model = ModelGraph(opened, batch=batch, granularity=wanted)
+    model = ModelGraph(opened, batch=batch, batched=batched, granularity=wanted)
     return model if inputs is None else model(inputs)
 
 
@@ -82,21 +89,16 @@ def _checked_granularity(granularity: Any) -> Granularity:
     )
 
 
-def _open(source: Any) -> Opened:
-    limits = Limits(value_bytes=config.size("limits.value-bytes"))
+def _open(source: Any, *, ours: bool = False) -> Opened:
     if isinstance(source, (str, os.PathLike)):
-        loaded = load(source, limits=limits)
+        loaded = load(source, limits=limits(ours=ours))
         assert loaded.path is not None
         return Opened(loaded, loaded.path, Path(source).stem)
-    loaded = load(source, limits=limits)  # refuses before anything is written
+    loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
-    return Opened(_at(path, limits), path, loaded.model.graph.name or "model")
+    return Opened(load(path, limits=limits(ours=True)), path, loaded.model.graph.name or "model")
 
 
 def _content(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def _at(path: str, limits: Limits) -> Loaded:
-    return load(path, limits=limits)

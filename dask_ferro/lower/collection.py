@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
@@ -25,6 +25,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.plan import Bundle, Plan
+from dask_ferro.lower.batching import batched as with_batched
 from dask_ferro.lower.inputs import (
     current_client,
     is_dask_array,
@@ -38,6 +39,7 @@ from dask_ferro.lower.opened import Opened, Sized
 from dask_ferro.lower.outputs import together_by_name
 from dask_ferro.lower.render import as_html, as_text
 from dask_ferro.lower.results import results_of
+from dask_ferro.lower.row_check import check_rows
 from dask_ferro.lower.signature import (
     ValueSpec,
     as_array,
@@ -74,9 +76,11 @@ class ModelGraph(DaskMethodsMixin):
         arrays: Mapping[str, Any] | None = None,
         *,
         batch: int | None = None,
+        batched: Collection[str] | None = None,
         granularity: Granularity = "auto",
     ) -> None:
         self._opened = opened
+        self._batched = batched
         self._arrays = arrays
         self._batch = _checked_batch(batch, f"model {opened.name!r}")
         self._granularity: Granularity = granularity
@@ -149,7 +153,9 @@ class ModelGraph(DaskMethodsMixin):
 
     # -- calling it ----------------------------------------------------------------------------------------
 
-    def __call__(self, /, *args: Any, batch: int | None = None, **named: Any) -> Any:
+    def __call__(
+        self, /, *args: Any, batch: int | None = None, batched: Collection[str] | None = None, **named: Any
+    ) -> Any:
         """Return the model on its inputs.
 
         Parameters
@@ -160,6 +166,9 @@ class ModelGraph(DaskMethodsMixin):
         batch : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
             or by a dask array, must not depend on each other.
+        batched : str or collection of str, optional
+            The inputs that are cut.  By default those whose axis 0 has the name of the batch, and of those with other
+            names or none that have as many rows the ones with which the model computes each row by itself.
 
         Returns
         -------
@@ -177,19 +186,27 @@ class ModelGraph(DaskMethodsMixin):
         if args and named:
             raise ConfigError(f"{title}: pass inputs by position or by name, not both")
         given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
+        if "batched" in self.inputs and batched is not None and shape_of(batched) is not None:
+            raise ConfigError(
+                f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
+            )
         batch = _checked_batch(batch if batch is not None else self._batch, title)
         arrays = {
             spec.name: as_array(spec, value, title)
             for spec, value in zip(sig.inputs, by_name(sig, given, title).values(), strict=True)
         }
         check_arrays(sig, arrays, title)
+        is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
+        chosen = batched if batched is not None else self._batched
+        opened = with_batched(self._opened, arrays, chosen, is_cut=is_cut)
+        sig = opened.signature
         if batch is not None:
             arrays |= {
                 spec.name: rechunked(spec.name, arrays[spec.name], batch)
                 for spec, carries in zip(sig.inputs, sig.carries, strict=True)
                 if carries and is_dask_array(arrays[spec.name])
             }
-        bound = ModelGraph(self._opened, arrays, batch=batch, granularity=self._granularity)
+        bound = ModelGraph(opened, arrays, batch=batch, granularity=self._granularity)
         if any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True)):
             return bound._as_dask_arrays()
         bound._rows  # noqa: B018 - what cannot be cut is refused here
@@ -207,16 +224,23 @@ class ModelGraph(DaskMethodsMixin):
         """This model with inputs: its own, or seeded synthetic ones."""
         if self._arrays is not None:
             return self
-        made = synthetic(self._opened.signature, self._batch)
-        return ModelGraph(self._opened, made, batch=self._batch, granularity=self._granularity)
+        opened = self._opened
+        if self._batched is not None:
+            opened = with_batched(opened, {}, self._batched, is_cut=True)
+        made = synthetic(opened.signature, self._batch)
+        return ModelGraph(opened, made, batch=self._batch, granularity=self._granularity)
 
     @cached_property
     def _rows(self) -> tuple[int, ...] | None:
         assert self._arrays is not None
         rows = row_chunks(self._opened.signature, self._arrays, self._batch)
         if rows is not None and len(rows) > 1:
-            self._opened.check_rows(self._arrays)
+            check_rows(self._opened, self._arrays, self.run_here)
         return rows
+
+    def run_here(self, arrays: Mapping[str, Any]) -> Any:
+        """Return what the model computes of all rows of `arrays` at once, in this process."""
+        return ModelGraph(self._opened, arrays, granularity="model").compute(scheduler="sync")
 
     @cached_property
     def _lowered_plan(self) -> Plan:
@@ -255,8 +279,12 @@ class ModelGraph(DaskMethodsMixin):
 
     @property
     def _effective_granularity(self) -> Granularity:
-        """A model that is run slice by slice inside a task is one bundle: its values do not leave the slice."""
-        return "model" if self._splits else self._granularity
+        """A model that is run slice by slice inside a task is one bundle: its values do not leave the slice.
+
+        So is one of chunks whose sizes are not known: the task that gives the outputs has to see their rows.
+        """
+        unknown = any(n != n for n in self._rows or ())
+        return "model" if self._splits or unknown else self._granularity
 
     @property
     def _lowered(self) -> Lowered:
@@ -424,6 +452,8 @@ def join(parts: Any, along_rows: bool = True) -> Any:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
+    if all(isinstance(part, list) for part in parts):  # a sequence: ZipMap's dicts, one a row
+        return [item for part in parts for item in part]
     if not along_rows:
         raise ConfigError(
             "an output without the batch axis cannot be joined from several chunks; run without batch="

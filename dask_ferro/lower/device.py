@@ -13,7 +13,6 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-import dask.config
 import onnx_ir as ir
 
 from dask_ferro import config
@@ -61,8 +60,8 @@ def residency_of(device: Device) -> Residency:
     worker = this_worker()
     return Residency(
         device,
-        results=_bytes("device.results-bytes"),
-        weights=_bytes("device.weights-bytes"),
+        results=config.size_or_auto("device.results-bytes"),
+        weights=config.size_or_auto("device.weights-bytes"),
         # A worker's values are its own and stay as they are; an array of this very process may change under us.
         keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
     )
@@ -93,7 +92,7 @@ def compiled(
 
 
 def _found() -> Device | None:
-    wanted = dask.config.get("ferro.worker.device", default=None)
+    wanted = config.choice("worker.device", ("auto", "cpu", "gpu"))
     if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
         return None
     tf32 = config.flag("device.tf32")
@@ -102,11 +101,6 @@ def _found() -> Device | None:
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
         logger.warning("dask_ferro: the GPU is not used: %r", error)
         return None
-
-
-def _bytes(key: str) -> int | None:
-    """A size of the configuration; None for "auto"."""
-    return None if config.get(key) == "auto" else config.size(key)
 
 
 def counts() -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from dask_ferro.graph.plan import Plan, plan
 from dask_ferro.graph.shapes import ValueType, infer
 from dask_ferro.graph.summary import Bound, OpRow, bound, per_op
 from dask_ferro.kernels.route import Support, route, support
+from dask_ferro.lower.limits import limits
 from dask_ferro.lower.signature import Signature, ValueSpec, signature
 
 
@@ -33,6 +34,9 @@ class Inventory:
 
     Attributes
     ----------
+    mapped : tuple of str
+        Files whose pages the weights are, by the limit of this process (`ferro.limits.mapped-above`); none where they
+        are read into memory.
     inputs, outputs : tuple of ValueSpec
     rows : int
         Rows that the costs are projected for; open dimensions but the batch count as 1.
@@ -54,6 +58,7 @@ class Inventory:
     digest: str
     opset: int
     weight_bytes: int
+    mapped: tuple[str, ...]
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
     rows: int
@@ -72,6 +77,7 @@ class Inventory:
             "digest": self.digest,
             "opset": self.opset,
             "weight_bytes": self.weight_bytes,
+            "mapped": list(self.mapped),
             "inputs": [spec_as_dict(s) for s in self.inputs],
             "outputs": [spec_as_dict(s) for s in self.outputs],
             "rows": self.rows,
@@ -127,7 +133,7 @@ def inventory(
     ConfigError
         A `batch` that the model does not take.
     """
-    loaded = load(path)
+    loaded = load(path, limits=limits())
     sig = signature(loaded.model, infer(loaded.model))
     rows, types = _at(loaded, sig, batch, path)
     rated = support(loaded.model)
@@ -145,6 +151,7 @@ def inventory(
         digest=loaded.digest,
         opset=loaded.opset,
         weight_bytes=loaded.weight_bytes,
+        mapped=tuple(file.path for file in loaded.files.files),
         inputs=sig.inputs,
         outputs=sig.outputs,
         rows=rows,

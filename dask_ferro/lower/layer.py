@@ -8,6 +8,7 @@ needed, on the scheduler.  Keys: bundle b of chunk c is ``(head..., c, tail...)`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from dask._task_spec import GraphNode, Task, TaskRef
@@ -94,6 +95,8 @@ class BundleLayer(LazyLayer):
     chunks : int
     copy : key, optional
         Key of the model file's content, where it has to travel.
+    rows : sequence of int, optional
+        Of each chunk, for bundles whose outputs are checked; nan: not known.
     """
 
     def __init__(
@@ -103,8 +106,12 @@ class BundleLayer(LazyLayer):
         chunks: int,
         copy: Key | None = None,
         annotations: dict[str, Any] | None = None,
+        rows: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(annotations=annotations)
+        is_counted = any(b.ref.rowed is not None for b in bundles)
+        # Runs of chunks alike: the layer is small whatever their number.
+        self.rows = [(n, len(list(same))) for n, same in groupby(rows or ())] if is_counted else []
         self.model = model
         self.bundles = tuple(bundles)
         self.chunks = chunks
@@ -112,13 +119,18 @@ class BundleLayer(LazyLayer):
 
     def _write_out(self) -> Iterator[GraphNode]:
         extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
+        rows = [n for n, count in self.rows for _ in range(count)]
         for bundle in self.bundles:
+            counted = rows if bundle.ref.rowed is not None else []
             for chunk in range(self.chunks):
                 arguments = (
                     TaskRef(a.at(chunk)) if isinstance(a, KeySeries) else a.at(chunk)
                     for a in bundle.arguments
                 )
-                yield Task(bundle.keys.at(chunk), run_bundle, self.model, bundle.ref, *arguments, **extra)
+                key, more = bundle.keys.at(chunk), extra
+                if counted and counted[chunk] == counted[chunk]:
+                    more = {**extra, "rows": int(counted[chunk])}
+                yield Task(key, run_bundle, self.model, bundle.ref, *arguments, **more)
 
     def get_output_keys(self) -> set[Key]:
         """Every key: a bundle's result may be read by another layer."""

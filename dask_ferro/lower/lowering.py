@@ -23,8 +23,17 @@ from dask_ferro.graph.shapes import ValueType
 from dask_ferro.graph.signal import region_of
 from dask_ferro.kernels.route import route
 from dask_ferro.lower.about import ByHead, about
-from dask_ferro.lower.inputs import Feed, all_there, current_client, feed, token_of, usable_here
+from dask_ferro.lower.inputs import (
+    Feed,
+    all_there,
+    current_client,
+    feed,
+    is_dask_array,
+    token_of,
+    usable_here,
+)
 from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
+from dask_ferro.lower.row_count import RowCount
 from dask_ferro.lower.shipping import copy_for
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.task import BundleRef
@@ -165,7 +174,8 @@ class Lowered:
                 f"output {spec}: its dtype or number of axes is not known before it runs, so it cannot be a dask"
                 " array; compute it from numpy chunks instead"
             )
-        if not self.signature.gives[index]:
+        fixed = self.signature.fixed_rows
+        if not self.signature.gives[index] or not (fixed or _may_have(found.shape[0], self.rows)):
             raise ConfigError(
                 f"output {spec} does not carry the batch axis, so the chunks of a dask array would each make one;"
                 " pass the input as one numpy array"
@@ -215,9 +225,12 @@ def lower(
     tokens = {name: token_of(value) for name, value in arrays.items()}
     chunks = 1 if rows is None else len(rows)
     by_name = chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
+    is_array = any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True))
+    counts = rows is not None and (chunks > 1 or is_array)
     names = [node.name or node.op_type for node in opened.loaded.model.graph]
     refs = tuple(
-        _bundle_ref(opened, plan, number, splits, by_name, names) for number in range(len(plan.bundles))
+        _bundle_ref(opened, plan, number, splits, by_name, names, counts)
+        for number in range(len(plan.bundles))
     )
     live = client if client is not None and not client.asynchronous else None
     feeds = [
@@ -238,7 +251,7 @@ def lower(
     ]
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
     layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
-    layer = BundleLayer(opened.ref, tasks, chunks, copy=None if copy is None else copy.source.at(0))
+    layer = BundleLayer(opened.ref, tasks, chunks, None if copy is None else copy.source.at(0), rows=rows)
     layer.annotations = {**_about(opened, plan, series), **annotations} or None
     graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
     widths = tuple(len(b.outputs) for b in plan.bundles)
@@ -247,7 +260,13 @@ def lower(
 
 
 def _bundle_ref(
-    opened: Opened, plan: Plan, number: int, splits: bool, by_name: bool, names: Sequence[str]
+    opened: Opened,
+    plan: Plan,
+    number: int,
+    splits: bool,
+    by_name: bool,
+    names: Sequence[str],
+    counts: bool,
 ) -> BundleRef:
     bundle = plan.bundles[number]
     positions = {origin: p for p, origin in enumerate(_origins(bundle))}
@@ -269,7 +288,18 @@ def _bundle_ref(
         title=_title([names[position] for position in bundle.nodes]),
         flops=0.0 if by_rows else float(bundle.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
+        rowed=_row_count(opened, plan, number) if counts else None,
     )
+
+
+def _row_count(opened: Opened, plan: Plan, number: int) -> RowCount | None:
+    """Which results of a bundle are the model's outputs, and which of its inputs have the rows; None: no output."""
+    sig, bundle = opened.signature, plan.bundles[number]
+    outputs = tuple(
+        (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
+    )
+    reads = (i for i, s in enumerate(bundle.sources) if s.bundle == MODEL_INPUT and sig.carries[s.place])
+    return RowCount(opened.name, outputs, tuple(reads)) if outputs else None
 
 
 def _about(opened: Opened, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
@@ -317,6 +347,12 @@ def _series(
     if chunks > 1:  # chunks of one bundle are a group of their own: independent, so they can be queued
         return KeySeries((f"{name}-{number}",))
     return KeySeries((name, number))
+
+
+def _may_have(size: Any, rows: Sequence[Any]) -> bool:
+    """Whether an output of this size at the largest chunk may have a row for each of its rows."""
+    known = [n for n in rows if n == n]
+    return not isinstance(size, int) or len(known) < len(rows) or size == max(known, default=size)
 
 
 def _zeros(types: Mapping[str, ValueType], name: str) -> tuple[int, ...]:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Hashable, Mapping
+from copy import copy
 from math import ceil
 from typing import Any, NamedTuple
 
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.cost import CPU, costs, seconds
 from dask_ferro.graph.load import Loaded
 from dask_ferro.graph.plan import Plan, plan
-from dask_ferro.graph.rows import Finding, dependence
+from dask_ferro.graph.row_states import Finding
+from dask_ferro.graph.rows import dependence
 from dask_ferro.graph.shapes import ValueType, infer
 from dask_ferro.kernels.route import check, support
 from dask_ferro.lower.lowering import slots
-from dask_ferro.lower.signature import Signature, shape_of, signature, types_for
+from dask_ferro.lower.signature import Signature, shape_of, signature, types_for, with_batch
 from dask_ferro.lower.store import reference
 from dask_ferro.lower.task import remember
 
 # Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
 _WORTH_CUTTING_S = 0.02
-# Rows are followed in a batch of so many: a prime is hardly the size of something else.
-_FOLLOWED_ROWS = 251
+# Rows are followed in batches of so many: a prime is hardly the size of something else, and never both are.
+_FOLLOWED_ROWS = (251, 509)
 # Plans kept a model: one per combination of input shapes, and users have few.
 _PLANS_KEPT = 64
 
@@ -61,7 +61,8 @@ class Opened:
         self._sized: dict[Hashable, Sized] = {}
         self._plans: dict[Hashable, Plan] = {}
         self._dependence: dict[Hashable, dict[str, Finding]] = {}
-        self._warned = False
+        self._views: dict[tuple[bool, ...], Opened] = {}
+        self.is_tried = False  # whether a few rows were tried in chunks, and the caller warned
         remember(self.ref, loaded)
 
     def sized(self, arrays: Mapping[str, Any], rows: int | None) -> Sized:
@@ -69,10 +70,26 @@ class Opened:
         key = (_shapes(arrays), rows)
         if key not in self._sized:
             types = types_for(self.loaded.model, self.signature, arrays, rows)
+            if self._is_declared_fixed:
+                types |= self._inferred_outputs(arrays, rows)
             each = costs(self.loaded.model, types)
             total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
             _bounded(self._sized)[key] = Sized(types, total)
         return self._sized[key]
+
+    @property
+    def _is_declared_fixed(self) -> bool:
+        """Whether outputs of an open batch are declared with a size on axis 0, as converters write it in error."""
+        sig = self.signature
+        return not isinstance(sig.batch, int) and any(
+            s.shape and isinstance(s.shape[0], int) for s in sig.outputs
+        )
+
+    def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
+        """The types of outputs that inference tells without what is declared."""
+        types = types_for(self.loaded.model, self.signature, arrays, rows, trusts_declared=False)
+        found = {s.name: types[s.name] for s in self.signature.outputs}
+        return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
         """Return for each output whose rows may depend on each other the reason.
@@ -86,41 +103,26 @@ class Opened:
         shapes = {name: shape_of(a) for name, a in arrays.items()}
         key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
         if key not in self._dependence:
-            types = types_for(self.loaded.model, sig, arrays, _FOLLOWED_ROWS)
-            found = dependence(self.loaded.model, types, carriers, _FOLLOWED_ROWS)
+            found: dict[str, Finding] = {}
+            for rows in _FOLLOWED_ROWS:
+                types = types_for(self.loaded.model, sig, arrays, rows, trusts_declared=False)
+                for name, one in dependence(self.loaded.model, types, carriers, rows).items():
+                    if name not in found or (one.sure and not found[name].sure):
+                        found[name] = one
             _bounded(self._dependence)[key] = found
         return self._dependence[key]
 
-    def check_rows(self, arrays: Mapping[str, Any], outputs: Collection[str] | None = None) -> None:
-        """Check that chunks of the rows give what all of them give; `outputs` are those that are wanted.
-
-        Raises
-        ------
-        ConfigError
-            Rows surely depend on each other.
-
-        Warns
-        -----
-        UserWarning
-            Once a model, when they may.
-        """
-        found = [f for n, f in self.row_dependence(arrays).items() if outputs is None or n in outputs]
-        sure = list(dict.fromkeys(f.why for f in found if f.sure))
-        if sure:
-            raise ConfigError(
-                f"model {self.name!r}: the rows depend on each other, so chunks of them give other numbers than all:"
-                f" {'; '.join(sure)}; run it on all rows at once: no batch=, dask arrays of one chunk along axis 0,"
-                " in ff.run a batch= of all rows"
-            )
-        if found and not self._warned:
-            self._warned = True
-            reasons = "; ".join(dict.fromkeys(f.why for f in found))
-            warnings.warn(
-                f"model {self.name!r}: its rows may depend on each other ({reasons}); if they do, chunks of them give"
-                " other numbers than all rows at once",
-                UserWarning,
-                stacklevel=4,
-            )
+    def with_batch(self, names: Collection[str]) -> Opened:
+        """Return this model with the batch on axis 0 of these inputs."""
+        sig = with_batch(self.signature, names)
+        if sig.carries == self.signature.carries:
+            return self
+        if sig.carries not in self._views:
+            view = copy(self)
+            view.signature = sig
+            view._sized, view._plans, view._dependence = {}, {}, {}
+            self._views[sig.carries] = view
+        return self._views[sig.carries]
 
     def plan(
         self, arrays: Mapping[str, Any], rows: int | None, chunks: int, granularity: Granularity

@@ -27,10 +27,12 @@ from dask_ferro.graph.schedule import Schedule
 from dask_ferro.graph.schedules.action import BACKWARD
 from dask_ferro.graph.schedules.edges import Lowering, check_form, lowering
 from dask_ferro.graph.schedules.known import NAMES, known, usual_chunks
+from dask_ferro.graph.self_contained import content
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tree import Tree
 from dask_ferro.kernels.executable import nodes_between
+from dask_ferro.lower.limits import limits
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.pipeline_ranks import RankPipeline
 from dask_ferro.lower.pipeline_run import PipelineRun, arrays_like, form_of
@@ -403,11 +405,13 @@ def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
         raise ConfigError(f"pipeline: with parameters wanted a Tensor, the loss, got {type(graph).__name__}")
     if isinstance(graph, Mapping):
         return dict(graph)
-    return from_model(graph if isinstance(graph, ir.Model) else load(graph).model).outputs
+    bounds = limits()
+    model = graph if isinstance(graph, ir.Model) else load(graph, limits=bounds).model
+    return from_model(model, longest=bounds.sleep_seconds).outputs
 
 
 def _opened(model: ir.Model) -> Opened:
-    """The model as a file of its own.  Weights that lie in another file go into it: their paths mean nothing there."""
+    """The model as a file of its own."""
     from dask_ferro.lower import _open
 
-    return _open(ir.to_proto(ir.external_data.load_to_model(model)))  # type: ignore[no-any-return]
+    return _open(content(model), ours=True)  # type: ignore[no-any-return]

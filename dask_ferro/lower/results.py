@@ -9,6 +9,7 @@ from dask.base import get_scheduler
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs import is_future
 from dask_ferro.lower.lowering import Lowered
 from dask_ferro.lower.retry import retried
@@ -62,7 +63,13 @@ def results_of(
             raise  # cancelled by somebody, or nothing that can be sent again
         made = model._lowered_for(client)
 
-    return retried(run, send_again)
+    try:
+        return retried(run, send_again)
+    except Exception as error:
+        told = explained(error, model.name)
+        if told is error:
+            raise
+        raise told from error
 
 
 def _is_away(graph: HighLevelGraph) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.digest import of_bytes
 from dask_ferro.lower.inputs import Feed, sent
 
 if TYPE_CHECKING:
@@ -42,8 +43,26 @@ def copy_for(opened: Opened, client: Any) -> Feed | None:
             f"model {opened.ref.path!r}: some workers cannot see it, and its weights lie in files of their own;"
             " put it on a file system that all workers share"
         )
-    content = np.fromfile(opened.ref.path, dtype=np.uint8)
+    content = _content(opened)
     return sent(f"ferro-model-{opened.loaded.digest}", [content], client)
+
+
+def _content(opened: Opened) -> np.ndarray[Any, Any]:
+    """The model file as it was loaded.
+
+    Raises
+    ------
+    ConfigError
+        It was mapped, and is another one by now.
+    """
+    if opened.loaded.content is not None:
+        return np.frombuffer(opened.loaded.content, dtype=np.uint8)
+    content = np.fromfile(opened.ref.path, dtype=np.uint8)
+    if of_bytes(content.data) != opened.loaded.digest:
+        raise ConfigError(
+            f"model file {opened.ref.path!r} changed after the graph was built; build it again with ff.from_onnx"
+        )
+    return content
 
 
 def _all_see(client: Any, path: str) -> bool:
@@ -57,5 +76,8 @@ def _all_see(client: Any, path: str) -> bool:
 
 
 def _has_external_data(opened: Opened) -> bool:
+    if opened.loaded.content is not None:
+        return False
     tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
-    return any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
+    in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
+    return in_files or not opened.loaded.files  # in memory, and yet the file is not all of it

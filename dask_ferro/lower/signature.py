@@ -1,15 +1,16 @@
 """What a model takes and gives, and the check of what it is handed against that.
 
-The batch axis is axis 0 of the first input that has one: the inputs whose axis 0 has the same symbol (or the
-same fixed size) carry the batch with it, the others are handed whole to every chunk.  All problems of a call
-are reported at once, before a graph is built.
+The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
+same symbol (or the same fixed size) carry the batch with it.  Of others whose axis 0 is open, what is fed tells
+(`batching`); the rest are handed whole to every chunk.  All problems of a call are reported at once, before a graph
+is built.
 """
 
 from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ class Signature:
     carries : tuple of bool
         Which inputs carry the batch.
     gives : tuple of bool
-        Which outputs carry it.
+        Which outputs may carry it: of an open batch all, as what is declared may be wrong and `graph.rows` follows
+        the rows; of a fixed one, those of its size.
     """
 
     inputs: tuple[ValueSpec, ...]
@@ -69,27 +71,40 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     """Return the signature of a loaded model whose values have `types`."""
     inputs = tuple(_spec(v, types) for v in model.graph.inputs)
     outputs = tuple(_spec(v, types) for v in model.graph.outputs)
-    first = next((s for s in inputs if s.shape), None)
+    ranked = [s for s in inputs if s.shape]
+    first = next((s for s in ranked if _is_open(s)), ranked[0] if ranked else None)
     if first is None or first.shape is None:
         return Signature(inputs, outputs, None, (False,) * len(inputs), (False,) * len(outputs))
     batch = first.shape[0]
-    return Signature(
-        inputs,
-        outputs,
-        batch,
-        # Dimensions without a name may differ, so an unnamed batch is that of one input.
-        tuple(s is first or (batch is not None and (s.shape or ())[:1] == (batch,)) for s in inputs),
-        tuple(_gives(s, batch) for s in outputs),
-    )
+    # Dimensions without a name may differ, so an unnamed batch is that of one input.
+    named = {s.name for s in inputs if batch is not None and (s.shape or ())[:1] == (batch,)}
+    return with_batch(Signature(inputs, outputs, batch, (), ()), {first.name} | named)
+
+
+def _is_open(spec: ValueSpec) -> bool:
+    """Whether axis 0 can be the batch: it has no size, or the size 1."""
+    first = spec.shape[0] if spec.shape else 0
+    return first == 1 or not isinstance(first, int)
+
+
+def may_carry(spec: ValueSpec) -> bool:
+    """Whether an input can be cut along its axis 0: it is open, or not known."""
+    if spec.kind != "tensor" or spec.shape == ():
+        return False
+    return spec.shape is None or not isinstance(spec.shape[0], int)
+
+
+def with_batch(sig: Signature, names: Collection[str]) -> Signature:
+    """Return a signature of which these inputs carry the batch."""
+    carrying = [s for s in sig.inputs if s.name in names]
+    batch = next((s.shape[0] for s in carrying if s.shape and s.shape[0] is not None), None)
+    carries = tuple(s.name in names for s in sig.inputs)
+    return Signature(sig.inputs, sig.outputs, batch, carries, tuple(_gives(s, batch) for s in sig.outputs))
 
 
 def _gives(spec: ValueSpec, batch: Dim) -> bool:
-    """Whether an output has the batch on axis 0 and nowhere else; one whose axis 0 is not known may have."""
-    if spec.shape is None:
-        return True
-    return spec.shape[:1] in ((batch,), (None,)) and (
-        not isinstance(batch, str) or batch not in spec.shape[1:]
-    )
+    """Whether an output may have the batch on axis 0."""
+    return not isinstance(batch, int) or spec.shape is None or spec.shape[:1] in ((batch,), (None,))
 
 
 def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
@@ -158,6 +173,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
     for spec, carries in zip(sig.inputs, sig.carries, strict=True):
         given = arrays[spec.name]
         if spec.kind != "tensor":
+            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
             continue
         if shape_of(given) is None and comes_later(given):
             continue
@@ -176,6 +192,17 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
         problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
         raise ConfigError(f"{title}: " + "; ".join(problems))
+
+
+def unreadable_items(given: Any) -> list[str]:
+    """Return what an engine would misread in a list of arrays: foreign bytes taken for other numbers, masks dropped."""
+    if isinstance(given, (list, tuple)):
+        return list(dict.fromkeys(what for item in given for what in unreadable_items(item)))
+    if isinstance(given, np.ma.MaskedArray):
+        return ["a masked array, and models know no masks: fill it with .filled(value)"]
+    if isinstance(given, np.ndarray) and not given.dtype.isnative:
+        return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
+    return []
 
 
 def _dtype_problem(spec: ValueSpec, given: Any) -> list[str]:
@@ -289,9 +316,15 @@ def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
     if spec.kind != "tensor" or spec.dtype is None:
         kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
         raise ConfigError(f"input {spec.name!r} is {kind}: no synthetic one can be made, pass inputs=")
+    return made_up(spec, rows)
+
+
+def made_up(spec: ValueSpec, rows: int | None) -> Any:
+    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 `rows` where given."""
     shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
-    if rows is not None and shape:
-        shape[0] = rows
+    if rows is not None:
+        shape[:1] = [rows]
+    assert spec.dtype is not None
     rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
@@ -301,7 +334,12 @@ def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
 
 
 def types_for(
-    model: ir.Model, sig: Signature, arrays: Mapping[str, Any], rows: int | None
+    model: ir.Model,
+    sig: Signature,
+    arrays: Mapping[str, Any],
+    rows: int | None,
+    *,
+    trusts_declared: bool = True,
 ) -> dict[str, ValueType]:
     """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
     shapes: dict[str, Sequence[int]] = {}
@@ -313,4 +351,4 @@ def types_for(
             shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
         if all(d == d for d in shape):  # dask's unknown sizes are nan
             shapes[spec.name] = tuple(int(d) for d in shape)
-    return infer(model, shapes=shapes)
+    return infer(model, shapes=shapes, trusts_declared=trusts_declared)

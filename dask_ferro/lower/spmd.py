@@ -27,8 +27,9 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask_ferro import config
 from dask_ferro.graph.apply import Applied
 from dask_ferro.graph.cost import CPU, costs, seconds
-from dask_ferro.graph.load import Limits, Loaded, load
+from dask_ferro.graph.load import Loaded, load
 from dask_ferro.graph.segments import Cut, is_collective
+from dask_ferro.graph.self_contained import content
 from dask_ferro.graph.shapes import infer
 from dask_ferro.graph.shard_parts import Port, Spmd
 from dask_ferro.kernels.route import check, support
@@ -36,6 +37,7 @@ from dask_ferro.lower import checkpoint
 from dask_ferro.lower.exchange import Key
 from dask_ferro.lower.homes import Homes, homes
 from dask_ferro.lower.inputs import current_client
+from dask_ferro.lower.limits import limits
 from dask_ferro.lower.sharded import Made, Memo, ShardedArray
 from dask_ferro.lower.shipping import copy_for
 from dask_ferro.lower.spmd_inputs import Below, checked, feed, stacked, tokens
@@ -79,8 +81,8 @@ class Ranks:
     def __init__(
         self, spmd: Spmd, *, workers: Sequence[str | int] | None = None, exact: bool = False
     ) -> None:
-        path = spool(bytes(ir.to_proto(_with_weights(spmd.model)).SerializeToString(deterministic=True)))
-        loaded = load(path, limits=Limits(value_bytes=config.size("limits.value-bytes")))
+        path = spool(content(spmd.model))
+        loaded = load(path, limits=limits(ours=True))
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
@@ -189,18 +191,6 @@ def shortened(arrays: Mapping[str, Any], client: Any) -> Mapping[str, Any]:
     held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
     long = {name: value for name, value in held.items() if value.made.calls >= most}
     return {**arrays, **(checkpoint.cut(long, client) if long else {})}
-
-
-def _with_weights(model: ir.Model) -> ir.Model:
-    """A model whose weights are its own: where files lie beside another one, it says nothing of them."""
-    if not any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values()):
-        return model
-    own = model.clone()
-    for value in own.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            tensor = value.const_value
-            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
-    return own
 
 
 def _seconds(model: ir.Model) -> list[float]:

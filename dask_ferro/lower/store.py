@@ -26,8 +26,9 @@ _LOCK = "lock"
 
 def spool(content: bytes) -> str:
     """Write a model's content to the store; return its path."""
-    path = _folder() / f"{blake2b(content, digest_size=20).hexdigest()}.onnx"
-    if not path.exists():
+    name = blake2b(content, digest_size=20).hexdigest()
+    path = _folder() / f"{name}.onnx"
+    if not path.exists() or blake2b(path.read_bytes(), digest_size=20).hexdigest() != name:
         handle, part = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -42,7 +43,7 @@ def reference(path: str, digest: str) -> ModelRef:
 
 
 def _folder() -> Path:
-    shared = config.get("store")
+    shared = config.folder("store")
     if shared:
         Path(shared).mkdir(parents=True, exist_ok=True)
         return Path(shared)

@@ -1,7 +1,7 @@
 """What runs in a worker: one bundle, on the arrays of one chunk.
 
 A task carries names only: which model (path and content digest), which bundle of it (the values between which
-it lies) and which engines.  The process finds the model at its path, memory-mapped, or in the copy that travels
+it lies) and which engines.  The process finds the model at its path, or in the copy that travels
 as a Dask value when it cannot see the path; it keeps the opened model and the compiled bundle for the next task.
 """
 
@@ -9,27 +9,35 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph.load import Limits, Loaded, load
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.load import Loaded, load
 from dask_ferro.kernels.cache import Cache
 from dask_ferro.kernels.executable import Executable, compile_bundle, nodes_between
+from dask_ferro.kernels.host_memory import Returns
 from dask_ferro.kernels.ondevice import DeviceExecutable
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
+from dask_ferro.kernels.time_limit import within
 from dask_ferro.lower import device
 from dask_ferro.lower.about import Told, told
+from dask_ferro.lower.crash_notes import noted
 from dask_ferro.lower.device_engines import chosen
+from dask_ferro.lower.late import Expectations, arrived
+from dask_ferro.lower.limits import limits, run_seconds
+from dask_ferro.lower.no_rows import reads_nothing, run_on_nothing
 from dask_ferro.lower.outputs import together, together_by_name
-from dask_ferro.lower.threads import intra_op_threads
+from dask_ferro.lower.row_count import RowCount, check_count
+from dask_ferro.lower.threads import intra_op_threads, this_worker
+from dask_ferro.lower.unshared import unshared
 
-# Opened models map their weights, so a few cost little; one that travelled as a copy holds it.
+# Opened models hold their weights, or map them if they are large (ferro.limits.mapped-above).
 _MODELS_KEPT = 8
 
 
@@ -69,6 +77,8 @@ class BundleRef(NamedTuple):
         Outputs, by position, that are the model's own: on a device, they come down to the host.
     exact : bool
         Whether its bits may not depend on where the model was cut.
+    rowed : RowCount or None
+        Which outputs have to have the rows of the chunk.
     """
 
     inputs: tuple[str, ...]
@@ -83,8 +93,10 @@ class BundleRef(NamedTuple):
     flops: float = 0.0
     down: tuple[int, ...] = ()
     exact: bool = False
+    rowed: RowCount | None = None
 
 
+_expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
 # Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
@@ -98,7 +110,9 @@ def listen(listener: Listener | None) -> None:
     _listener = listener
 
 
-def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None) -> Any:
+def run_bundle(
+    model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None, rows: int | None = None
+) -> Any:
     """Return the bundle's output, or when it has several a tuple or dict of them.
 
     Parameters
@@ -109,9 +123,34 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
         Values of other tasks: an array, or a bundle's tuple.
     copy : ndarray of uint8, optional
         The model file's content, for workers that cannot see its path.
+    rows : int, optional
+        Of the chunk, where they were known ahead.
     """
     residency = device.current()
-    arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    arrays = [_array(arguments[p] if i < 0 else arguments[p][i]) for p, i in bundle.picks]
+    if residency is None:
+        arrays = _arrived(model, bundle, arrays, copy)
+    try:
+        with within(run_seconds()):
+            results = _results(model, bundle, arrays, copy, residency)
+    except (ModelError, UnsupportedOp) as error:
+        named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
+        named.add_note(_situation(model, bundle, arrays))
+        raise named from error.__cause__
+    except Exception as error:
+        error.add_note(_situation(model, bundle, arrays))
+        raise
+    if bundle.rowed is not None:
+        check_count(bundle.rowed, results, arrays, rows)
+    return _shown(bundle, results if residency is not None else unshared(results, arrays))
+
+
+def _results(
+    model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
+) -> tuple[Any, ...]:
+    """Compute the bundle's outputs on the host, or on the device of this process."""
+    if residency is None and reads_nothing(arrays) and not bundle.rows:
+        return run_on_nothing(open_model(model, copy).model, bundle.inputs, bundle.outputs, arrays)
     executable = (
         _executable(model, bundle, copy)
         if residency is None
@@ -120,14 +159,27 @@ def run_bundle(model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = 
     run: Compute = executable
     if _listener is not None:
         run = _listener(executable, lambda: _told(model, bundle, copy))
-    try:
-        results = _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
-    except Exception as error:
-        error.add_note(_situation(model, bundle, arrays))
-        raise
+    with noted(this_worker(), model.path, lambda: f"{bundle.title}, {_situation(model, bundle, arrays)}"):
+        return _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
+
+
+def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
+    """The results as the task gives them: one value, or several together."""
     if bundle.by_name:
         return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
     return results[0] if len(results) == 1 else together(results)
+
+
+def _arrived(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any], copy: Any) -> list[Any]:
+    """The arrays, those of the model's own inputs checked against what it declares."""
+    specs = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model)
+    free = bundle.split if bundle.rows else (False,) * len(specs)
+    return arrived(specs, arrays, free_rows=free, title=f"model {model.path!r}")
+
+
+def _array(value: Any) -> Any:
+    """`value`, and for a scalar of numpy's (a sum, `x[()]`) the array without dimensions: engines take no scalars."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
@@ -166,7 +218,16 @@ def pick(value: Any, index: int | str) -> Any:
 
 @cache
 def _executables() -> Cache[Any]:
-    return Cache(config.size("cache.bytes"))
+    return Cache(config.size("cache.bytes"), Returns())
+
+
+def _current(key: Hashable, build: Callable[[], Any]) -> Any:
+    """What was built under `key`, built again where a file that it maps was touched; a changed one ends that."""
+    found = _executables().get(key, build)
+    if not found.is_current():
+        _executables().drop(key)
+        found = _executables().get(key, build)
+    return found
 
 
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
@@ -185,7 +246,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
             exact=bundle.exact,
         )
 
-    return _executables().get(key, build)  # type: ignore[no-any-return]
+    return _current(key, build)  # type: ignore[no-any-return]
 
 
 def _placed(
@@ -210,14 +271,7 @@ def _placed(
             open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
         )
 
-    return _executables().get(key, build)  # type: ignore[no-any-return]
-
-
-class _Open(NamedTuple):
-    """An opened model, and size and time of change of its file when it was opened (None: of a copy)."""
-
-    loaded: Loaded
-    status: tuple[int, int] | None
+    return _current(key, build)  # type: ignore[no-any-return]
 
 
 class _OpenModels:
@@ -225,18 +279,18 @@ class _OpenModels:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[ModelRef, _Open] = {}
+        self._kept: dict[ModelRef, Loaded] = {}
 
-    def get(self, ref: ModelRef, build: Callable[[], _Open]) -> Loaded:
-        """Return what `build` opened under `ref`, opening again when the file is another one now."""
+    def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+        """Return what `build` opened under `ref`, opening again when a file that it maps is another one now."""
         with self._lock:
             kept = self._kept.get(ref)
-            if kept is None or kept.status not in (None, _status(ref.path)):
+            if kept is None or not kept.files.are_unchanged():
                 self._kept.pop(ref, None)
                 kept = self._kept[ref] = build()
                 while len(self._kept) > _MODELS_KEPT:
                     del self._kept[next(iter(self._kept))]
-            return kept.loaded
+            return kept
 
 
 _models = _OpenModels()
@@ -244,7 +298,7 @@ _models = _OpenModels()
 
 def remember(ref: ModelRef, loaded: Loaded) -> None:
     """Let tasks that run in this very process use a model that is already open."""
-    _models.get(ref, lambda: _Open(loaded, (ref.size, ref.mtime_ns)))
+    _models.get(ref, lambda: loaded)
 
 
 def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
@@ -258,28 +312,25 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     return _models.get(ref, lambda: _open(ref, copy))
 
 
-def _status(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
-
-
-def _open(ref: ModelRef, copy: Any) -> _Open:
-    limits = Limits(value_bytes=config.size("limits.value-bytes"))
-    status = _status(ref.path)
-    if status is None and copy is not None:
-        return _Open(load(np.ascontiguousarray(copy).tobytes(), limits=limits), None)
-    if status is None:
+def _open(ref: ModelRef, copy: Any) -> Loaded:
+    is_there = os.path.exists(ref.path)
+    if not is_there and copy is not None:
+        return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
+    if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
             " share, or build the graph while the client is connected, so that a copy travels"
         )
-    loaded = load(ref.path, limits=limits)
+    try:
+        loaded = load(ref.path, limits=limits(ours=True))
+    except ModelError as error:  # the client could load it, so it is another file by now
+        reason = error.problems[0] if error.problems else error.headline
+        raise ConfigError(
+            f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"
+        ) from error
     if loaded.digest != ref.digest:
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built (digest {loaded.digest[:12]}, wanted"
             f" {ref.digest[:12]}); build the graph again with ff.from_onnx"
         )
-    return _Open(loaded, status)
+    return loaded

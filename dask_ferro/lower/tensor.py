@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import onnx_ir as ir
-
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.self_contained import content
 from dask_ferro.graph.tensor import Tensor
 from dask_ferro.graph.tensor_model import Outputs, build
 from dask_ferro.lower import ModelGraph, from_onnx
@@ -46,7 +45,7 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Model
         listed = [f"no argument is named {name!r}" for name in unknown]
         listed += [f"argument {name!r} has no value" for name in missing]
         raise ConfigError(f"compute: {'; '.join(listed)}; the tensors' arguments are {names}")
-    graph = from_onnx(ir.to_proto(model))
+    graph = from_onnx(content(model))
     return graph({name: _whole(given[name]) for name in names}) if names else graph  # type: ignore[no-any-return]
 
 

@@ -202,17 +202,17 @@ class TestRegions:
         assert self.marks(applied.model, DEVICE)["l1/inner/Mul_0"] == "gpu"
 
     def test_a_pattern_over_paths(self):
-        assert apply(network(), {"l?": {"stage": 3}}).stages.keys() == {3}
+        assert apply(network(), {"l?": {"stage": 1}}).stages.keys() == {1}
 
     def test_a_pattern_over_names_of_nodes_where_no_path_fits(self):
-        assert apply(network(), {"MatMul_*": {"stage": 2}}).stages == {2: ("MatMul_0",)}
+        assert apply(network(), {"MatMul_*": {"stage": 1}}).stages == {1: ("MatMul_0",)}
 
     def test_backward_nodes_follow_their_forward(self):
         marks = self.marks(apply(network(trains=True), {"l2": {"stage": 1}}).model, STAGE)
         assert {name.split("/")[0] for name in marks} == {"l2", "backward"}
 
     def test_or_the_region_that_it_names(self):
-        plan = {"l2": {"workers": [0], "backward": "l2_bwd"}, "l2_bwd": {"workers": [1], "stage": 5}}
+        plan = {"l2": {"workers": [0], "backward": "l2_bwd"}, "l2_bwd": {"workers": [1], "stage": 1}}
         marks = self.marks(apply(network(trains=True), plan).model, WORKERS)
         assert {(name.split("/")[0], worker) for name, worker in marks.items()} == {
             ("l2", "0"),
@@ -257,3 +257,64 @@ def test_no_plan_changes_a_number(first, second, batch, mesh):
         "l2": {"shard": {"weight": second}},
     }
     assert_same(evaluate_sharded(apply(model, plan).spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+
+
+class TestNumbersAndPlacementsThatContradict:
+    """What a plan says twice in two ways, and numbers that it leaves out, are refused with line and key."""
+
+    @pytest.mark.parametrize(
+        ("plan", "said"),
+        [
+            pytest.param(
+                {
+                    "mesh": {"tensor": 2},
+                    "inputs": {"l1.weight": {"tensor": 0}},
+                    "l1": {"shard": {"weight": 1}},
+                },
+                r"inputs.l1.weight: 'l1.weight' is placed as \{'tensor': 0\}, and by a region's `shard` as \{'tensor':"
+                r" 1\}; keep one",
+                id="another dimension",
+            ),
+            pytest.param(
+                {"mesh": {"tensor": 2}, "inputs": {"*.weight": "whole"}, "l1": {"shard": {"weight": 1}}},
+                r"inputs.\*.weight: 'l1.weight' is placed as whole",
+                id="whole against split, by a pattern",
+            ),
+            pytest.param(
+                {"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2, ...", id="worker 7"
+            ),
+            pytest.param(
+                {"l1": {"stage": 0, "workers": [0, 2]}},
+                "l1.workers: got 2, and no region has 1; number them 0, 1, ... without a gap",
+                id="a worker is left out",
+            ),
+            pytest.param(
+                {"l1": {"stage": 0}, "l2": {"stage": 2}},
+                "l2.stage: got 2, and no region has 1",
+                id="a stage is left out",
+            ),
+        ],
+    )
+    def test_are_refused(self, plan, said):
+        with pytest.raises(ConfigError, match=said):
+            apply(network(), plan)
+
+    @pytest.mark.parametrize(
+        "plan",
+        [
+            pytest.param(
+                {
+                    "mesh": {"tensor": 2},
+                    "inputs": {"l1.weight": {"tensor": 1}},
+                    "l1": {"shard": {"weight": 1}},
+                },
+                id="the same twice",
+            ),
+            pytest.param({"l2": {"stage": 1}}, id="the rest is stage 0"),
+            pytest.param(
+                {"l1": {"stage": 0, "workers": [1]}, "l2": {"stage": 1, "workers": [0]}}, id="in any order"
+            ),
+        ],
+    )
+    def test_others_are_taken(self, plan):
+        assert apply(network(), plan).plan is not None

@@ -34,6 +34,7 @@ from dask_ferro.graph.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOF
 from dask_ferro.graph.load import load
 from dask_ferro.graph.operands import Operands
 from dask_ferro.graph.shapes import ValueType, infer
+from tests.waiting import BOUND_S
 
 FLOAT = ir.DataType.FLOAT
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "device_profile.py"
@@ -542,6 +543,7 @@ def test_the_device_profile_is_measured_at_toy_size(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=BOUND_S,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "profile.json").read_text())

@@ -67,6 +67,14 @@ def write(make: Callable[[], onnx.ModelProto]) -> Writer:
     return writer
 
 
+def overriding(domain: str) -> onnx.ModelProto:
+    """A model whose own Relu is a Neg."""
+    made = model(node("Relu", "x", "y"))
+    opsets = [helper.make_opsetid("", 17)]
+    made.functions.append(helper.make_function(domain, "Relu", ["a"], ["b"], [node("Neg", "a", "b")], opsets))
+    return made
+
+
 def changed(change: Callable[[onnx.ModelProto], object]) -> Writer:
     """A sound model (y = relu(x) + w), after `change`."""
 
@@ -682,7 +690,25 @@ ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
         "refuses a forged mark of embedded data",
         external("\0embedded", offset=1 << 50, length=16),
         ModelError,
-        ["'w'", "outside of the file"],
+        ["'w'", "NUL"],
+    ),
+    (
+        "refuses a forged mark of embedded data that points into the file",
+        external("\0embedded", offset=0, length=16),
+        ModelError,
+        ["'w'", "NUL"],
+    ),
+    (
+        "refuses a function in the place of an operator",
+        write(lambda: overriding("")),
+        ModelError,
+        ["Relu", "domain of its own"],
+    ),
+    (
+        "refuses a function in the place of an operator, by the domain's other name",
+        write(lambda: overriding("ai.onnx")),
+        ModelError,
+        ["Relu", "domain of its own"],
     ),
     # functions and bodies
     (

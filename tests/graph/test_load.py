@@ -21,8 +21,12 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Limits, Loaded, load
+from tests.waiting import BOUND_S
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+
+# Every model counts as large: its weights stay in its files.
+MAPPED = Limits(mapped_above=0)
 
 
 def parsed(text: str, opsets: str = '"": 17', functions: str = "") -> onnx.ModelProto:
@@ -75,7 +79,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_large_weights_of_a_file_point_into_it(saved: Path) -> None:
-    loaded = load(saved)
+    loaded = load(saved, limits=MAPPED)
     weights = {name: value.const_value for name, value in loaded.model.graph.initializers.items()}
     content = saved.read_bytes()
     assert not isinstance(weights["w0"], ir.ExternalTensor)
@@ -101,7 +105,7 @@ def test_large_constants_of_a_file_point_into_it_too(tmp_path: Path) -> None:
     ]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy")
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), tmp_path / "m.onnx")
-    tensor = load(tmp_path / "m.onnx").model.graph.initializers["c"].const_value
+    tensor = load(tmp_path / "m.onnx", limits=MAPPED).model.graph.initializers["c"].const_value
     assert isinstance(tensor, ir.ExternalTensor)
     np.testing.assert_array_equal(tensor.numpy(), values)
 
@@ -173,7 +177,7 @@ def split(tmp_path: Path) -> Path:
 
 
 def test_external_weights_point_into_their_file(split: Path) -> None:
-    loaded = load(split)
+    loaded = load(split, limits=MAPPED)
     for i, original in enumerate(with_weights(40, 4096, 100_000).graph.initializer):
         tensor = loaded.model.graph.initializers[f"w{i}"].const_value
         assert isinstance(tensor, ir.ExternalTensor)
@@ -238,7 +242,11 @@ def test_every_process_gets_the_same_model(tmp_path: Path) -> None:
     for seed in ("1", "2"):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "m.onnx")]
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        told.add(subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout)
+        told.add(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=env, timeout=BOUND_S
+            ).stdout
+        )
     assert len(told) == 1
 
 
@@ -510,7 +518,7 @@ def test_an_old_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 1)], ir_version=3),
         tmp_path / "m.onnx",
     )
-    loaded = load(tmp_path / "m.onnx")
+    loaded = load(tmp_path / "m.onnx", limits=MAPPED)
     assert loaded.opset == 7
     assert isinstance(loaded.model.graph.initializers["w"].const_value, ir.ExternalTensor)
     ones = np.ones((2, 4000), np.float32)

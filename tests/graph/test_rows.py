@@ -185,8 +185,37 @@ def test_a_body_may_hold_anything():
     scalars = {"one": np.float32(1), "zero": np.float32(0)}
     sure, why = found(nodes, weights={n: np.array(v) for n, v in scalars.items()})["y"]
     assert not sure
-    assert "'branch' (If) has a body" in why
+    assert "a value of a body has the name of another" in why
 
 
 def test_what_no_output_needs_is_not_asked():
     assert found([node("Softmax", ["x"], ["dead"], axis=0), node("Relu", ["x"], ["y"])]) == {}
+
+
+def wrongly_declared(nodes, *, weights):
+    """Return what is found where the output is declared to be as many rows, whatever the nodes give."""
+    loaded = load(model(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, weights, opset=17)).model
+    types = infer(loaded, shapes={"x": [ROWS, 4]}, trusts_declared=False)
+    return dependence(loaded, types, ["x"], ROWS)
+
+
+@pytest.mark.parametrize(
+    ("op", "more"), [("Slice", ("zero", "two", "zero")), ("Tile", ("twice",)), ("Gather", ("both",))]
+)
+def test_what_is_declared_is_not_believed(op, more):
+    weights = {"zero": ints(0), "two": ints(2), "twice": ints(2, 1), "both": ints(0, 1)}
+    found = wrongly_declared([node(op, ["x", *more], ["y"])], weights={n: weights[n] for n in set(more)})
+    assert found["y"].sure
+
+
+@pytest.mark.parametrize(("starts", "ends"), [(0, 300), (-300, 2**62), (0, ROWS), (0, 2**31 - 2)])
+def test_a_slice_longer_than_the_probe_is_a_slice(starts, ends):
+    weights = {"a": ints(starts), "b": ints(ends), "axis": ints(0)}
+    sure, why = found([node("Slice", ["x", "a", "b", "axis"], ["y"])], weights=weights)["y"]
+    assert sure, why
+
+
+@pytest.mark.parametrize("ends", [2**31 - 1, 2**62, 2**63 - 1])
+def test_a_slice_to_the_end_is_none(ends):
+    weights = {"a": ints(0), "b": ints(ends), "axis": ints(0)}
+    assert found([node("Slice", ["x", "a", "b", "axis"], ["y"])], weights=weights) == {}

@@ -14,14 +14,15 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.load import load
+from dask_ferro.graph.load import Limits, load
 from dask_ferro.graph.shapes import ValueType, infer
 
 FLOAT = ir.DataType.FLOAT
 
 
 def loaded(text: str, opsets: str = '"": 17') -> ir.Model:
-    return load(parser.parse_model(f"<ir_version: 9, opset_import: [{opsets}]> g {text}")).model
+    proto = parser.parse_model(f"<ir_version: 9, opset_import: [{opsets}]> g {text}")
+    return load(proto, limits=Limits(sleep_seconds=1.0)).model
 
 
 MLP = """(float[N, 4] x) => (float[N, 3] y)

@@ -14,6 +14,7 @@ from dask_ferro.graph.signal import BACKWARD, Region, current, region_of, signal
 from dask_ferro.graph.tensor import argument
 from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tensor_model import to_model
+from tests.waiting import ended
 
 
 def _two_layers() -> ir.Model:
@@ -89,7 +90,7 @@ def test_threads_do_not_see_each_others_signals():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            ended(thread)
     assert seen == {"a": "a", "b": "b"}
 
 

@@ -19,6 +19,7 @@ from dask_ferro.graph import workloads
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.load import load
 from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny, work_and_path
+from tests.waiting import BOUND_S
 
 SLEEPS = tuple(name for name in NAMES if WORKLOADS[name].sleeps)
 LARGE_WIDE_FLAT = {"branches": 320, "length": 1, "skew": 0.47}
@@ -239,7 +240,7 @@ def test_another_process_builds_the_same_bytes():
         "print(*(hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build('transformer'), tiny())))"
     )
     there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=BOUND_S
     ).stdout.split()
     here = [hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build("transformer"), tiny())]
     assert there == here

@@ -96,7 +96,7 @@ def test_each_thread_of_a_gpu_has_a_stream_of_its_own_that_waits_for_no_other(
     device, barrier = CupyDevice(), Barrier(3, timeout=5)
 
     def streams(_: int) -> list[object]:
-        barrier.wait()
+        barrier.wait(60)
         found = []
         for _ in range(2):
             with device.stream():

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from dask_ferro.kernels.array.own import sleep
+from tests.waiting import ended
 
 
 def timer_slack() -> int:
@@ -53,5 +54,5 @@ def test_threads_sleep_at_the_same_time():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        ended(thread)
     assert time.monotonic() - start < 0.4

@@ -24,6 +24,7 @@ from dask_ferro.kernels.standin import OutOfMemory, StandIn
 from dask_ferro.kernels.turns import Turns
 from tests.kernels.late import Late
 from tests.kernels.test_device import model_of, node
+from tests.waiting import ended
 
 KB = 1024
 BLOCK = np.arange(256, dtype=np.float32)  # 1 kB
@@ -492,7 +493,7 @@ class TestOrder:
         arrays = [device.to_device(BLOCK)]
         device.synchronize()
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: arrays[0] + 0).result()
+            pool.submit(lambda: arrays[0] + 0).result(timeout=60)
             arrays.clear()
             assert len(device.early) == 1
 
@@ -514,7 +515,7 @@ class TestTurns:
         for t in threads:
             t.start()
         for t in threads:
-            t.join()
+            ended(t)
         assert seen == [0] * 20
 
     def test_many_share_at_a_time(self) -> None:
@@ -522,7 +523,7 @@ class TestTurns:
 
         def shares() -> int:
             with turns.shared():
-                return barrier.wait()
+                return barrier.wait(60)
 
         with ThreadPoolExecutor(3) as pool:
-            assert sorted(f.result() for f in [pool.submit(shares) for _ in range(3)]) == [0, 1, 2]
+            assert sorted(f.result(timeout=60) for f in [pool.submit(shares) for _ in range(3)]) == [0, 1, 2]

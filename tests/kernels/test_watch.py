@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from dask_ferro.errors import ModelError
 from dask_ferro.kernels import profile
 from dask_ferro.kernels.executable import Executable, compile_bundle
 from dask_ferro.kernels.watch import Kernel, Profiled, ProfiledOp
@@ -69,7 +70,7 @@ def test_a_watched_op_that_fails_is_named_as_ever() -> None:
     plain = bundle("array")
     messages = []
     for run in (plain, plain.watched(Listener())):
-        with pytest.raises(RuntimeError) as failed:
+        with pytest.raises(ModelError) as failed:
             run(X[:, :5])
         messages.append(str(failed.value))
     assert messages[0] == messages[1]

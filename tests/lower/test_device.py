@@ -22,6 +22,7 @@ from dask_ferro.kernels.device import CupyDevice, cupy_devices
 from dask_ferro.kernels.resident import DeviceArray, Residency
 from dask_ferro.kernels.standin import StandIn
 from dask_ferro.lower import device as devices
+from tests.waiting import BOUND_S
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
 F = np.float32
@@ -269,7 +270,7 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
         return StandIn()
 
     def asks(_: int) -> Residency | None:
-        start.wait()
+        start.wait(BOUND_S)
         return devices.current()
 
     def slowly(device: StandIn) -> Residency:

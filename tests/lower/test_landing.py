@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dask_ferro.lower.landing import Landing, Place, opened, write
+from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.skipif(opened(1) is None, reason="this system has no memfd")
 
@@ -35,8 +36,8 @@ def test_another_process_writes_where_it_was_told():
             target=_write_elsewhere, args=(landing.place, ROWS.nbytes)
         )
         other.start()
-        other.join()
-        assert other.exitcode == 0
+        other.join(BOUND_S)
+        assert other.exitcode == 0, f"waited {BOUND_S:g} s for the process; last seen: {other!r}"
         whole = landing.array((2, 3, 4), ROWS.dtype)
     np.testing.assert_array_equal(whole, [np.zeros_like(ROWS), ROWS])
 

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as nps
 
 import dask_ferro as ff
 from dask_ferro.lower.outputs import LARGE, NamedOutputs, Outputs, together, together_by_name
+from tests.waiting import result
 
 SMALL = [np.full(256, i, np.float32) for i in range(1000)]
 
@@ -107,7 +108,7 @@ def test_outputs_travel_together_between_workers_and_to_the_client(client):
     x = np.arange(256, dtype=np.float32)
     y = model(x)
     assert 1 < len(y.bundles) < 6  # several outputs each
-    for got in (y.compute(), client.compute(y).result()):
+    for got in (y.compute(), result(client.compute(y))):
         assert list(got) == list(model.outputs)
         for value in got.values():
             same(value, x)
@@ -116,8 +117,8 @@ def test_outputs_travel_together_between_workers_and_to_the_client(client):
     assert Outputs in {type(v) for v in client.gather(futures)}
     client.replicate(futures)
     for name in model.outputs:
-        same(client.compute(kept.outputs[name]).result(), x)
+        same(result(client.compute(kept.outputs[name])), x)
     whole = ff.from_onnx(ff.workloads.build("wide", branches=3, length=1), granularity="model")(x)
-    assert type(client.compute(whole).result()) is dict
+    assert type(result(client.compute(whole))) is dict
     assert type(whole.compute()) is dict
     assert isinstance(whole.compute(scheduler="sync"), NamedOutputs)

@@ -27,6 +27,7 @@ from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
 from tests.graph.pipeline_nets import mlp, tied
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
+from tests.waiting import finished, result
 
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
@@ -126,10 +127,10 @@ def test_workers_give_the_bits_of_one_process(four, schedule):
     batch = net.batch(12)
     run = pipeline(net.loss, net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
     wanted = run.compute(scheduler="sync")
-    for result in (run.compute(), four.compute(run).result(), run.persist().compute()):
-        np.testing.assert_array_equal(result[0], wanted[0])
+    for found in (run.compute(), result(four.compute(run)), run.persist().compute()):
+        np.testing.assert_array_equal(found[0], wanted[0])
         for name, value in wanted[1].items():
-            np.testing.assert_array_equal(result[1][name], value)
+            np.testing.assert_array_equal(found[1][name], value)
 
 
 @pytest.mark.cluster
@@ -270,7 +271,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     for got, value in zip(grads, wanted[1], strict=True):
         np.testing.assert_array_equal(got["w"], value["w"])
         np.testing.assert_array_equal(got["b"], value["b"])
-    four.wait_for_workers(4, timeout=30)
+    four.wait_for_workers(4, timeout=120)
 
 
 def furthest(chunk, dask_scheduler):
@@ -298,7 +299,7 @@ def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, op
     now, homes = None, sorted(four.nthreads())
     for batch in batches:
         now = step(batch, **({} if now is None else {"params": now.params, "state": now.state})).submit()
-        distributed.wait([f for part in now.params for f in part.values()])
+        finished([f for part in now.params for f in part.values()])
         for home, part in zip(homes, now.params, strict=True):
             assert all(four.who_has([f])[f.key] == (home,) for f in part.values())
     *_, wanted = trained(net, optimizer, batches)
@@ -312,9 +313,9 @@ def test_a_worker_that_dies_between_two_steps_changes_nothing(four):
     step = pipeline(net.loss, net.params, stages=4, micro_batches=M, optimizer=optimizer)
     one = step(batches[0]).submit()
     two = step(batches[1], params=one.params, state=one.state).submit()
-    distributed.wait([f for part in two.params for f in part.values()])
+    finished([f for part in two.params for f in part.values()])
     os.kill(four.run(os.getpid)[sorted(four.nthreads())[1]], signal.SIGKILL)
     three = step(batches[2], params=two.params, state=two.state).submit()
     *_, wanted = trained(net, optimizer, batches)
     equal(type(three)(*four.gather(list(three))), wanted)
-    four.wait_for_workers(4, timeout=30)
+    four.wait_for_workers(4, timeout=120)

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
 from tests.graphs import model
+from tests.waiting import BOUND_S
 
 UNARY = ["Relu", "Sin", "Tanh", "Neg", "Abs", "Sigmoid", "Identity"]
 BINARY = ["Add", "Sub", "Mul", "Max", "Min"]
@@ -110,7 +111,9 @@ def test_keys_are_the_same_in_another_process(proto, granularity):
     )
     content = proto.SerializeToString(deterministic=True)
     run = [
-        subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], input=content, capture_output=True, check=True, timeout=BOUND_S
+        ).stdout
         for _ in range(2)
     ]
     assert run[0] == run[1]

@@ -25,14 +25,24 @@ def centered():
     return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, opset=17, name="centered")
 
 
+def looped(*body, name="looped"):
+    """Run nodes v -> w three times over, which nobody looks into."""
+    info = helper.make_tensor_value_info
+    inputs = [info("i", TensorProto.INT64, []), info("c", TensorProto.BOOL, []), info("v", 1, None)]
+    outputs = [info("go", TensorProto.BOOL, []), info("w", 1, None)]
+    inner = helper.make_graph([node("Identity", ["c"], ["go"]), *body], "body", inputs, outputs)
+    nodes = [node("Loop", ["trips", "", "x"], ["y"], body=inner, name="loop")]
+    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, {"trips": np.array(3)}, opset=17, name=name)
+
+
 def unsure():
-    """Positions of what is not zero: rows are numbered from 0 in each chunk."""
-    nodes = [
-        node("NonZero", ["x"], ["i"], name="where"),
-        node("Transpose", ["i"], ["t"]),
-        node("Cast", ["t"], ["y"], to=TensorProto.FLOAT),
-    ]
-    return model(nodes, {"x": ["N", 6]}, {"y": [None, 2]}, name="unsure")
+    return looped(node("Add", ["v", "v"], ["w"]), name="unsure")
+
+
+def secretly_centered():
+    return looped(
+        node("ReduceMean", ["v"], ["m"], axes=[0], keepdims=1), node("Sub", ["v", "m"], ["w"]), name="secret"
+    )
 
 
 def test_a_model_that_combines_rows_runs_on_all_of_them():
@@ -60,11 +70,23 @@ def test_a_model_that_combines_rows_is_not_streamed_in_chunks(tmp_path):
 
 def test_a_model_that_may_combine_rows_is_warned_of_once():
     m = ff.from_onnx(unsure())
-    with pytest.warns(UserWarning, match=r"'where' \(NonZero\) numbers the rows"):
+    with pytest.warns(UserWarning, match=r"'loop' \(Loop\) has a body, which is not looked into"):
         m(X, batch=5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         m(X, batch=2)
+
+
+@pytest.mark.parametrize("given", [lambda m: m(X, batch=5), lambda m: m(da.from_array(X, chunks=(1, 6)))])
+def test_a_model_that_may_combine_rows_is_tried_on_a_few(given):
+    with pytest.raises(ff.ConfigError, match=r"model 'secret': .* 'y' of 5 rows differ when they are cut"):
+        given(ff.from_onnx(secretly_centered()))
+
+
+def test_a_model_that_may_combine_rows_is_tried_before_it_is_streamed(tmp_path):
+    with pytest.raises(ff.ConfigError, match="differ when they are cut"):
+        ff.run(secretly_centered(), X, tmp_path / "y.npy", batch=4, progress=False)
+    assert not (tmp_path / "y.npy").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,10 +96,6 @@ def test_a_batch_axis_without_a_name_is_cut(outputs):
     proto = mlp(rows=None)
     proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("scores", TensorProto.FLOAT, outputs))
     m = ff.from_onnx(proto)
-    if outputs[0] == "M":  # its own name says that it is another number
-        with pytest.raises(ff.ConfigError, match="without the batch axis"):
-            m(X, batch=4)
-        return
     assert "unk__" not in repr(m)
     with dask.config.set(scheduler="sync"):
         np.testing.assert_allclose(m(X, batch=4).compute(), mlp_reference(X), rtol=1e-5, atol=1e-6)
@@ -88,7 +106,7 @@ def test_a_batch_axis_without_a_name_is_cut(outputs):
 def test_a_dask_array_is_not_told_to_leave_batch_out():
     nodes = [node("ReduceSum", ["x"], ["y"], keepdims=0)]
     m = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"y": []}))
-    with pytest.raises(ff.ConfigError, match=r"an input is a dask array: pass it as one numpy array"):
+    with pytest.raises(ff.ConfigError, match=r"\(ReduceSum\) combines them all; .* dask arrays of one chunk"):
         m(da.from_array(X, chunks=(5, 6)))
 
 
@@ -139,3 +157,175 @@ def test_an_output_in_chunks_is_named_with_its_remedy():
         ff.ConfigError, match=r"input 's' is taken whole and comes in 2 chunks; make it without"
     ):
         second(first.outputs["scores"]).compute(scheduler="sync")
+
+
+# Which inputs are cut together.
+
+A, B = X[:6, :1], X[:6, 1:2]
+NAMES = [(None, None), ("A", "B"), ("N", None), (None, "N")]
+
+
+def added(names, rows=None):
+    inputs = {n: [name, 1] for n, name in zip("ab", names, strict=True)}
+    return model([node("Add", ["a", "b"], ["y"], name="add")], inputs, {"y": [rows, 1]}, name="added")
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m(A, B, batch=1),
+        lambda m: m(A, B, batch=4),
+        lambda m: m(A, B, batch=100),
+        lambda m: m(da.from_array(A, chunks=(2, 1)), da.from_array(B, chunks=(2, 1))),
+        lambda m: m(da.from_array(A, chunks=(4, 1)), B),
+        lambda m: m(A, da.from_array(B, chunks=(1, 1))),
+        lambda m: m(da.from_array(A, chunks=(6, 1)), da.from_array(B, chunks=(6, 1)), batch=4),
+    ],
+)
+def test_inputs_without_a_common_name_are_cut_together(names, call):
+    got = call(ff.from_onnx(added(names))).compute(scheduler="sync")
+    np.testing.assert_array_equal(got, A + B)
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("kind", [np.asarray, lambda a: da.from_array(a, chunks=(4, 1))])
+def test_inputs_without_a_common_name_are_streamed_together(tmp_path, names, kind):
+    ff.run(
+        added(names), {"a": kind(A), "b": kind(B)}, tmp_path / "y.npy", batch=2, progress=False, batched=None
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), A + B)
+
+
+def test_inputs_of_other_lengths_are_not_cut_beside_each_other():
+    with pytest.raises(ff.ConfigError, match=r"do not go with all of 'b', so name .* with batched="):
+        ff.from_onnx(added((None, None)))(A, B[:3], batch=3)
+
+
+def gathered():
+    proto = model([node("Gather", ["t", "i"], ["y"])], {"i": [None], "t": [None, 6]}, {"y": [None, 6]})
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    return proto
+
+
+def test_a_table_with_as_many_rows_goes_whole_to_each_chunk():
+    ids = np.array([1, 0, 5, 2, 2, 3])
+    got = ff.from_onnx(gathered())(ids, X[:6], batch=2).compute(scheduler="sync")
+    np.testing.assert_array_equal(got, X[ids])
+
+
+def ambiguous():
+    """Both inputs are as long, and nothing that is cut alone gives the rows of all."""
+    nodes = [node("MatMul", ["a", "b"], ["c"]), node("MatMul", ["c", "a"], ["y"])]
+    return ff.from_onnx(model(nodes, {"a": [None, 6], "b": [None, 6]}, {"y": [None, 6]}, name="both"))
+
+
+def test_inputs_that_nobody_can_tell_apart_are_to_be_named():
+    with pytest.raises(ff.ConfigError, match=r"name them: batched=\('a', 'b'\), or batched=\('a',\)"):
+        ambiguous()(X[:6], X[:6], batch=2)
+
+
+def test_inputs_are_cut_as_they_are_named(tmp_path):
+    table = X[:6]
+    ids = np.array([1, 0, 5, 2, 2, 3])
+    want = table[ids]
+    for how in ("i", ("i",), ["i"]):
+        got = ff.from_onnx(gathered())(ids, table, batch=2, batched=how).compute(scheduler="sync")
+        np.testing.assert_array_equal(got, want)
+        got = ff.from_onnx(gathered(), batch=2, batched=how)(ids, table).compute(scheduler="sync")
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(ff.ConfigError, match="picks some by their number"):
+        ff.from_onnx(gathered())(ids, table, batch=2, batched=("i", "t"))
+    ff.run(gathered(), {"i": ids, "t": table}, tmp_path / "y.npy", batch=2, batched="i", progress=False)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), want)
+
+
+@pytest.mark.parametrize(
+    ("names", "batched", "message"),
+    [
+        ((None, None), ("c",), "names 'c'; wanted some of its inputs: a, b"),
+        ((None, None), (), "names nothing"),
+        (("N", "N"), ("a",), "leaves out 'b', whose axis 0 has the same name"),
+        ((None, 6), ("a", "b"), r"without an open axis 0, which cannot be cut: b: float32\[6, 1\]"),
+    ],
+)
+def test_names_of_inputs_that_cannot_be_cut_are_refused(names, batched, message):
+    with pytest.raises(ff.ConfigError, match=message):
+        ff.from_onnx(added(names))(A, B, batch=2, batched=batched)
+
+
+# What each task checks, where nobody knew.
+
+
+def dropping():
+    """As many rows as are not 0, out of a body that nobody looks into."""
+    return looped(
+        node("ReduceMax", ["v"], ["m"], axes=[1], keepdims=0),
+        node("Cast", ["m"], ["keep"], to=TensorProto.BOOL),
+        node("Compress", ["v", "keep"], ["w"], axis=0),
+        name="dropping",
+    )
+
+
+@pytest.mark.parametrize("granularity", ["op", "model"])
+@pytest.mark.parametrize("cut", [lambda m, x: m(x, batch=2), lambda m, x: m(da.from_array(x, chunks=(2, 6)))])
+@pytest.mark.filterwarnings("ignore:model 'dropping'")
+def test_a_task_whose_output_lacks_rows_says_so(granularity, cut):
+    x = np.abs(X) + 1
+    m = ff.from_onnx(dropping(), granularity=granularity)
+    np.testing.assert_array_equal(cut(m, x).compute(scheduler="sync"), x)
+    x[3] = 0
+    want = r"model 'dropping': output 'y' has 1 rows \(shape \(1, 6\)\) for a chunk of 2 rows, wanted 2"
+    with pytest.raises(ff.ConfigError, match=want):
+        cut(m, x).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("keep", [[0, 1], [0], [0, 1, 2, 2]], ids=["fewer", "one", "more"])
+@pytest.mark.parametrize("granularity", ["op", "model"])
+def test_a_chunk_that_is_not_as_long_as_its_array_says_is_refused(keep, granularity):
+    x = da.from_array(X[:9], chunks=(3, 6)).map_blocks(lambda b: b[keep], dtype=X.dtype, meta=X[:0])
+    with pytest.raises(ff.ConfigError, match="for a chunk of 3"):
+        ff.from_onnx(mlp(), granularity=granularity)(x).compute(scheduler="sync")
+
+
+@pytest.mark.filterwarnings("ignore:model 'dropping'")
+def test_a_streamed_task_whose_output_lacks_rows_says_so(tmp_path):
+    x = np.abs(X) + 1
+    x[3] = 0
+    file = tmp_path / "dropping.onnx"
+    file.write_bytes(dropping().SerializeToString())
+    want = r"model 'dropping.onnx': output 'y' is float32\[1, 6\], wanted float32\[2, 6\]"
+    with pytest.raises(ff.ConfigError, match=want):
+        ff.run(str(file), x, tmp_path / "y.npy", batch=2, progress=False)
+
+
+def test_pieces_that_read_no_rows_check_theirs_too():
+    """With a bundle for each node, the last one reads what the Loop made."""
+    proto = dropping()
+    proto.graph.node.append(node("Relu", ["y"], ["z"], name="last"))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None, 6]))
+    x = np.abs(X) + 1
+    x[3] = 0
+    with pytest.warns(UserWarning, match="may depend"):
+        cut = ff.from_onnx(proto, granularity="op")(x, batch=2)
+    assert len(cut.bundles) > 1
+    with pytest.raises(ff.ConfigError, match="output 'z' has 1 rows"):
+        cut.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("cut", [lambda x: {"batch": 3}, lambda x: {}], ids=["batch", "dask"])
+def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
+    made = model(
+        [node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]}, opset=17
+    )
+    x = X if cut(X) else da.from_array(X, chunks=(3, 6))
+    with pytest.warns(UserWarning, match="may depend"):
+        call = ff.from_onnx(made)({"x": x, "s": dask.delayed(X[:6, :2])}, **cut(X))
+    np.testing.assert_allclose(call.compute(scheduler="sync"), X @ X[:6, :2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batched", [3, True, 0.5])
+def test_what_names_no_inputs_is_refused(batched):
+    with pytest.raises(ff.ConfigError, match=r"batched=.*, wanted names of inputs: x"):
+        ff.from_onnx(unsure())(X, batch=5, batched=batched)

@@ -117,10 +117,17 @@ def _shrink(xp: Any, op: Op) -> Fn:
 
 
 def _along_axis(make: Callable[[Any], Callable[[Array, int], Array]]) -> Callable[[Any, Op], Fn]:
-    """The op along its axis; before opset 13 it saw a matrix, with `axis` and all after it as columns."""
+    """The op along its axis; before opset 13 it saw a matrix, with `axis` and all after it as columns.
+
+    Of nothing it is nothing, where the largest of nothing would be an error.
+    """
 
     def build(xp: Any, op: Op) -> Fn:
-        fn = make(xp)
+        full = make(xp)
+
+        def fn(x: Array, axis: int) -> Array:
+            return x if 0 in x.shape else full(x, axis)
+
         axis: int = op.get("axis", -1 if op.opset >= 13 else 1)
         if op.opset >= 13:
             return lambda x: fn(x, axis)

@@ -3,6 +3,9 @@
 Where an ONNX op and an array-API function agree, the row's kernel *is* the namespace's function, so a call
 costs nothing beyond it.  The rest are the corners: integer division truncates, `Mod` has two signs, `Pow`
 keeps its base's dtype, `BitShift` is defined for every shift.
+
+An integer divided by 0 is an error, in Div and Mod, wherever it is computed: ONNX leaves it open, ONNX Runtime raises,
+and any number would be made up.  Integers wrap; the least of them divided by -1 is itself.
 """
 
 from __future__ import annotations
@@ -29,12 +32,28 @@ def _named(name: str) -> Callable[[Any, Op], Fn]:
     return build
 
 
+def _refuses_zeros(xp: Any, op: Op) -> Callable[[Array, Array], None]:
+    """What raises where integers would be divided by 0; a constant divisor is looked at once, here."""
+    constant = op.constants.get(1)
+    harmless = constant is not None and bool((constant != 0).all())
+
+    def check(a: Array, b: Array) -> None:
+        if not harmless and 0 not in a.shape and 0 not in b.shape and bool(xp.any(b == 0)):
+            raise ZeroDivisionError(
+                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
+            )
+
+    return check
+
+
 def _div(xp: Any, op: Op) -> Fn:
     integer, signed = dtypes(xp, INTEGER), dtypes(xp, SIGNED)
+    check = _refuses_zeros(xp, op)
 
     def fn(a: Array, b: Array) -> Array:
         if a.dtype not in integer:
             return xp.divide(a, b)
+        check(a, b)
         q = xp.floor_divide(a, b)
         if a.dtype not in signed:
             return q
@@ -45,6 +64,20 @@ def _div(xp: Any, op: Op) -> Fn:
 
 
 def _mod(xp: Any, op: Op) -> Fn:
+    integer = dtypes(xp, INTEGER)
+    check = _refuses_zeros(xp, op)
+    rest = _remainder(xp, op)
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype in integer:
+            check(a, b)
+        return rest(a, b)
+
+    return fn
+
+
+def _remainder(xp: Any, op: Op) -> Fn:
+    """The remainder with the sign of the divisor, or under `fmod` of the dividend."""
     if not op.get("fmod", 0):
         remainder: Fn = xp.remainder
         return remainder

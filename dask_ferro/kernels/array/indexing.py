@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .kernel import ANY, INDEX, NUMERIC, WIDE, Array, Fn, Kernel, Op, along, late
+from .kernel import ANY, INDEX, NUMERIC, WIDE, Array, Fn, Kernel, Op, along, from_front, late
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
 # What CuPy's `ufunc.at` takes, by what atomics there are.
@@ -30,7 +30,7 @@ def _gather(xp: Any, op: Op) -> Fn:
         return lambda x, indices: x[at]
 
     def fn(x: Array, indices: Array) -> Array:
-        at = axis % x.ndim
+        at = from_front(axis, x.ndim)
         flat = xp.reshape(_positive(xp, indices, x.shape[at]), (-1,))
         return xp.reshape(xp.take(x, flat, axis=at), x.shape[:at] + indices.shape + x.shape[at + 1 :])
 
@@ -46,7 +46,7 @@ def _gather_elements(xp: Any, op: Op) -> Fn:
     axis = op.get("axis", 0)
 
     def fn(x: Array, indices: Array) -> Array:
-        at = axis % x.ndim
+        at = from_front(axis, x.ndim)
         # the indices may cover a corner of the other axes only
         corner = tuple(slice(None) if i == at else slice(0, n) for i, n in enumerate(indices.shape))
         return xp.take_along_axis(x[corner], _positive(xp, indices, x.shape[at]), axis=at)
@@ -132,7 +132,8 @@ def _scatter_elements(xp: Any, op: Op) -> Fn:
             xp.reshape(xp.arange(n), tuple(n if i == j else 1 for j in range(rank)))
             for i, n in enumerate(indices.shape)
         ]
-        at[axis % rank] = _positive(xp, indices, x.shape[axis])
+        front = from_front(axis, rank)
+        at[front] = _positive(xp, indices, x.shape[front])
         return _scatter(xp, x, tuple(at), updates, reduction)
 
     return fn

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
+from numpy.lib.array_utils import normalize_axis_index
 
 Array = Any  # an array of whichever namespace the program is bound to
 Fn = Callable[..., Any]
@@ -123,6 +124,11 @@ def widened(xp: Any) -> Fn:
     """float16 as float32, which sums want; the rest as they are."""
     half = getattr(xp, "float16", None)
     return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
+
+
+def from_front(axis: int, rank: int) -> int:
+    """An axis counted from the front; one that is out of range is an error, and no other axis."""
+    return normalize_axis_index(axis, rank)
 
 
 def along(axis: int, index: int | slice) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Normalisations: batch, layer, instance, group, root mean square, L^p, across channels.
 
 float16 is normalised in float32, as ONNX's `stash_type` asks; other values of `stash_type` are declared
-unsupported.  Training modes, which also update running statistics, are not ours.
+unsupported.  Opset 9's outputs of saved statistics are not ours: engines do not agree on what they are.
 """
 
 from __future__ import annotations
@@ -11,11 +11,39 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .kernel import FLOAT, Array, Fn, Kernel, Op, listed, widened
+from .kernel import FLOAT, Array, Fn, Kernel, Op, from_front, listed, widened
 from .shape import padded
 
 
 def _batch(xp: Any, op: Op) -> Fn:
+    return (
+        _training_batch(xp, op) if _trains(op.get("training_mode", 0), op.outputs) else _frozen_batch(xp, op)
+    )
+
+
+def _trains(training_mode: int, outputs: int) -> bool:
+    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    return bool(training_mode) or outputs > 1
+
+
+def _training_batch(xp: Any, op: Op) -> Fn:
+    epsilon, momentum, wide = op.get("epsilon", 1e-5), op.get("momentum", 0.9), widened(xp)
+
+    def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> tuple[Array, ...]:
+        w, axes = wide(x), (0, *range(2, x.ndim))
+        y, centre, _ = _standardized(xp, w, axes, epsilon)
+        own = xp.reshape(centre, (-1,)), xp.var(w, axis=axes)
+        y = _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
+        running = (
+            xp.astype(old * momentum + new * (1 - momentum), old.dtype, copy=False)
+            for old, new in zip((mean, variance), own, strict=True)
+        )
+        return (y, *running, *own)
+
+    return listed(op, fn)
+
+
+def _frozen_batch(xp: Any, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
     if all(
         i in op.constants for i in (1, 2, 3, 4)
@@ -41,11 +69,13 @@ def _scaled(xp: Any, x: Array, factor: Array, shift: Array) -> Array:
     return xp.astype(y, x.dtype, copy=False)
 
 
-def _frozen_statistics(node: ir.Node, opset: int) -> bool:
-    training, spatial = node.attributes.get("training_mode"), node.attributes.get("spatial")
-    frozen = training is None or training.as_int() == 0
-    per_channel = spatial is None or spatial.as_int() == 1
-    return frozen and per_channel and len(node.outputs) == 1
+def _is_ours(node: ir.Node, opset: int) -> bool:
+    """Whether statistics are per channel, and what earlier opsets save of them goes nowhere."""
+    spatial = node.attributes.get("spatial")
+    saved = node.outputs[3:]
+    return (spatial is None or spatial.as_int() == 1) and not any(
+        value.is_graph_output() or value.uses() for value in saved
+    )
 
 
 def _standardized(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
@@ -61,7 +91,7 @@ def _layer(xp: Any, op: Op) -> Fn:
     axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array, bias: Array = None) -> tuple[Array, Array, Array]:
-        axes = tuple(range(axis % x.ndim, x.ndim))
+        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
         y, mean, reciprocal = _standardized(xp, wide(x), axes, epsilon)
         y = xp.astype(y, x.dtype, copy=False) * scale
         if bias is not None:
@@ -75,7 +105,7 @@ def _rms(xp: Any, op: Op) -> Fn:
     axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array) -> Array:
-        axes = tuple(range(axis % x.ndim, x.ndim))
+        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
         w = wide(x)
         y = w / xp.sqrt(xp.mean(w * w, axis=axes, keepdims=True) + epsilon)
         return xp.astype(y, scale.dtype, copy=False) * scale
@@ -159,7 +189,7 @@ def _across_channels(xp: Any, op: Op) -> Fn:
 
 
 TABLE: dict[str, Kernel] = {
-    "BatchNormalization": Kernel(_batch, (FLOAT,), when=_frozen_statistics),
+    "BatchNormalization": Kernel(_batch, (FLOAT,), when=_is_ours),
     "LayerNormalization": Kernel(_layer, (FLOAT,), when=_single_stash),
     "RMSNormalization": Kernel(_rms, (FLOAT,), when=_single_stash),
     "InstanceNormalization": Kernel(_instance, (FLOAT,)),

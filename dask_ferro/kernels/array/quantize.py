@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .kernel import FLOAT, Array, D, Fn, Kernel, Op, dtype, listed
+from .kernel import FLOAT, Array, D, Fn, Kernel, Op, dtype, from_front, listed
 
 _BYTES = frozenset({D.INT8, D.UINT8})
 _NARROW = _BYTES | {D.INT16, D.UINT16}
@@ -20,7 +20,8 @@ def _along(xp: Any, values: Array, x: Array, axis: int) -> Array:
     """A vector laid along an axis of `x`; a scalar as it is."""
     if values.ndim == 0 or values.shape == (1,):
         return xp.reshape(values, ())
-    return xp.reshape(values, tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
+    at = from_front(axis, x.ndim)
+    return xp.reshape(values, tuple(-1 if i == at else 1 for i in range(x.ndim)))
 
 
 def _saturated(xp: Any, x: Array, to: Any) -> Array:

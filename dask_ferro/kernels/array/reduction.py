@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .kernel import BOOL, FLOAT, NUMERIC, WIDE, Array, Fn, Kernel, Op, along, late
+from .kernel import BOOL, FLOAT, NUMERIC, WIDE, Array, Fn, Kernel, Op, along, from_front, late
 
 Axes = tuple[int, ...] | None  # None: all of them
 Reduce = Callable[[Any, Array, Axes, bool], Array]  # (xp, x, axes, keepdims)
@@ -25,6 +25,8 @@ def _prod(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _mean(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    if 0 in x.shape:  # the mean of nothing is NaN, of which numpy would warn
+        return _sum(xp, x, axes, keepdims) * float("nan")
     return xp.mean(x, axis=axes, keepdims=keepdims)
 
 
@@ -90,10 +92,11 @@ def _arg(largest: bool) -> Callable[[Any, Op], Fn]:
         find = xp.argmax if largest else xp.argmin
 
         def fn(x: Array) -> Array:
+            at = from_front(axis, x.ndim)  # numpy takes -2^31 as all axes
             if not last:
-                return xp.astype(find(x, axis=axis, keepdims=keepdims), xp.int64, copy=False)
-            from_end = find(xp.flip(x, axis=axis), axis=axis, keepdims=keepdims)
-            return xp.astype(x.shape[axis] - 1 - from_end, xp.int64, copy=False)
+                return xp.astype(find(x, axis=at, keepdims=keepdims), xp.int64, copy=False)
+            from_end = find(xp.flip(x, axis=at), axis=at, keepdims=keepdims)
+            return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
 
         return fn
 
@@ -109,11 +112,12 @@ def _cumulative(name: str) -> Callable[[Any, Op], Fn]:
             (axis,) = axes
 
             def fn(x: Array, *_: Array) -> Array:
-                x = xp.flip(x, axis=axis) if reverse else x
-                y = accumulate(x, axis=axis, dtype=x.dtype, include_initial=exclusive)
+                at = from_front(axis, x.ndim)
+                x = xp.flip(x, axis=at) if reverse else x
+                y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
                 if exclusive:  # the start, and all but the last
-                    y = y[along(axis % x.ndim, slice(0, x.shape[axis]))]
-                return xp.flip(y, axis=axis) if reverse else y
+                    y = y[along(at, slice(0, x.shape[at]))]
+                return xp.flip(y, axis=at) if reverse else y
 
             return fn
 

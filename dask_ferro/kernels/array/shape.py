@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .kernel import ANY, BOOL, INDEX, WIDE, Array, Fn, Kernel, Op, along, late, listed
+from .kernel import ANY, BOOL, INDEX, WIDE, Array, Fn, Kernel, Op, along, from_front, late, listed
 
 Ints = tuple[int, ...]
 
@@ -97,7 +97,7 @@ def _unsqueeze(xp: Any, op: Op) -> Fn:
 
         def fn(x: Array, *_: Array) -> Array:
             rank = x.ndim + len(axes)
-            new, old = {a % rank for a in axes}, iter(x.shape)
+            new, old = {from_front(a, rank) for a in axes}, iter(x.shape)
             return xp.reshape(x, tuple(1 if i in new else next(old) for i in range(rank)))
 
         return fn
@@ -115,11 +115,12 @@ def _split(xp: Any, op: Op) -> Fn:
 
     def make(sizes: Ints | None) -> Fn:
         def fn(x: Array, *_: Array) -> tuple[Array, ...]:
-            total = x.shape[axis]
+            at = from_front(axis, x.ndim)
+            total = x.shape[at]
             part = -(-total // parts)  # equal parts, the last one shorter
             ends = [min(total, part * (i + 1)) for i in range(parts)]
             ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
-            return tuple(x[along(axis % x.ndim, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
+            return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
 
         return listed(op, fn)
 

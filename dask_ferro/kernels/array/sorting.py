@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .kernel import ANY, BOOL, INTEGER, NUMERIC, Array, Fn, Kernel, Op, along, late, listed
+from .kernel import ANY, BOOL, INTEGER, NUMERIC, Array, Fn, Kernel, Op, along, from_front, late, listed
 
 
 def _top_k(xp: Any, op: Op) -> Fn:
@@ -14,10 +14,13 @@ def _top_k(xp: Any, op: Op) -> Fn:
         (count,) = counts
 
         def fn(x: Array, *_: Array) -> tuple[Array, Array]:
+            at = from_front(axis, x.ndim)
+            if not 0 <= count <= x.shape[at]:
+                raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
             order = xp.argsort(
                 x, axis=axis, descending=largest, stable=True
             )  # of equals, the lower index first
-            order = order[along(axis % x.ndim, slice(0, count))]
+            order = order[along(at, slice(0, count))]
             return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
 
         return listed(op, fn)

@@ -1,0 +1,245 @@
+"""Types that ONNX's own inference leaves out: what ai.onnx.ml nodes give, without which it stops at a classifier.
+
+And GroupNormalization, whose function body it does not look into.
+
+Shapes are those that ONNX Runtime makes.  A table of one dimension is one row to the operators that read rows: they
+give the results of one, whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import onnx
+from onnx import TensorProto, helper
+
+DOMAIN = "ai.onnx.ml"
+# Inference goes on after each node that it is told of; pipelines have a few in a row.
+ROUNDS = 16
+
+Dim: TypeAlias = int | str | None
+Shape: TypeAlias = Sequence[Dim]
+
+
+class Given(NamedTuple):
+    """A node's attributes, and dtypes and shapes of its inputs (None: not known)."""
+
+    attributes: Mapping[str, Any]
+    dtypes: Sequence[int]
+    shapes: Sequence[Shape | None]
+
+
+Made: TypeAlias = tuple[int, Shape]  # an output's dtype, and its shape
+Row: TypeAlias = Callable[[Given, Shape], Sequence[Made]]
+
+
+def add_types(graph: onnx.GraphProto) -> bool:
+    """Add to `graph` the types of what ai.onnx.ml nodes give, where those of their inputs are there.
+
+    Returns
+    -------
+    bool
+        Whether there were any.
+    """
+    infos = {i.name: i for i in [*graph.input, *graph.value_info, *graph.output]}
+    tensors = {t.name: t for t in graph.initializer}
+    added = False
+    for node in filter(is_left_out, graph.node):
+        for name, (dtype, shape) in _made(node, infos, tensors):
+            added |= _told(graph, infos, name, dtype, shape)
+    return added
+
+
+def is_left_out(node: onnx.NodeProto) -> bool:
+    """Whether a node's types may be known here and not to ONNX."""
+    return node.domain == DOMAIN or (node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"))
+
+
+def _made(
+    node: onnx.NodeProto,
+    infos: Mapping[str, onnx.ValueInfoProto],
+    tensors: Mapping[str, onnx.TensorProto],
+) -> Iterator[tuple[str, Made]]:
+    row = _TABLE.get(node.op_type)
+    types = [_type(name, infos, tensors) for name in node.input]
+    if row is None or not types or types[0][1] is None:
+        return
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = Given(attributes, [dtype for dtype, _ in types], [shape for _, shape in types])
+    made = row(given, types[0][1])
+    yield from ((name, one) for name, one in zip(node.output, made, strict=False) if name)
+
+
+def _type(
+    name: str, infos: Mapping[str, onnx.ValueInfoProto], tensors: Mapping[str, onnx.TensorProto]
+) -> tuple[int, Shape | None]:
+    if name in tensors:
+        return tensors[name].data_type, tuple(tensors[name].dims)
+    info = infos.get(name)
+    if info is None or not info.type.HasField("tensor_type"):
+        return TensorProto.UNDEFINED, None
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return tensor.elem_type, None
+    return tensor.elem_type, tuple(map(_dim, tensor.shape.dim))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+
+
+def _told(
+    graph: onnx.GraphProto, infos: dict[str, onnx.ValueInfoProto], name: str, dtype: int, shape: Shape
+) -> bool:
+    """Set what is not known of a value's type; whether that was anything."""
+    info = infos.get(name)
+    if info is None:
+        info = infos[name] = graph.value_info.add(name=name)
+    tensor = info.type.tensor_type
+    if info.type.WhichOneof("value") not in (None, "tensor_type"):
+        return False
+    if not tensor.HasField("shape"):
+        info.type.CopyFrom(helper.make_tensor_type_proto(dtype, list(shape)))
+        return True
+    if len(tensor.shape.dim) != len(shape):
+        return False
+    missing = [
+        (dim, size)
+        for dim, size in zip(tensor.shape.dim, shape, strict=True)
+        if isinstance(size, int) and not dim.HasField("dim_value")
+    ]
+    for dim, size in missing:
+        dim.dim_value = size
+    return bool(missing)
+
+
+# Rows: what a node gives, by its attributes and the shape of its first input.
+
+
+def _size(given: Given, *names: str) -> int:
+    """The elements of the first of these attributes that there is."""
+    found = next((given.attributes[name] for name in names if name in given.attributes), ())
+    return len(found)
+
+
+def _records(shape: Shape) -> Dim:
+    """How many rows an operator reads in a table."""
+    return shape[0] if len(shape) > 1 else 1
+
+
+def _same(given: Given, shape: Shape) -> Sequence[Made]:
+    return ((given.dtypes[0], shape),)
+
+
+def _floats(given: Given, shape: Shape) -> Sequence[Made]:
+    return ((TensorProto.FLOAT, shape),)
+
+
+def _scores(columns: Callable[[Given], Dim]) -> Row:
+    """Make a row: so many floats for each row of the input."""
+    return lambda given, shape: ((TensorProto.FLOAT, (_records(shape), columns(given))),)
+
+
+def _trees(given: Given, shape: Shape) -> Sequence[Made]:
+    """TreeEnsemble, of opset 5: results of the input's dtype."""
+    return ((given.dtypes[0], (_records(shape), given.attributes.get("n_targets", 1))),)
+
+
+def _classified(columns: Callable[[Given], Dim]) -> Row:
+    """Make a row: a label for each row of the input, and so many scores."""
+
+    def row(given: Given, shape: Shape) -> Sequence[Made]:
+        strings = _size(given, "classlabels_strings")
+        label = TensorProto.STRING if strings else TensorProto.INT64
+        count = _records(shape)
+        return (label, (count,)), (TensorProto.FLOAT, (count, columns(given)))
+
+    return row
+
+
+def _labels(given: Given) -> int:
+    return max(
+        _size(given, "classlabels_strings"),
+        _size(given, "classlabels_int64s"),
+        _size(given, "classlabels_ints"),
+    )
+
+
+def _linear_scores(given: Given) -> Dim:
+    """One for each intercept; the second of two classes is added."""
+    intercepts = _size(given, "intercepts")
+    if not intercepts:
+        return None
+    return 2 if intercepts == 1 and _labels(given) == 2 else intercepts
+
+
+def _machine_scores(given: Given) -> Dim:
+    """One for each pair of classes, or for each class where they are probabilities; None where they are two."""
+    labels = _labels(given)
+    if labels < 3 or not _size(given, "vectors_per_class"):
+        return None
+    return labels if _size(given, "prob_a") else labels * (labels - 1) // 2
+
+
+def _one_hot(given: Given, shape: Shape) -> Sequence[Made]:
+    return ((TensorProto.FLOAT, (*shape, _size(given, "cats_strings", "cats_int64s"))),)
+
+
+def _encoded(given: Given, shape: Shape) -> Sequence[Made]:
+    """LabelEncoder: the dtype is that of its values."""
+    kinds = {
+        "values_strings": TensorProto.STRING,
+        "values_int64s": TensorProto.INT64,
+        "values_floats": TensorProto.FLOAT,
+    }
+    dtype = next((kinds[name] for name in kinds if _size(given, name)), None)
+    values = given.attributes.get("values_tensor")
+    if dtype is None and values is not None:
+        dtype = values.data_type
+    if dtype is None and _size(given, "classes_strings"):
+        dtype = TensorProto.INT64 if given.dtypes[0] == TensorProto.STRING else TensorProto.STRING
+    return () if dtype is None else ((dtype, shape),)
+
+
+def _mapped(given: Given, shape: Shape) -> Sequence[Made]:
+    """CategoryMapper: texts to numbers, and back."""
+    strings = given.dtypes[0] == TensorProto.STRING
+    return ((TensorProto.INT64 if strings else TensorProto.STRING, shape),)
+
+
+def _extracted(given: Given, shape: Shape) -> Sequence[Made]:
+    """ArrayFeatureExtractor: as many of the last dimension as there are indices, however they lie."""
+    indices = given.shapes[1] if len(given.shapes) > 1 else None
+    known = [d for d in indices or () if isinstance(d, int)]
+    count = prod(known) if indices is not None and len(known) == len(indices) else None
+    before = tuple(shape[:-1]) or (1,)
+    return ((given.dtypes[0], (*before, count)),)
+
+
+def _joined(given: Given, shape: Shape) -> Sequence[Made]:
+    """FeatureVectorizer."""
+    wide = sum(given.attributes.get("inputdimensions", ()))
+    return ((TensorProto.FLOAT, (_records(shape), wide or None)),)
+
+
+_TABLE: Mapping[str, Row] = {
+    "ArrayFeatureExtractor": _extracted,
+    "Binarizer": _same,
+    "CategoryMapper": _mapped,
+    "FeatureVectorizer": _joined,
+    "GroupNormalization": _same,
+    "Imputer": _same,
+    "LabelEncoder": _encoded,
+    "LinearClassifier": _classified(_linear_scores),
+    "LinearRegressor": _scores(lambda given: given.attributes.get("targets", 1)),
+    "Normalizer": _floats,
+    "OneHotEncoder": _one_hot,
+    "Scaler": _floats,
+    "SVMClassifier": _classified(_machine_scores),
+    "SVMRegressor": _scores(lambda given: 1),
+    "TreeEnsemble": _trees,
+    "TreeEnsembleClassifier": _classified(_labels),
+    "TreeEnsembleRegressor": _scores(lambda given: given.attributes.get("n_targets", 1)),
+}

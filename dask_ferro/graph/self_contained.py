@@ -1,0 +1,69 @@
+"""A model on its own: what it reads from other files becomes part of it.
+
+An imported model's weights stay in the file that they came from, mapped, and so do those of every graph that is written
+with them.  The reference is relative to a folder, so it means nothing in another file, and something else in the file
+that it names once that is written over.  Whoever writes a model down asks here first.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+
+# A protobuf message ends at 2 GiB; beyond half of it weights go beside the file.
+INLINE_BYTES = 1 << 30
+_MESSAGE_BYTES = 2**31 - 1
+
+
+def self_contained(model: ir.Model) -> ir.Model:
+    """Return the model, or a copy whose weights are tensors of its own: views of the mapped files, nothing is read."""
+    values = model.graph.initializers.values()
+    if not any(isinstance(value.const_value, ir.ExternalTensor) for value in values):
+        return model
+    own = model.clone()
+    for value in own.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+    return own
+
+
+def content(model: ir.Model) -> bytes:
+    """Return a model's file, with all its weights; equal models give equal bytes.
+
+    Raises
+    ------
+    ConfigError
+        The weights are more than a protobuf message holds.
+    """
+    large = weight_bytes(model)
+    if large >= _MESSAGE_BYTES:
+        raise ConfigError(
+            f"the graph's weights are {large} bytes, and one message ends at {_MESSAGE_BYTES}; write it with"
+            " ff.save_onnx, which puts weights beside the file, and run that with ff.from_onnx"
+        )
+    return bytes(ir.to_proto(self_contained(model)).SerializeToString(deterministic=True))
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Return the size of all weights."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def write(model: ir.Model, path: str) -> None:
+    """Write a model to a file of a folder that exists, large weights into `path` + ".data".
+
+    Both are written under other names and take their places when they are whole: the model may read what it replaces.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    beside = f"{name}.data" if weight_bytes(model) >= INLINE_BYTES else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
+        ir.save(self_contained(model), os.path.join(part, name), external_data=beside)
+        for written in (beside, name):
+            if written is not None:
+                os.replace(os.path.join(part, written), os.path.join(folder, written))

@@ -1,0 +1,97 @@
+"""How long a bundle may run: a limit that a thread sets around what it computes, for engines to keep.
+
+Without one nothing is started or asked.  With one, ONNX Runtime is told to stop at its next node (also inside of a
+Loop's body), and onnx's reference ops are interrupted between two of Python's instructions.  One kernel that takes for
+ever is not stopped by either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+from dask_ferro.errors import ConfigError
+
+T = TypeVar("T")
+
+_of_thread = threading.local()
+_NO_LIMIT = nullcontext()
+
+
+class OutOfTime(Exception):
+    """What interrupts Python's code."""
+
+
+def within(seconds: float | None) -> AbstractContextManager[None]:
+    """Limit each run of an engine in this thread to so many seconds, for the time of the context; None: no limit."""
+    if seconds is None and current() is None:  # as it is nearly always, and each task asks
+        return _NO_LIMIT
+    return _limited(seconds)
+
+
+@contextmanager
+def _limited(seconds: float | None) -> Iterator[None]:
+    before = current()
+    _of_thread.seconds = seconds
+    try:
+        yield
+    finally:
+        _of_thread.seconds = before
+
+
+def current() -> float | None:
+    """Return the limit of this thread in seconds."""
+    return getattr(_of_thread, "seconds", None)
+
+
+def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
+    """Return what `run` gives; call `stop` from another thread when the limit is over.
+
+    Raises
+    ------
+    ConfigError
+        It was over.
+    """
+    seconds = current()
+    if seconds is None:
+        return run()
+    over = threading.Event()
+    lock = threading.Lock()
+    done = False
+
+    def late() -> None:
+        with lock:
+            if not done:
+                over.set()
+                stop()
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        result = run()
+        with lock:
+            done = True
+        return result
+    except Exception as error:
+        if not over.is_set():
+            raise
+        raise ConfigError(
+            f"stopped after {seconds:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is meant "
+            "to take that long"
+        ) from error
+    finally:
+        timer.cancel()
+
+
+def interrupted(run: Callable[[], T]) -> T:
+    """Return what `run`, Python's code, gives; it is interrupted when the limit is over."""
+    thread = ctypes.c_ulong(threading.get_ident())
+
+    def stop() -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(OutOfTime))
+
+    return stopped_by(stop, run)

@@ -1,0 +1,81 @@
+"""The check of each task of a batch in chunks: an output that has rows has those of its input, no more and no fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dask_ferro.errors import ConfigError
+
+
+class RowCount(NamedTuple):
+    """What a bundle is checked for, and how its chunk's rows are counted.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    outputs : tuple of (position, name)
+        Those of the bundle's results that are outputs of the model.
+    reads : tuple of int
+        Which of its inputs have the rows of the chunk.
+    """
+
+    model: str
+    outputs: tuple[tuple[int, str], ...]
+    reads: tuple[int, ...] = ()
+
+
+def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any], rows: int | None) -> None:
+    """Check that each output has a row for each row of the chunk.
+
+    Parameters
+    ----------
+    wanted : RowCount
+    results : sequence of array or list
+        Of the bundle.
+    arrays : sequence of array
+        Its inputs.
+    rows : int or None
+        Of the chunk, as the graph was built for; None: not known.
+
+    Raises
+    ------
+    ConfigError
+        Naming model, output, what it has and what it should have; or the rows that came for a chunk of others.
+    """
+    rows = _rows_read(wanted, arrays, rows)
+    if rows is None:
+        return
+    for position, name in wanted.outputs:
+        got = _length(results[position])
+        if got != rows:
+            shape = getattr(results[position], "shape", ())
+            what = "no axis of rows" if got is None else f"{got} rows (shape {tuple(shape)})"
+            raise ConfigError(
+                f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted {rows}: it"
+                " has no row for each row of the input, so it is not to be cut; run it on all rows at once (no"
+                " batch=, dask arrays of one chunk along axis 0)"
+            )
+
+
+def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int | None:
+    """The rows of the inputs that have the chunk's, `rows` where none tells; an input of one row serves all rows."""
+    lengths = [n for position in wanted.reads if (n := _length(arrays[position])) is not None]
+    read = next((n for n in lengths if n != 1), None)
+    if read is None:
+        return rows if rows is not None or not lengths else 1
+    if rows is not None and read != rows:
+        raise ConfigError(
+            f"model {wanted.model!r}: {read} rows came for a chunk of {rows}: a dask array's chunk is not as long as"
+            " the array says; mend what makes it (chunks= of map_blocks or from_delayed)"
+        )
+    return read
+
+
+def _length(value: Any) -> int | None:
+    """Return the rows of an array, or of a list of them; None of a single number."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    return len(value) if isinstance(value, list) else None

@@ -1,0 +1,49 @@
+"""Results that are nobody else's memory: not the caller's input, not a cached weight, not one another.
+
+The array table gives views (Identity, Reshape, Slice, Expand), and a model may give an input or a weight as it is.
+In this process a caller's array is the task's own argument, so that writing to a result wrote to the input, and to what
+the next call computes.  What may share is copied: bounds of memory are compared, which takes a fraction of a
+microsecond, and interleaved views count as sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results, copied where they may share memory with an input, a weight or an earlier result.
+
+    Parameters
+    ----------
+    results : sequence of array, or of lists of arrays
+    inputs : sequence
+        What they were computed from.
+    """
+    taken = list(_arrays(inputs))
+    return tuple([_own(result, taken) for result in results])
+
+
+def _own(result: Any, taken: list[np.ndarray]) -> Any:
+    if isinstance(result, list):
+        return [_own(item, taken) for item in result]
+    if type(result) is not np.ndarray:
+        return result
+    # A weight is read-only, and so is a view that shows an element in several places.
+    shared = not result.flags.writeable
+    for other in taken:
+        shared = shared or np.may_share_memory(result, other)
+    mine = result.copy() if shared else result
+    taken.append(mine)
+    return mine
+
+
+def _arrays(values: Sequence[Any]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _arrays(value)

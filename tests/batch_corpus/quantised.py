@@ -1,0 +1,103 @@
+"""Small models quantised by ONNX Runtime to operators of com.microsoft and QLinear ones, whose values have no types."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+from tests.graphs import model
+
+ROWS = 12
+
+
+def _floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+# Nodes as (operator, inputs, output, attributes); weights; the shape of one row.
+Node = tuple[str, list[str], str, dict[str, Any]]
+MODELS: Mapping[str, tuple[Sequence[Node], Mapping[str, np.ndarray], tuple[int, ...]]] = {
+    "mlp": (
+        [
+            ("Gemm", ["x", "w", "b"], "h", {}),
+            ("Relu", ["h"], "r", {}),
+            ("Gemm", ["r", "w2", "b2"], "y", {}),
+        ],
+        {"w": _floats(8, 16), "b": _floats(16), "w2": _floats(16, 3), "b2": _floats(3)},
+        (8,),
+    ),
+    "conv": (
+        [
+            ("Conv", ["x", "w", "b"], "c", {}),
+            ("Relu", ["c"], "r", {}),
+            ("GlobalAveragePool", ["r"], "p", {}),
+            ("Flatten", ["p"], "q", {}),
+            ("MatMul", ["q", "w2"], "y", {}),
+        ],
+        {"w": _floats(4, 3, 3, 3), "b": _floats(4), "w2": _floats(4, 2)},
+        (3, 8, 8),
+    ),
+    "residual": (
+        [
+            ("Conv", ["x", "w"], "c", {"pads": [1, 1, 1, 1]}),
+            ("Add", ["c", "x"], "a", {}),
+            ("Sigmoid", ["a"], "s", {}),
+            ("AveragePool", ["s"], "y", {"kernel_shape": [2, 2]}),
+        ],
+        {"w": _floats(3, 3, 3, 3)},
+        (3, 8, 8),
+    ),
+    "concat": (
+        [
+            ("MatMul", ["x", "w"], "a", {}),
+            ("LeakyRelu", ["a"], "l", {}),
+            ("Concat", ["l", "x"], "c", {"axis": 1}),
+            ("MatMul", ["c", "w2"], "m", {}),
+            ("Softmax", ["m"], "y", {}),
+        ],
+        {"w": _floats(8, 4), "w2": _floats(12, 3)},
+        (8,),
+    ),
+}
+
+
+def rows(name: str) -> np.ndarray:
+    """Return the rows by which a model is calibrated."""
+    return np.random.default_rng(2).standard_normal((ROWS, *MODELS[name][2])).astype(np.float32)
+
+
+class _Rows(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, x: np.ndarray) -> None:
+        self._left: Iterator[dict[str, np.ndarray]] = iter([{"x": x}])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+def quantised(name: str, folder: Path) -> onnx.ModelProto:
+    """Return a model of `MODELS` in QOperator form."""
+    nodes, weights, shape = MODELS[name]
+    made = model(
+        [helper.make_node(op, given, [made], **attributes) for op, given, made, attributes in nodes],
+        {"x": ["N", *shape]},
+        {"y": None},
+        dict(weights),
+        opset=17,
+    )
+    made.ir_version = 8
+    onnx.save(made, folder / "floats.onnx")
+    logging.getLogger().setLevel(logging.ERROR)  # it logs advice of its own to the root
+    quantize_static(
+        folder / "floats.onnx",
+        folder / "integers.onnx",
+        _Rows(rows(name)),
+        quant_format=QuantFormat.QOperator,
+    )
+    return onnx.load(folder / "integers.onnx")

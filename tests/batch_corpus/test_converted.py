@@ -1,0 +1,83 @@
+"""scikit-learn's, LightGBM's and XGBoost's models under random chunkings: all are cut, and nobody is warned."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from functools import cache
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.graph.load import load
+from dask_ferro.graph.shapes import infer
+from tests.batch_corpus.cases import CUT
+from tests.batch_corpus.chunkings import SINGLE_ROWS, check
+
+for module in ("skl2onnx", "onnxmltools", "lightgbm", "xgboost"):
+    pytest.importorskip(module)
+with warnings.catch_warnings():  # what other packages warn of when they are imported is not ours
+    warnings.simplefilter("ignore")
+    from tests.batch_corpus import converted
+
+# Single rows in both ways; the rest of the 200 is for `make soak`.
+FEW, MANY = SINGLE_ROWS, 200
+
+
+@cache
+def built(name: str) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return converted.MODELS[name]().SerializeToString()
+
+
+def run(name: str, times: int) -> int:
+    model = ff.from_onnx(built(name))
+    return check(
+        model,
+        CUT,
+        lambda rows, rng: converted.feeds(model.inputs, rows, rng),
+        rows=(1, 14),
+        times=times,
+        seed=zlib.crc32(name.encode()),
+        empty=False,
+        is_array=all(spec.kind == "tensor" for spec in model.outputs.values()),
+    )
+
+
+@pytest.mark.parametrize("name", converted.MODELS)
+def test_a_converted_model_is_cut_right(name):
+    run(name, FEW)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", converted.MODELS)
+def test_a_converted_model_is_cut_right_often(name):
+    assert run(name, MANY) > MANY // 4
+
+
+@pytest.mark.parametrize(
+    "name", ["adaboost, arrays", "support vectors, arrays", "bins", "neighbours, arrays"]
+)
+def test_types_of_a_converted_model_are_those_that_it_computes(name):
+    """Of every value: what is inferred without declared shapes is what ONNX Runtime makes of 9 rows."""
+    import onnx
+
+    proto = onnx.load_from_string(built(name))
+    (x,) = (i.name for i in proto.graph.input)
+    types = infer(load(built(name)).model, shapes={x: [9, converted.COLUMNS]}, trusts_declared=False)
+    made = [o for n in proto.graph.node for o in n.output if o in types and types[o].kind == "tensor"]
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(o) for o in made)
+    quiet = onnxruntime.SessionOptions()
+    quiet.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), quiet)
+    found = session.run(made, {x: converted.X[:9]})
+    wrong = {
+        n: (types[n].shape, np.shape(v))
+        for n, v in zip(made, found, strict=True)
+        if types[n].shape != np.shape(v)
+    }
+    assert not wrong

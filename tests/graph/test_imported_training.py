@@ -1,0 +1,233 @@
+"""Imported models trained on: weights that stay in their file, and what PyTorch's older exporter writes."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn as torch_nn
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.apply import apply
+from dask_ferro.graph.autodiff import grad
+from dask_ferro.graph.fold import folded
+from dask_ferro.graph.load import load
+from dask_ferro.graph.self_contained import content
+from dask_ferro.graph.tensor import argument, asarray, constant_of
+from dask_ferro.graph.tensor_import import from_model
+from dask_ferro.graph.tensor_model import build, save_onnx
+from dask_ferro.lower.pipeline import pipeline
+from dask_ferro.lower.sharded import gather
+from dask_ferro.lower.spmd import Ranks
+from dask_ferro.lower.tensor import compute
+
+X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+W = (
+    np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+)  # over what is kept inside: it is mapped
+
+
+@pytest.fixture(params=["inside", "beside"])
+def path(request, tmp_path):
+    """A model of one product, whose weight lies in its file or beside it."""
+    model = build(argument("x", ("N", 64)) @ asarray(W, name="w")).model
+    at = str(tmp_path / "m.onnx")
+    ir.save(model, at, external_data="m.data" if request.param == "beside" else None)
+    return at
+
+
+class TestMappedWeights:
+    def test_are_computed_with_and_differentiated(self, path):
+        model = from_model(load(path).model)
+        y = model.outputs["y"]
+        np.testing.assert_allclose(y.compute({"x": X}), X @ W, rtol=1e-4, atol=1e-4)
+        found = compute(grad((y * y).sum(), model.weights), {"x": X})
+        np.testing.assert_allclose(found["w"], 2 * X.T @ (X @ W), rtol=1e-3, atol=1e-2)
+
+    def test_run_in_ranks_and_in_a_pipeline(self, path):
+        model = from_model(load(path).model)
+        y = model.outputs["y"]
+        found = gather(Ranks.of(apply({"y": y}))({"x": X}), scheduler="sync")["y"]
+        np.testing.assert_allclose(found, X @ W, rtol=1e-4, atol=1e-4)
+        loss, _ = pipeline((y * y).mean(), model.weights, stages=1, micro_batches=2)(X).compute(
+            scheduler="sync"
+        )
+        np.testing.assert_allclose(loss, ((X @ W) ** 2).mean(), rtol=1e-4)
+
+    def test_are_written_with_the_model_wherever_it_goes(self, path, tmp_path):
+        (tmp_path / "other").mkdir()
+        saved = str(tmp_path / "other" / "part.onnx")
+        save_onnx(from_model(load(path).model).outputs["y"] * 2.0, saved)
+        np.testing.assert_allclose(ff.from_onnx(saved)(X).compute(), 2 * X @ W, rtol=1e-4, atol=1e-4)
+        assert [file.name for file in (tmp_path / "other").iterdir()] == ["part.onnx"]
+
+    def test_may_be_written_over_the_file_that_they_are_read_from(self, path):
+        y = from_model(load(path).model).outputs["y"]
+        save_onnx(y * 2.0, path)
+        np.testing.assert_allclose(y.compute({"x": X}), X @ W, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ff.from_onnx(path)(X).compute(), 2 * X @ W, rtol=1e-4, atol=1e-4)
+
+    def test_saved_models_take_the_same_step_in_ranks(self, path, tmp_path):
+        again = str(tmp_path / "again.onnx")
+        save_onnx(from_model(load(path).model).outputs["y"], again)
+        results = [gather(Ranks.of(apply(p))({"x": X}), scheduler="sync")["y"] for p in (path, again)]
+        np.testing.assert_array_equal(*results)
+
+
+def test_more_weights_than_a_message_holds_are_refused_with_the_remedy(tmp_path):
+    hole = tmp_path / "w.data"
+    with hole.open("wb") as file:
+        file.truncate(2**31)  # a hole: no byte of it is written
+    tensor = ir.ExternalTensor(
+        "w.data", 0, 2**31, ir.DataType.FLOAT, name="w", shape=ir.Shape([2**29]), base_dir=tmp_path
+    )
+    value = ir.Value(name="w", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    end = ir.Value(name="y", type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+    graph = ir.Graph([], [end], nodes=[ir.Node("", "Identity", [value], outputs=[end])], initializers=[value],
+                     opset_imports={"": 21})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"weights are 2147483648 bytes.*ff.save_onnx"):
+        content(ir.Model(graph, ir_version=10))
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.float32(2.0), np.asarray(2.0, np.float32)], ids=["a scalar", "an array"]
+)
+def test_values_without_dimensions_come_late_as_scalars_of_numpys(scalar):
+    import dask
+
+    y = argument("x", (3,)) * argument("s", ())
+    model = ff.from_onnx(content(build(y).model))
+    late = dask.delayed(lambda: scalar)()
+    found = model({"x": np.ones(3, np.float32), "s": late}).compute(scheduler="sync")
+    assert found.tolist() == [2.0] * 3
+
+
+# ---- the older exporter ------------------------------------------------------------------------------------
+
+
+def exported(module, x, **options):
+    """What `torch.onnx.export(..., dynamo=False)` writes."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module.eval(), x, file, dynamo=False, input_names=["x"], **options)
+    return file.getvalue()
+
+
+def _parameter_gradients(model, x):
+    """The first output, and gradients of the sum of its squares by the imported weights' names."""
+    imported = from_model(load(model).model)
+    y = next(iter(imported.outputs.values()))
+    # The initial states of recurrent networks are zeros that PyTorch does not learn.
+    held = {n: w for n, w in imported.weights.items() if w.is_floating and w.ndim and constant_of(w).any()}
+    return compute({"y": y, **grad((y * y).sum(), held)}, {"x": x.numpy()})
+
+
+CELLS = {
+    "RNN": lambda: torch_nn.RNN(3, 4, batch_first=True),
+    "RNN of two layers and directions, relu": lambda: torch_nn.RNN(
+        3, 4, 2, nonlinearity="relu", bidirectional=True
+    ),
+    "GRU": lambda: torch_nn.GRU(3, 4),
+    "LSTM": lambda: torch_nn.LSTM(3, 4, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_recurrent_networks_have_torchs_gradients(name):
+    torch.manual_seed(0)
+    module, x = CELLS[name](), torch.randn(5, 2, 3)
+    found = _parameter_gradients(exported(module, x, opset_version=17), x)
+    wanted, _ = module(x)
+    (wanted**2).sum().backward()
+    np.testing.assert_allclose(found["y"].reshape(wanted.shape), wanted.detach().numpy(), atol=1e-5)
+    ours = sorted(float((g.astype(float) ** 2).sum()) for n, g in found.items() if n != "y")
+    # Exported weights are those of all gates and directions of a layer, in ONNX's order: their squares add up.
+    theirs = sum(float((p.grad.double() ** 2).sum()) for p in module.parameters())
+    np.testing.assert_allclose(sum(ours), theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        pytest.param(["Affine"], r"got \['Affine'\], wanted 1 of tanh", id="one with numbers of its own"),
+        pytest.param(["Tanh", "Relu"], r"got \['Tanh', 'Relu'\], wanted 1", id="more than there are"),
+    ],
+)
+def test_activations_that_have_no_gradient_are_named(names, said):
+    node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=2, activations=names)
+    shapes = {"x": [3, 1, 2], "w": [1, 2, 2], "r": [1, 2, 2]}
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    end = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 1, 1, 2])
+    proto = helper.make_model(
+        helper.make_graph([node], "g", infos, [end]), opset_imports=[helper.make_opsetid("", 22)]
+    )
+    imported = from_model(ir.serde.deserialize_model(proto))
+    with pytest.raises(UnsupportedOp, match=said):
+        grad(imported.outputs["y"].sum(), imported.inputs["x"])
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+@pytest.mark.parametrize(
+    "axes", [None, {"x": {0: "N"}}, {"x": {0: "N", 1: "S"}}], ids=["fixed", "rows", "all"]
+)
+def test_an_encoder_has_ranks_and_torchs_gradients(axes, opset):
+    torch.manual_seed(0)
+    layer = torch_nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    module, x = torch_nn.TransformerEncoder(layer, 2), torch.randn(2, 5, 8)
+    with torch.no_grad():  # layers begin alike, and the exporter writes equal weights once
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    found = _parameter_gradients(exported(module, x, opset_version=opset, dynamic_axes=axes), x)
+    wanted = module.train()(x)
+    (wanted**2).sum().backward()
+    np.testing.assert_allclose(found["y"], wanted.detach().numpy(), atol=1e-5)
+    linear = {n: p.grad.numpy() for n, p in module.named_parameters() if n.endswith("linear1.bias")}
+    for name, slope in linear.items():
+        np.testing.assert_allclose(found[name], slope, rtol=1e-3, atol=1e-5)
+
+
+class TestFolding:
+    def model(self, nodes, inputs=(), **constants):
+        tensors = [numpy_helper.from_array(np.asarray(v, np.int64), n) for n, v in constants.items()]
+        infos = [helper.make_tensor_value_info(n, TensorProto.INT64, [1]) for n in inputs]
+        end = helper.make_tensor_value_info("y", TensorProto.INT64, None)
+        return helper.make_model(
+            helper.make_graph(nodes, "g", infos, [end], tensors), opset_imports=[helper.make_opsetid("", 21)]
+        )
+
+    @pytest.mark.parametrize(
+        ("op", "a", "b", "wanted"),
+        [
+            ("Mod", [2 + 3], [3], [2]),
+            ("Mod", [-7], [3], [2]),
+            ("Div", [-7], [2], [-3]),
+            ("Add", [1, 2], [3], [4, 5]),
+            ("Reshape", [[1, 2]], [-1], [1, 2]),
+            ("Reshape", [[1, 2]], [0, -1], [[1, 2]]),
+        ],
+    )
+    def test_gives_what_onnx_says(self, op, a, b, wanted):
+        found = folded(self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)).graph.node[0]
+        assert found.op_type == "Constant"
+        assert numpy_helper.to_array(found.attribute[0].t).tolist() == wanted
+        proto = self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)
+        assert ff.from_onnx(proto).compute(scheduler="sync").tolist() == wanted
+
+    @pytest.mark.parametrize(
+        ("op", "a", "b"),
+        [("Mod", [1], [0]), ("Div", [1], [0]), ("Reshape", [1, 2], [3]), ("Add", [[0]] * 9, [0] * 9)],
+    )
+    def test_leaves_what_has_no_value_or_too_many(self, op, a, b):
+        proto = self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)
+        assert folded(proto) is proto
+
+    def test_a_default_of_an_input_is_no_constant(self):
+        proto = self.model([helper.make_node("Add", ["a", "b"], ["y"])], inputs=["a"], a=[1], b=[2])
+        assert folded(proto) is proto

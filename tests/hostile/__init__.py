@@ -1,0 +1,1 @@
+"""Files made to hurt, each opened in a process of its own with limits; see `zygote`."""

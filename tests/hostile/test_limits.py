@@ -1,0 +1,123 @@
+"""Models without a bound: refused before they run, or stopped by a limit that can be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import helper, parser
+
+import dask_ferro as ff
+from dask_ferro.graph.load import Limits, load
+from dask_ferro.graph.tensor_import import from_model
+from dask_ferro.kernels.executable import compile_bundle
+from dask_ferro.kernels.time_limit import within
+
+from .corpus import corpus
+from .zygote import Zygote, zygote
+
+LOOP = corpus()["control: a Loop of 1152921504606846976"]
+X = np.ones(3, np.float32)
+
+
+def sleeping(seconds: float):
+    nodes = [helper.make_node("Sleep", ["x"], ["y"], "nap", domain="ai.dask_ferro", seconds=seconds)]
+    infos = [helper.make_tensor_value_info(name, 1, [3]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.dask_ferro", 1)]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def test_a_loop_without_end_is_stopped_by_the_limit():
+    told = pytest.raises(ff.ConfigError, match=r"stopped after 0\.5 s.*ferro\.limits\.run")
+    with dask.config.set({"ferro.limits.run": "0.5s", "scheduler": "sync"}), told:
+        ff.from_onnx(LOOP, X).compute()
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_each_engine_that_loops_keeps_the_limit(engine):
+    model = load(LOOP).model
+    run = compile_bundle(model, ["x"], ["y"], [(engine, len(list(model.graph)))])
+    with within(0.3), pytest.raises(ff.ConfigError, match=r"stopped after 0\.3 s"):
+        run(X)
+
+
+def test_what_ends_in_time_is_not_touched():
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) {y = Neg(x)}'
+    )
+    with dask.config.set({"ferro.limits.run": "30s", "scheduler": "sync"}):
+        np.testing.assert_array_equal(ff.from_onnx(model, X).compute(), -X)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_sleep_that_is_no_time_is_refused_wherever_it_is_from(seconds):
+    with (
+        dask.config.set({"ferro.limits.sleep": "1h"}),
+        pytest.raises(ff.ModelError, match=r"'nap' \(Sleep\)"),
+    ):
+        ff.from_onnx(sleeping(seconds))
+
+
+def test_a_sleep_from_elsewhere_is_refused_and_can_be_allowed():
+    with pytest.raises(ff.ModelError, match=r"'nap' \(Sleep\).*ferro\.limits\.sleep"):
+        ff.from_onnx(sleeping(0.001))
+    with dask.config.set({"ferro.limits.sleep": "10ms", "scheduler": "sync"}):
+        np.testing.assert_array_equal(ff.from_onnx(sleeping(0.001), X).compute(), X)
+
+
+def test_our_own_models_sleep_also_after_they_were_saved(tmp_path: Path):
+    made = ff.workloads.build("wide", branches=2, length=1)
+    (tmp_path / "wide.onnx").write_bytes(made.SerializeToString())
+    assert ff.from_onnx(made).digest == ff.from_onnx(tmp_path / "wide.onnx").digest
+
+
+def sleeper(seconds: float) -> ir.Model:
+    """Return a model as `onnx_ir` reads it from a file, which nobody checked."""
+    return ir.serde.deserialize_model(sleeping(seconds))
+
+
+TAKERS = {
+    "apply": lambda model: ff.apply(model, {}),
+    "plan": lambda model: ff.plan(model, 2),
+    "pipeline": lambda model: ff.pipeline(model, stages=1, micro_batches=1),
+}
+
+
+@pytest.mark.parametrize("take", TAKERS.values(), ids=list(TAKERS))
+@pytest.mark.parametrize("seconds", [1e9, float("nan")])
+def test_a_model_in_memory_that_nobody_checked_does_not_sleep(take, seconds):
+    with pytest.raises(ff.ModelError, match=r"'nap' \(Sleep\): it sleeps for"):
+        take(sleeper(seconds))
+
+
+def test_what_was_loaded_or_built_here_is_taken_as_it_is():
+    nap = load(sleeping(5.0), limits=Limits(sleep_seconds=5.0)).model
+    again = ff.to_model(from_model(nap).outputs)
+    assert from_model(again).outputs.keys() == {"y"}
+    with dask.config.set({"ferro.limits.sleep": "5s"}), pytest.raises(ff.ModelError, match="'nap'"):
+        from_model(sleeper(5.0))
+    assert from_model(sleeper(5.0), longest=5.0).outputs.keys() == {"y"}
+
+
+# Ended by a signal, in a process with 1 GB: what inference made of these files before.
+BOMBS = [name for name in corpus() if name.startswith("bombs: ") or "'....a" in name]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Zygote]:
+    with zygote("tests.hostile.file_verdict") as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_inference_is_bounded_in_time_and_memory(forks: Zygote, tmp_path: Path, name: str):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(corpus()[name])
+    ended = forks.run("tests.hostile.file_verdict:loaded", path=str(path))
+    assert ended.is_alive, f"signal {ended.signal}, too late: {ended.too_late}"
+    assert ended.answer in ("loaded", "refused")

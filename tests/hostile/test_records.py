@@ -1,0 +1,142 @@
+"""Traces, workflows and plans that are damaged or made to hurt: one `ConfigError` that names the file, and why."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from dask_ferro.account import account
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.plan_file import read_plan
+from dask_ferro.simulate import compare
+from dask_ferro.trace import Span, Trace, TracedTask
+from dask_ferro.views.chrome import chrome_json
+from dask_ferro.views.run_report import run_report
+
+NAN, DIGITS = float("nan"), 10**400
+
+
+def task(key="a", seconds=1.0, after=(), nbytes=1):
+    return ["task", key, "p", "g", seconds, nbytes, list(after), 0, None]
+
+
+def span(start=0.0, stop=1.0, nbytes=1):
+    return ["span", "compute", "a", "p", "tcp://a:1", 0, start, stop, nbytes, "", "", ""]
+
+
+def trace(tasks=(), spans=(), threads=1):
+    head = {
+        "ferrotrace": 1,
+        "workers": {"tcp://a:1": threads},
+        "counts": {},
+        "span": Span._fields,
+        "task": TracedTask._fields,
+        "rows": [len(spans), len(tasks)],
+    }
+    rows = [row if isinstance(row, str) else json.dumps(row) for row in (head, *spans, *tasks)]
+    return "\n".join(rows) + "\n"
+
+
+TRACES = {
+    "a task that waits for itself": (trace([task(after=["a"])]), "wait for each other: 'a' -> 'a'"),
+    "a cycle": (trace([task("a", after=["b"]), task("b", after=["a"])]), "wait for each other"),
+    "a task twice": (trace([task(), task()]), "'a' stands there twice"),
+    "seconds for ever": (trace([task(seconds=1e300)]), "line 2.*1e\\+300"),
+    "seconds that are none": (trace([task(seconds=NAN)]), "line 2.*nan"),
+    "seconds of 400 digits": (trace([task(seconds=DIGITS)]), "line 2"),
+    "negative seconds": (trace([task(seconds=-1)]), "'a' takes -1 s"),
+    "bytes of 400 digits": (trace([task(nbytes=DIGITS)]), "line 2"),
+    "a key that equals nothing": (trace([task(NAN)]), "line 2.*key"),
+    "a span from nowhen": (trace([task()], [span(NAN)]), "line 2.*nan"),
+    "a span for ever": (trace([task()], [span(0, 1e300)]), "line 2.*1e\\+300"),
+    "a span of 400 digits": (trace([task()], [span(DIGITS)]), "line 2"),
+    "threads without number": (trace([task()], [span()], 10**12), "threads"),
+    "lists in lists": (trace(['["task",' + "[" * 100_000 + "]" * 100_000 + ',"p","g",1,1,[],0]']), "line 2"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), TRACES.values(), ids=TRACES)
+def test_a_hostile_trace_is_refused(tmp_path: Path, text: str, told: str):
+    path = tmp_path / "run.ferrotrace"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told) as caught:
+        compare.recorded(str(path))
+    assert "run.ferrotrace" in str(caught.value)
+
+
+def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path):
+    path = tmp_path / "run.ferrotrace.gz"
+    path.write_bytes(gzip.compress(b" " * 300_000_000, compresslevel=1))
+    with pytest.raises(ConfigError, match=r"run\.ferrotrace\.gz.*unpack to more than"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), 1e300])
+def test_a_trace_made_with_times_that_are_none_is_refused_by_its_readers(bad: float):
+    made = Trace((Span("compute", "a", "p", "w", 0, 0.0, bad),), (TracedTask("a", "p", "g", 1.0),), {"w": 1})
+    for read in (chrome_json, account):
+        with pytest.raises(ConfigError, match="span 'a'"):
+            read(made)
+
+
+def test_a_trace_of_tasks_without_spans_has_a_report(tmp_path: Path):
+    path = tmp_path / "run.ferrotrace"
+    path.write_text(trace([task("a"), task("b", after=["a"])], [span()]))
+    loaded = Trace.load(path)
+    found = account(loaded)
+    assert [step.key for step in found.path] == ["a"]
+    assert run_report(loaded, found, "run").startswith("<!")
+    json.loads(chrome_json(loaded))
+
+
+def workflow(*tasks):
+    return json.dumps({"name": "w", "workflow": {"tasks": tasks}})
+
+
+def job(seconds=1, parents=(), size=1):
+    files = [{"link": "output", "name": "f", "size": size}]
+    return {"name": "a", "runtimeInSeconds": seconds, "parents": list(parents), "files": files}
+
+
+WORKFLOWS = {
+    "a task that waits for itself": (workflow(job(parents=["a"])), "wait for each other"),
+    "seconds for ever": (workflow(job(1e300)), "task a: runtimeInSeconds is 1e\\+300"),
+    "seconds of 400 digits": (workflow(job(DIGITS)), "task a: runtimeInSeconds"),
+    "seconds that are none": (workflow(job(NAN)), "task a: runtimeInSeconds is nan"),
+    "a file of 400 digits": (workflow(job(size=DIGITS)), "task a: file 'f'"),
+    "a file of all bytes": (workflow(job(size=1e300)), "task a: file 'f'"),
+    "lists in lists": ('{"workflow":' + "[" * 100_000 + "]" * 100_000 + "}", "nest too deeply"),
+    "5000 digits": ('{"workflow":' + "9" * 5000 + "}", "not JSON"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), WORKFLOWS.values(), ids=WORKFLOWS)
+def test_a_hostile_workflow_is_refused(tmp_path: Path, text: str, told: str):
+    path = tmp_path / "flow.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told) as caught:
+        compare.recorded(str(path))
+    assert "flow.json" in str(caught.value)
+
+
+PLANS = {
+    "lists in lists": ("a: " + "[" * 5000 + "]" * 5000, "nest too deeply"),
+    "5000 digits": ("r: {stage: " + "9" * 5000 + "}", "line 1: r.stage"),
+    "400 digits": ("r: {stage: " + "9" * 400 + "}", "line 1: r.stage"),
+    "ranks of 400 digits": ("mesh: {data: " + "9" * 400 + "}", "line 1: mesh.data"),
+    "no day": ("r: {stage: 2020-13-45}", "line 1: r.stage"),
+    "an object": ("r: {stage: !!python/object:os.system x}", "line 1: r.stage"),
+    "no base64": ("r: {stage: !!binary x}", "line 1: r.stage"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), PLANS.values(), ids=PLANS)
+def test_a_hostile_plan_is_refused(tmp_path: Path, text: str, told: str):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told) as caught:
+        read_plan(path)
+    assert "plan.yaml" in str(caught.value)

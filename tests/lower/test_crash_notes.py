@@ -1,0 +1,108 @@
+"""A worker that an engine ended is told as that, by model, nodes and signal, and its task is not tried on others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+from onnx import helper
+
+import dask_ferro as ff
+from dask_ferro.graph.own_models import made_here
+from dask_ferro.lower.crash_notes import left_behind, noted
+from tests.graphs import model
+
+# What a worker does in the place of an engine that ends its process.
+DEADLY = {"SIGFPE": signal.SIGFPE, "SIGABRT": signal.SIGABRT, "SIGSEGV": signal.SIGSEGV}
+
+
+def ends_the_process(number):
+    """A task that ends its worker's process while it runs a bundle."""
+    with noted(get_worker(), "/models/deadly.onnx", lambda: "'ratio' (Div)"):
+        signal.pthread_kill(threading.get_ident(), number)
+        time.sleep(30)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_an_engine_that_ends_a_worker_is_told_by_model_and_node(client, name):
+    future = client.submit(ends_the_process, DEADLY[name], pure=False)
+    with pytest.raises(ff.UnsupportedOp, match=r"deadly.onnx.*'ratio'") as raised:
+        future.result(timeout=60)
+    assert future.key in str(raised.value)
+    assert future.key not in {note.key for note in left_behind(_folder())}
+
+
+def test_a_worker_that_was_killed_otherwise_runs_the_task_again(client, tmp_path):
+    future = client.submit(_killed_once, str(tmp_path / "seen"), pure=False)
+    assert future.result(timeout=60) == "done"
+
+
+def _killed_once(path):
+    with noted(get_worker(), "/models/fine.onnx", lambda: "'sum' (Add)"):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(30)
+        return "done"
+
+
+def _folder():
+    from dask_ferro.lower.crash_notes import folder
+
+    return folder()
+
+
+def test_a_model_on_a_cluster_runs_with_its_notes(client):
+    made = model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["N"]}, {"y": ["N"]})
+    x = np.array([-1, 2], np.float32)
+    assert ff.from_onnx(made)(x).compute().tolist() == [0, 2]
+
+
+def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
+    code = (
+        "import sys, pathlib; from dask_ferro.lower.crash_notes import Notes;"
+        "n = Notes(pathlib.Path(sys.argv[1])); c = n.running('key', 'model', 'nodes'); c.__enter__()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert list(left_behind(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client(client):
+    """The worker gets from outside, while the bundle runs, the signal that an engine's abort is."""
+    node = helper.make_node("Sleep", ["x"], ["y"], domain="ai.dask_ferro", seconds=60.0, name="long")
+    call = ff.from_onnx(made_here(model([node], {"x": ["N"]}, {"y": ["N"]})))
+    (pid,) = client.run(os.getpid).values()
+    aborting = threading.Thread(target=_abort_once_noted, args=(pid, b"long"))
+    aborting.start()
+    try:
+        with pytest.raises(ff.UnsupportedOp, match=r"engine ended the worker process \(Aborted\).*long"):
+            call(np.ones(2, np.float32)).compute()
+    finally:
+        aborting.join(timeout=60)
+
+
+def _abort_once_noted(pid, node):
+    deadline = time.monotonic() + 40
+    while not any(node in path.read_bytes() for path in _folder().glob("*.notes")):
+        if time.monotonic() > deadline:
+            return  # the computation ends by itself, and the test fails
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGABRT)

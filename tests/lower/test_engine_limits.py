@@ -1,0 +1,161 @@
+"""What an engine cannot load or divide is told by model and node, at every granularity alike."""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, parser
+
+import dask_ferro as ff
+from tests.graphs import model
+
+GRANULARITIES = ("op", "auto", "model", 0.5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:model .* its rows may depend"
+)  # of a Pad of unknown axes, before it is run
+@pytest.mark.parametrize("pads", [[1], [1, 1], [0, 1, 0, 1, 1, 1]])
+def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
+    node = helper.make_node("Pad", ["x", "p"], ["y"], name="widened")
+    made = model([node], {"x": ["N", 4]}, {"y": ["N", 4]}, {"p": np.array(pads, np.int64)})
+    for given in (np.ones((300, 4), np.float32), np.ones((40_000, 4), np.float32)):
+        with pytest.raises((ff.ModelError, RuntimeError), match="widened"):
+            ff.from_onnx(made)(given).compute(scheduler="sync")
+    with pytest.raises((ff.ModelError, ff.ConfigError), match="widened"):
+        ff.from_onnx(made)(da.ones((40_000, 4), chunks=(20_000, 4), dtype=np.float32)).compute(
+            scheduler="sync"
+        )
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
+def test_an_integer_divided_by_0_is_an_error_at_every_granularity(op, dtype):
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    node = helper.make_node(op, ["a", "b"], ["y"], name="ratio")
+    made = model([node], {"a": ["N"], "b": ["N"]}, {"y": ["N"]}, dtype=kind)
+    for granularity in GRANULARITIES:
+        call = ff.from_onnx(made, granularity=granularity)
+        with pytest.raises(Exception, match="integer is divided by 0"):
+            call(np.ones(3, dtype), np.array([1, 0, 1], dtype)).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_least_integer_by_minus_1_wraps_and_ends_no_process(op, dtype):
+    kind, least = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.iinfo(dtype).min
+    nodes = [helper.make_node("Add", ["a", "z"], ["c"]), helper.make_node(op, ["c", "b"], ["y"])]
+    zero = {"z": np.zeros(1, dtype)}
+    for weights in (zero, {**zero, "b": np.array([-1], dtype)}):
+        inputs = {"a": ["N"]} if "b" in weights else {"a": ["N"], "b": ["N"]}
+        made = model(nodes, inputs, {"y": ["N"]}, weights, dtype=kind)
+        given = {"a": np.full(3, least, dtype), "b": np.full(3, -1, dtype)}
+        for granularity in GRANULARITIES:
+            call = ff.from_onnx(made, granularity=granularity)
+            got = call({name: given[name] for name in inputs}).compute(scheduler="sync")
+            assert got.tolist() == [least if op == "Div" else 0] * 3
+
+
+BODIES = {
+    "Loop": "y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)"
+    " {co = Identity (ci) p = Neg (s) q = Neg (p) t = Div (q, d)}>",
+    "If": "y = If (c) <then_branch = t () => (e) {p = Neg (a) q = Neg (p) e = Div (q, d)},"
+    " else_branch = u () => (f) {p = Cast <to = 1> (a) q = Div (p, p) f = Cast <to = 7> (q)}>",
+    "If in a Loop": "y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)"
+    " {co = Identity (ci) p = Neg (s) t = If (ci) <then_branch = v () => (e) {q = Neg (p) e = Div (q, d)},"
+    " else_branch = w () => (f) {f = Identity (p)}>}>",
+    "Scan": "y = Scan <num_scan_inputs = 2, body = b (s, t) => (u) {p = Neg (s) q = Neg (p) u = Div (q, t)}>"
+    " (a, d)",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
+    text = BODIES[name].replace("e = Div", f"e = {op}").replace("t = Div", f"t = {op}")
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a, int64[N] d) => (int64[N] y) {'
+        f" {text.replace('u = Div', f'u = {op}')} }}"
+    )
+    call = ff.from_onnx(made)
+    assert [row.engines for row in call._opened.support] == [("reference",)]
+    least = np.iinfo(np.int64).min
+    given = {"n": np.array(1), "c": np.array(True), "a": np.full(3, least), "d": np.full(3, -1)}
+    got = call({n: given[n] for n in call.inputs}).compute(scheduler="sync")
+    assert got.tolist() == [least if op == "Div" else 0] * 3
+
+
+def test_a_body_that_divides_by_a_constant_stays_in_the_session():
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a) => (int64[N] y) {'
+        " y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)"
+        " {co = Identity (ci) k = Constant <value_int = 2> () p = Neg (s) t = Div (p, k)}> }"
+    )
+    assert ff.from_onnx(made)._opened.support[0].engines[0] == "onnxruntime"
+
+
+def test_a_constant_divisor_that_cannot_trap_stays_in_the_session():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Div", ["s", "two"], ["h"]),
+        helper.make_node("Reshape", ["x", "h"], ["y"]),
+    ]
+    made = model(nodes, {"x": ["N", 4]}, {"y": None}, {"two": np.array([2, 1], np.int64)})
+    opened = ff.from_onnx(made)._opened
+    assert [row.engines[0] for row in opened.support] == ["onnxruntime"] * 3
+
+
+@pytest.mark.parametrize("opset", [9, 13, 14, 15])
+@pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5)])
+def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
+    """ONNX Runtime writes the running mean over the weight, and here over the bias, which has its numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    scale, bias = rng.standard_normal((2, 4)).astype(np.float32)
+    outputs = ["y", "m", "v"] if opset >= 14 else ["y", "m", "v", "p", "q"]
+    attributes = {"training_mode": 1} if opset >= 14 else {}
+    weights = {"s": scale, "b": bias, "mean": bias, "w": np.ones(4, np.float32)}
+    node = helper.make_node("BatchNormalization", ["x", *weights], outputs, **attributes)
+    made = model([node], {"x": shape}, {"y": shape}, weights, opset=opset)
+    made.ir_version = 8
+    axes = (0, *range(2, len(shape)))
+    channel = (1, -1) + (1,) * (len(shape) - 2)
+    centred = x - x.mean(axes, keepdims=True)
+    wanted = centred / np.sqrt(x.var(axes, keepdims=True) + 1e-5) * scale.reshape(channel) + bias.reshape(
+        channel
+    )
+    call = ff.from_onnx(made)
+    for _ in range(3):
+        np.testing.assert_allclose(call(x).compute(scheduler="sync"), wanted, rtol=1e-4, atol=1e-5)
+    made = model([node], {"x": shape}, {"y": shape, "m": [4], "v": [4]}, weights, opset=opset)
+    made.ir_version = 8
+    got = ff.from_onnx(made)(x).compute(scheduler="sync")
+    np.testing.assert_allclose(got["m"], 0.9 * bias + 0.1 * x.mean(axes), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(got["v"], 0.9 + 0.1 * x.var(axes), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "op", ["ArgMax", "ArgMin", "ReduceMax", "ReduceMin", "Max", "Min", "TopK", "Hardmax"]
+)
+def test_nan_gives_the_same_wherever_a_model_is_cut(op):
+    x = np.random.default_rng(5).standard_normal((64, 600)).astype(np.float32)
+    x[np.arange(64), np.arange(64) * 9] = np.nan
+    second = {"Max": ["z"], "Min": ["z"], "TopK": ["k"]}.get(op, [])
+    weights = {"Max": {"z": np.zeros(1, np.float32)}, "Min": {"z": np.zeros(1, np.float32)},
+               "TopK": {"k": np.array([3], np.int64)}}.get(op, {})  # fmt: skip
+    attributes = {"axis": 1} if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else {}
+    outputs = ["y", "places"] if op == "TopK" else ["y"]
+    nodes = [
+        helper.make_node("Identity", ["x"], ["i"]),
+        helper.make_node(op, ["i", *second], outputs, **attributes),
+    ]
+    made = model(nodes, {"x": ["N", 600]}, {"y": None}, weights)
+    made.graph.output[0].type.tensor_type.elem_type = 7 if op.startswith("Arg") else TensorProto.FLOAT
+    for rows in (64, 2):  # large enough for a session, and small enough for the array table
+        results = [
+            np.asarray(ff.from_onnx(made, granularity=g)(x[:rows]).compute(scheduler="sync"))
+            for g in GRANULARITIES
+        ]
+        for other in results[1:]:
+            np.testing.assert_array_equal(results[0], other)

@@ -1,0 +1,237 @@
+"""Chunks without rows: right shapes and dtypes, or a refusal by name; no engine that was not seen to take them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, parser
+from onnx.reference import ReferenceEvaluator
+
+import dask_ferro as ff
+from dask_ferro.lower.no_rows import TAKES_NOTHING
+from tests.graphs import model
+
+GRANULARITIES = ("op", "auto", "model", 0.5)
+RNG = np.random.default_rng(4)
+
+
+def floats(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def recurrent(op):
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    weights = {"w": floats(1, gates * 4, 3), "r": floats(1, gates * 4, 4)}
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        helper.make_node(op, ["t", "w", "r"], ["h"], hidden_size=4, name="recurrence"),
+        helper.make_node("Squeeze", ["h", "one"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["y"], perm=[1, 0, 2]),
+    ]
+    return (
+        model(nodes, {"x": ["N", 5, 3]}, {"y": ["N", 5, 4]}, {**weights, "one": np.array([1])}),
+        (5, 3),
+        (5, 4),
+    )
+
+
+def convolutional():
+    statistics = {n: np.abs(floats(4)) for n in ("scale", "bias", "mean", "variance")}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", *statistics], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "g"], ["l"]),
+        helper.make_node("Softmax", ["l"], ["y"]),
+    ]
+    weights = {"w": floats(4, 3, 3, 3), "g": floats(4, 2), **statistics}
+    return model(nodes, {"x": ["N", 3, 6, 6]}, {"y": ["N", 2]}, weights), (3, 6, 6), (2,)
+
+
+def normalized(op):
+    extra = {"LayerNormalization": ["s", "b"], "InstanceNormalization": ["s", "b"], "LRN": []}[op]
+    size = 6 if op == "LayerNormalization" else 3
+    attributes = {"size": 3} if op == "LRN" else {}
+    nodes = [helper.make_node(op, ["x", *extra], ["n"], **attributes), helper.make_node("Relu", ["n"], ["y"])]
+    weights = {name: floats(size) for name in extra}
+    return model(nodes, {"x": ["N", 3, 6]}, {"y": ["N", 3, 6]}, weights), (3, 6), (3, 6)
+
+
+MODELS = {
+    **{op: (lambda op=op: recurrent(op)) for op in ("RNN", "GRU", "LSTM")},
+    "conv": convolutional,
+    **{op: (lambda op=op: normalized(op)) for op in ("LayerNormalization", "InstanceNormalization", "LRN")},
+}
+IN_A_CHILD = """
+import numpy as np, dask.array as da, dask_ferro as ff
+from tests.lower.test_no_rows import MODELS
+made, given, _ = MODELS[{name!r}]()
+for granularity in ("op", "model"):
+    got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, *given), np.float32)).compute(scheduler="sync")
+    print(got.shape, got.dtype)
+"""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_rows_give_no_rows(name):
+    wanted = (0, *MODELS[name]()[2])
+    code = IN_A_CHILD.format(name=name)  # it ended the process
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == [f"{wanted} float32"] * 2 + [""], (done.returncode, done.stderr[-400:])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_an_empty_chunk_among_others_is_an_empty_chunk(name, granularity):
+    made, given, _ = MODELS[name]()
+    x = floats(5, *given)
+    chunks = da.concatenate([da.from_array(x[:3], chunks=-1), da.zeros((0, *given), dtype=x.dtype), x[3:]])
+    call = ff.from_onnx(made, granularity=granularity)
+    whole = call(x).compute(scheduler="sync")
+    parts = call(chunks)
+    np.testing.assert_allclose(parts.compute(scheduler="sync"), whole, rtol=1e-5, atol=1e-6)
+
+
+# Operators that make something of nothing: inputs, attributes, type of the output.
+SOMETHING = {
+    "Shape": ([floats(0, 3)], {}),
+    "Size": ([floats(0, 3)], {}),
+    "Concat": ([floats(0, 3), floats(2, 3)], {"axis": 0}),
+    "MatMul": ([floats(2, 0), floats(0, 3)], {}),
+    "Gemm": ([floats(2, 0), floats(0, 3), floats(3)], {"beta": 2.0}),
+    "Pad": ([floats(0, 3), np.array([1, 0, 2, 0])], {}),
+    "NonZero": ([floats(0, 3)], {}),
+    "Compress": ([floats(0, 3), np.zeros(0, bool)], {}),
+    "ScatterND": ([floats(2, 3), np.zeros((0, 1), np.int64), floats(0, 3)], {}),
+    "ScatterElements": ([floats(2, 3), np.zeros((0, 3), np.int64), floats(0, 3)], {"axis": 0}),
+    **{op: ([floats(0, 3), np.array([0])], {}) for op in TAKES_NOTHING if op.startswith("Reduce")},
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the reference's mean of nothing
+@pytest.mark.parametrize("op", sorted(TAKES_NOTHING))
+def test_what_makes_something_of_nothing_gives_what_the_reference_gives(op):
+    given, attributes = SOMETHING[op]
+    names = [f"x{i}" for i in range(len(given))]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], name="node", **attributes)],
+        "graph",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
+            for n, x in zip(names, given, strict=True)
+        ],
+        [helper.make_tensor_value_info("y", _result_of(op), None)],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    feeds = dict(zip(names, given, strict=True))
+    with np.errstate(all="ignore"):
+        wanted = ReferenceEvaluator(made).run(None, feeds)[0]
+    for granularity in ("op", "model"):
+        got = ff.from_onnx(made, granularity=granularity)(feeds).compute(scheduler="sync")
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def _result_of(op):
+    return TensorProto.INT64 if op in ("Shape", "Size", "NonZero") else TensorProto.FLOAT
+
+
+def test_a_classifier_of_no_rows_gives_no_labels_no_scores_and_no_dicts():
+    text = (
+        '<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]> g (float[N,4] x) => (int64[N] l, float[N,2] p) {'
+        " l, p = ai.onnx.ml.LinearClassifier <classlabels_ints = [0,1], multi_class = 1, intercepts = [0.1,0.2],"
+        " coefficients = [1.0,2.0,3.0,4.0,-1.0,-2.0,-3.0,-4.0]> (x)"
+        " z = ai.onnx.ml.ZipMap <classlabels_int64s = [0,1]> (p) }"
+    )
+    made = parser.parse_model(text)
+    scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, None))
+    made.graph.output.append(helper.make_value_info("z", helper.make_sequence_type_proto(scores)))
+    for granularity in GRANULARITIES:
+        got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, 4), np.float32)).compute(
+            scheduler="sync"
+        )
+        assert (got["l"].shape, got["l"].dtype) == ((0,), np.int64)
+        assert (got["p"].shape, got["p"].dtype) == ((0, 2), np.float32)
+        assert got["z"] == []
+
+
+def test_what_no_engine_takes_is_refused_by_its_node():
+    node = helper.make_node("ArgMax", ["x"], ["y"], axis=0, keepdims=0, name="best")
+    made = model([node], {"x": ["N", 3]}, {"y": [3]})
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    for granularity in GRANULARITIES:
+        call = ff.from_onnx(made, granularity=granularity)
+        with pytest.raises(ff.ConfigError, match=r"'best' \(ArgMax\).*at least one row"):
+            call(np.zeros((0, 3), np.float32)).compute(scheduler="sync")
+
+
+def test_a_delayed_input_may_turn_out_to_have_no_rows():
+    made, given, wanted = recurrent("GRU")
+    late = dask.delayed(np.zeros)((0, *given), np.float32)
+    assert ff.from_onnx(made)(late).compute(scheduler="sync").shape == (0, *wanted)
+
+
+def copied_sizes():
+    """As PyTorch exports recurrent networks of two directions: the sizes of rows and steps are copied."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["t", "to"], ["r"], name="flat"),
+        helper.make_node("Relu", ["r"], ["y"]),
+    ]
+    return model(nodes, {"x": ["N", 5, 3]}, {"y": ["N", 3, 5]}, {"to": np.array([0, 0, -1])})
+
+
+def texts():
+    made = model([helper.make_node("Identity", ["x"], ["y"])], {"x": ["N", 2]}, {"y": ["N", 2]})
+    for info in (made.graph.input[0], made.graph.output[0]):
+        info.type.tensor_type.elem_type = TensorProto.STRING
+    return made
+
+
+def halves():
+    made = model([helper.make_node("Add", ["x", "x"], ["y"])], {"x": ["N", 2]}, {"y": ["N", 2]})
+    for info in (made.graph.input[0], made.graph.output[0]):
+        info.type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return made
+
+
+@pytest.mark.parametrize("granularity", ["op", "model"])
+@pytest.mark.parametrize(
+    ("make", "given", "wanted"),
+    [
+        (copied_sizes, np.zeros((0, 5, 3), np.float32), (0, 3, 5)),
+        (texts, np.zeros((0, 2), object), (0, 2)),
+        (halves, np.zeros((0, 2), ml_dtypes.bfloat16), (0, 2)),
+    ],
+)
+def test_no_rows_of_other_types_and_copied_sizes(make, given, wanted, granularity):
+    got = ff.from_onnx(make(), granularity=granularity)(given).compute(scheduler="sync")
+    assert (got.shape, got.dtype) == (wanted, given.dtype)
+
+
+@pytest.mark.parametrize("granularity", ["op", "model"])
+def test_no_rows_of_a_converted_classifier(granularity):
+    domain = "ai.onnx.ml"
+    weights = {"coefficients": [1.0, -1.0, 0.5, -0.5], "intercepts": [0.0, 0.1], "classlabels_ints": [0, 1]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "p"], domain=domain, **weights),
+        helper.make_node("ZipMap", ["p"], ["dicts"], domain=domain, classlabels_int64s=[0, 1]),
+    ]
+    made = model(nodes, {"x": ["N", 2]}, {"label": ["N"], "p": ["N", 2]})
+    made.opset_import.append(helper.make_opsetid(domain, 3))
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    numbers = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    )
+    made.graph.output.append(helper.make_value_info("dicts", helper.make_sequence_type_proto(numbers)))
+    got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, 2), np.float32)).compute(scheduler="sync")
+    assert (got["label"].shape, got["label"].dtype) == ((0,), np.int64)
+    assert (got["p"].shape, got["dicts"]) == ((0, 2), [])
