@@ -9,11 +9,11 @@ BIN    := $(VENV)/bin
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
 
 # The demo needs less than the tests; asked for both, or once the tests have run, the larger set serves both.
-NEEDS_DEV := $(filter test check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
+NEEDS_DEV := $(filter test memory check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench soak clean
+.PHONY: help demo test memory check format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -29,6 +29,9 @@ test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many mi
 	$(BIN)/python -m pytest -m "not soak" --ignore tests/runtime/test_leaving.py -n 2 --dist loadfile \
 	    --no-loadscope-reorder || status=$$?; \
 	exit $$status
+
+memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
+	$(BIN)/python -m tests.peak $(MAKE) test
 
 check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
 	$(BIN)/ruff check .

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import dask
 import distributed
@@ -10,10 +12,48 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import dask_ferro as ff
+from tests import needs, peak
 
 # How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machines")
+
+
+# Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
+dask.config.set({"ferro.cache.bytes": "256MiB"})
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell `tests/peak.py` what runs, and skip what this machine cannot run, by name."""
+    if folder := os.environ.get(peak.FOLDER):
+        Path(folder, str(os.getpid())).write_text(item.nodeid)
+    for mark in item.iter_markers("needs"):
+        needs.require(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Where all is installed, a skipped test has failed."""
+    report: pytest.TestReport = yield
+    if needs.forbids_skips() and item.get_closest_marker("gpu") is None:
+        _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Where all is installed, a skipped module has failed."""
+    report: pytest.CollectReport = yield
+    if needs.forbids_skips():
+        _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        told = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped (FERRO_SKIPS=none): {told}"
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,7 @@ def toy(script, path, *arguments):
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())
@@ -279,7 +280,11 @@ def test_a_gpu_is_held_to_its_bounds(measure):
 )
 def test_benchmarks_explain_themselves(script):
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, "--help"], capture_output=True, text=True, check=False
+        [sys.executable, BENCHMARKS / script, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout

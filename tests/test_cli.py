@@ -10,16 +10,18 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import dask
 import numpy as np
 import onnx
 import onnxruntime as ort
 import psutil
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.cli import main
 from dask_ferro.trace import Trace
+from tests.waiting import ended
 
 PROGRAM = Path(sys.executable).parent / "dask-ferro"
 
@@ -211,6 +213,22 @@ def test_import_as_json_is_one_object(scorer):
     assert found["problems"] == []
 
 
+@pytest.mark.parametrize(("above", "said"), [("0B", "mapped from big.onnx"), ("1GiB", "read into memory")])
+def test_import_tells_where_the_weights_are(tmp_path, above, said):
+    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    path = model(
+        tmp_path / "big.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="n")],
+        [("x", TensorProto.FLOAT, ["N", 64])],
+        [("y", TensorProto.FLOAT, ["N", 64])],
+        weights=[weight],
+    )
+    with dask.config.set({"ferro.limits.mapped-above": above}):
+        assert said in " ".join(call("import", path).stdout.split())
+        mapped = json.loads(call("import", path, "--json").stdout)["mapped"]
+    assert mapped == ([str(path)] if above == "0B" else [])
+
+
 def test_import_of_a_fixed_batch_refuses_another(tmp_path):
     path = model(
         tmp_path / "fixed.onnx",
@@ -369,7 +387,7 @@ def started(*arguments, **options):
     finally:
         for left in session(process.pid):
             left.kill()
-        process.wait()
+        ended(process)
         process.stdout.close()
 
 

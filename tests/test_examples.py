@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
+from tests.waiting import ended
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -157,7 +158,7 @@ def test_interrupted_demo_leaves_no_process_and_no_traceback(tmp_path):
     finally:
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGKILL)
-            demo.wait()
+            ended(demo)
     assert len(children) >= 2
     assert demo.returncode == 130, err
     assert out.rstrip().endswith("Stopped.")
@@ -191,5 +192,5 @@ def test_slurm_elastic(slurm, tmp_path):  # noqa: F811
     assert re.search(r"submit \d to default: ", out)
     assert "90,000 rows in 2 bursts" in out
     assert float(re.search(r"([\d.]+)% of the digits", out)[1]) > 90
-    queue = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout
+    queue = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True, timeout=300).stdout
     assert "dask-worker" not in queue

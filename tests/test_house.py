@@ -34,6 +34,7 @@ def _python(code: str, **environment: str) -> str:
         check=True,
         env=os.environ | environment,
         cwd=ROOT,
+        timeout=300,
     )
     return done.stdout
 
@@ -49,6 +50,7 @@ def _shipped() -> list[Path]:
         cwd=ROOT,
         capture_output=True,
         check=True,
+        timeout=300,
     ).stdout.decode()
     binary = {".onnx", ".npy", ".npz", ".data", ".png", ".pb"}
     paths = (ROOT / name for name in listed.split("\0") if name)
@@ -60,7 +62,12 @@ def _shipped() -> list[Path]:
 
 def test_each_module_imports_only_from_floors_below():
     done = subprocess.run(
-        [BIN / "lint-imports", "--no-cache"], capture_output=True, text=True, check=False, cwd=ROOT
+        [BIN / "lint-imports", "--no-cache"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -140,7 +147,7 @@ def test_extras_that_messages_name_exist():
 @pytest.mark.parametrize("program", [("dask-ferro",), ("dask", "ferro")], ids=" ".join)
 def test_the_command_line_is_installed(program):
     done = subprocess.run(
-        [BIN / program[0], *program[1:], "--help"], capture_output=True, text=True, check=False
+        [BIN / program[0], *program[1:], "--help"], capture_output=True, text=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert {"run", "import"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
@@ -224,6 +231,7 @@ def test_no_module_is_named_for_what_it_is_not():
     assert [str(p) for p in (ROOT / "dask_ferro").rglob("*.py") if p.stem in banned] == []
 
 
+@pytest.mark.needs("git")
 def test_files_hold_no_leftovers():
     leftovers = re.compile(
         "|".join([r"\bTO" + "DO\\b", r"\bFIX" + "ME\\b", r"\bXX" + "X\\b", "/wo" + "rk/", "^<{7} ", "^>{7} "])
@@ -237,13 +245,17 @@ def test_files_hold_no_leftovers():
     assert found == []
 
 
+@pytest.mark.needs("make")
 def test_make_help_lists_every_target_that_is_no_file():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
-    listed = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    listed = subprocess.run(
+        ["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT, timeout=300
+    ).stdout
     assert set(re.findall(r"make (\w+)", listed)) == phony
 
 
+@pytest.mark.needs("make")
 def test_make_refuses_an_old_python_in_one_line(tmp_path):
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
@@ -254,6 +266,7 @@ def test_make_refuses_an_old_python_in_one_line(tmp_path):
         text=True,
         check=False,
         cwd=ROOT,
+        timeout=300,
     )
     assert done.returncode != 0
     assert "needs Python 3.11" in done.stderr
@@ -261,6 +274,7 @@ def test_make_refuses_an_old_python_in_one_line(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.needs("dot", "chromium", "slurm", "git", "c++", "make")  # it installs what is missing
 @pytest.mark.parametrize(
     ("check", "test", "status"),
     [
@@ -282,6 +296,7 @@ def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, che
         text=True,
         check=False,
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        timeout=300,
     )
     assert done.returncode == status
     assert done.stdout.splitlines()[-1] == closing
@@ -301,5 +316,7 @@ def test_what_an_extra_brings_is_named_where_it_is_missing():
         "try: ff.SLURMCluster\n"
         "except ff.ConfigError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
+    )
     assert "pip install 'dask_ferro[slurm]'" in done.stdout

@@ -104,7 +104,7 @@ def test_it_renders_the_script_that_its_site_wants(name):
     assert COMMANDS[name] in script
     assert "--preload-nanny dask_ferro.runtime.job" in script
     assert "export FERRO_JOB_ENDS=" in script
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False, timeout=300).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_an_installed_package_carries_them(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "dask_ferro" / "jobqueue_configs")
     code = "from dask_ferro.runtime import jobconfig; print(jobconfig.load('narval').path)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
     )
     assert Path(done.stdout.strip()) == tmp_path / "dask_ferro" / "jobqueue_configs" / "narval.yaml"
 

@@ -157,7 +157,7 @@ def test_command_line_writes_the_named_models(tmp_path, capsys):
 @pytest.mark.parametrize("script", ["make_models.py", "train_digits.py"])
 def test_command_line_refuses_an_unknown_model_in_one_line(script, tmp_path):
     command = [sys.executable, str(EXAMPLES / script), "nope", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "nope; choose from" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.iterdir())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests import needs, waiting
+
 HERE = Path(__file__).parent
 # The controller's port, and one for each of six nodes.
 _PORTS = 7
+# Seconds that bringing the daemons up or down may take: 2 to 5, more while others use the machine.
+_UP_S = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -23,20 +27,37 @@ def slurm() -> Iterator[Path]:
 
     `FERRO_SLURM_DIR` and `FERRO_SLURM_PORT` choose one that may be running already.
     """
+    needs.require("slurm")
     given = os.environ.get("FERRO_SLURM_DIR")
     folder = Path(given or tempfile.mkdtemp(prefix="ferro-slurm-", dir="/tmp"))  # paths of sockets are short
     folder.chmod(0o755)  # munged insists
     port = os.environ.get("FERRO_SLURM_PORT") or str(_free_ports(_PORTS))
     environment = os.environ | {"FERRO_SLURM_DIR": str(folder), "FERRO_SLURM_PORT": port}
-    up = subprocess.run([HERE / "slurm-up"], env=environment, capture_output=True, text=True, check=False)
-    if up.returncode and shutil.which("slurmctld") is None:
-        pytest.skip(f"no SLURM on this machine: {up.stderr.strip()}")
-    assert up.returncode == 0, up.stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", up.stdout.strip().partition("=")[2])
-        yield folder
-    purge = [] if given else ["--purge"]
-    subprocess.run([HERE / "slurm-down", *purge], env=environment, check=True, capture_output=True)
+    with _down_with_this_process(environment, [] if given else ["--purge"]):
+        up = subprocess.run(
+            [HERE / "slurm-up"], env=environment, capture_output=True, text=True, check=False, timeout=_UP_S
+        )
+        assert up.returncode == 0, up.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", up.stdout.strip().partition("=")[2])
+            yield folder
+
+
+@contextmanager
+def _down_with_this_process(environment: dict[str, str], options: list[str]) -> Iterator[None]:
+    """End the daemons with the block, or with this process, however it ends: then nobody holds the pipe."""
+    waits = subprocess.Popen(
+        [HERE / "slurm-down", "--at-eof", *options],
+        env=environment,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert waits.stdin is not None
+    try:
+        yield
+    finally:
+        waits.stdin.close()
+        assert waiting.ended(waits, "slurm-down", seconds=_UP_S) == 0
 
 
 def _free_ports(count: int) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, wait
+from distributed import Client
 
 import dask_ferro as ff
+from tests.waiting import finished
 
 pytestmark = pytest.mark.slurm
 
@@ -39,7 +40,10 @@ def nodes(cluster: Any) -> list[str]:
 def restore(node: str) -> None:
     """Give a node back; one that is there again already refuses."""
     subprocess.run(
-        ["scontrol", "update", f"nodename={node}", "state=resume"], check=False, capture_output=True
+        ["scontrol", "update", f"nodename={node}", "state=resume"],
+        check=False,
+        capture_output=True,
+        timeout=300,
     )
 
 
@@ -120,7 +124,7 @@ def test_a_scale_down_loses_no_result(site):
     s.cluster.scale(4)
     s.connected(4)
     held = s.submit(20, 0.05)
-    wait(held)
+    finished(held, seconds=180)
     s.cluster.scale(1)
     s.connected(1)
     until(lambda: len(queue(s.cluster)) == 1)
@@ -133,7 +137,7 @@ def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
     s = site()
     s.cluster.adapt(minimum=0, maximum=3, cooldown=0.5)
     held = s.submit(12, 0.4)
-    wait(held)
+    finished(held, seconds=180)
     s.connected(1)
     assert s.client.gather(held) == list(range(12))
     assert max(s.started().values()) == 1
@@ -225,7 +229,7 @@ def test_a_drained_node_hands_its_work_to_others(site):
     s.cluster.adapt(minimum=1, maximum=1)
     s.connected(1)
     held = s.submit(4, 0.05)
-    wait(held)
+    finished(held, seconds=180)
     (node,) = nodes(s.cluster)
     try:
         command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
@@ -256,7 +260,7 @@ def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
     held = s.submit(8, 0.1)
-    wait(held)
+    finished(held, seconds=180)
     node = nodes(s.cluster)[0]
     other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
                     "sleep 60").strip()  # fmt: skip
@@ -303,7 +307,7 @@ def test_bursts_apart_do_not_cost_a_submission_each(site, bursts, pause, cycles)
     most = 0
     for _ in range(bursts):
         futures = s.submit(6, 0.5)
-        wait(futures)
+        finished(futures, seconds=180)
         jobs |= set(queue(s.cluster))
         most = max(most, len(s.workers))
         del futures

@@ -6,6 +6,7 @@ computed something else) or ``refused`` (it raised); through the lowering it is 
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from onnx.backend.test.runner import Runner
 import dask_ferro as ff
 from dask_ferro.graph.load import load
 from dask_ferro.kernels.executable import compile_bundle
+from dask_ferro.kernels.host_memory import give_back
 from dask_ferro.kernels.route import support
 
 # Random by definition: no engine can give the numbers that are stored.
@@ -125,6 +127,23 @@ def cases(backend: type[Backend]) -> Iterator[tuple[str, str, Any]]:
         for name, item in sorted(items.items()):
             if name.endswith("_cpu"):
                 yield kind, name, item
+
+
+def outcomes(backend: type[Backend]) -> Iterator[tuple[str, str]]:
+    """Run the suite's CPU cases; yield (name, what `outcome` says).
+
+    A whole model (vgg19: 1 GB while it runs) starts after what the cases before it freed has gone back.
+    """
+    for kind, name, item in cases(backend):
+        if kind == "RealModel":
+            gc.collect()
+            give_back()
+        yield name, outcome(item)
+
+
+def forget() -> None:
+    """Let go of the cases of all backends, with their data."""
+    _runner.cache_clear()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,19 @@ import onnxruntime as ort
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.kernels.host_memory import give_back
 
 ROOT = Path(__file__).parents[2]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = sorted(p.stem for p in LIGHT.glob("light_*.onnx"))
 GRANULARITIES = ["auto", "op", "model", 0.02]
+
+
+@pytest.fixture(autouse=True)
+def _references_are_given_back() -> Iterator[None]:
+    """The reference of VGG-19 takes 1 GB for a moment, of which glibc would keep a part."""
+    yield
+    give_back()
 
 
 def whole_model(model: bytes, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

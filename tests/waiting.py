@@ -1,0 +1,172 @@
+"""Bounded waits for tests: each says what it waited for, and what it saw last.
+
+No test waits without a bound.  A wait for a condition is `until` (in a coroutine: `until_async`); for Dask's futures
+`finished` and `result`; for a thread or process `ended`; a task that waits for its test calls `opened`.  The bounds are
+generous, as they only have to be shorter than the time a person would wait: a test that fails is told in a minute.
+Nothing here shows that something does not happen: for that, hold the clock, or an event, in the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from inspect import isawaitable
+from threading import Thread
+from typing import Any, TypeVar
+
+import distributed
+
+T = TypeVar("T")
+
+# Seconds: far above what a test takes on a machine that eight others use, far below pytest's own bound.
+BOUND_S = 60.0
+# Between two looks; what a test waits for takes longer than this, as a rule.
+EVERY_S = 0.02
+
+
+class _Watch:
+    """The deadline of one wait, and the words for a wait that was in vain."""
+
+    def __init__(self, what: str, seconds: float, seen: Callable[[], Any] | None) -> None:
+        self.what, self.seconds, self.seen = what, seconds, seen
+        self.deadline = time.monotonic() + seconds
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def in_vain(self, last: Any) -> AssertionError:
+        state = last if self.seen is None else self.seen()
+        return AssertionError(f"waited {self.seconds:g} s for {self.what}; last seen: {state!r}")
+
+
+def until(
+    holds: Callable[[], T],
+    what: str,
+    *,
+    seconds: float = BOUND_S,
+    every: float = EVERY_S,
+    seen: Callable[[], Any] | None = None,
+) -> T:
+    """Wait until `holds()` is true, and return what it gave.
+
+    Parameters
+    ----------
+    holds : callable
+        The condition; it is called again and again, at least once, also after the bound.
+    what : str
+        What is waited for, after "waited 60 s for ".
+    seconds, every : float, optional
+        The bound, and the pause between two calls.
+    seen : callable, optional
+        Gives the state that the message shows; the last value of `holds`, if left out.
+
+    Raises
+    ------
+    AssertionError
+        If it did not hold within the bound.
+    """
+    watch = _Watch(what, seconds, seen)
+    while True:
+        over = watch.over
+        if last := holds():
+            return last
+        if over:
+            raise watch.in_vain(last)
+        time.sleep(every)
+
+
+async def until_async(
+    holds: Callable[[], T | Awaitable[T]],
+    what: str,
+    *,
+    seconds: float = BOUND_S,
+    every: float = EVERY_S,
+    seen: Callable[[], Any] | None = None,
+) -> T:
+    """Wait as `until` does, in a coroutine; `holds` may be a coroutine function itself."""
+    watch = _Watch(what, seconds, seen)
+    while True:
+        over = watch.over
+        given = holds()
+        last: Any = await asyncio.wait_for(given, max(seconds, 1.0)) if isawaitable(given) else given
+        if last:
+            return last
+        if over:
+            raise watch.in_vain(last)
+        await asyncio.sleep(every)
+
+
+def finished(futures: Any, what: str | None = None, *, seconds: float = BOUND_S) -> Any:
+    """Wait until all of `futures` (or persisted collections) have ended, well or not; return as `distributed.wait`."""
+    try:
+        return distributed.wait(futures, timeout=seconds)
+    except TimeoutError:
+        raise _unfinished(futures, what, seconds) from None
+
+
+async def finished_async(futures: Any, what: str | None = None, *, seconds: float = BOUND_S) -> Any:
+    """Wait as `finished` does, with an asynchronous client."""
+    try:
+        return await distributed.wait(futures, timeout=seconds)
+    except TimeoutError:
+        raise _unfinished(futures, what, seconds) from None
+
+
+def result(future: distributed.Future, what: str | None = None, *, seconds: float = BOUND_S) -> Any:
+    """Return a future's result, or raise its error, within the bound."""
+    finished([future], what, seconds=seconds)
+    return future.result(timeout=seconds)
+
+
+async def result_async(
+    future: distributed.Future, what: str | None = None, *, seconds: float = BOUND_S
+) -> Any:
+    """Return a future's result as `result` does, with an asynchronous client."""
+    await finished_async([future], what, seconds=seconds)
+    return await future.result(timeout=seconds)
+
+
+def ended(
+    running: Thread | subprocess.Popen[Any], what: str | None = None, *, seconds: float = BOUND_S
+) -> int | None:
+    """Wait for the end of a thread or a process; return a process's exit status."""
+    if isinstance(running, Thread):
+        running.join(seconds)
+        assert not running.is_alive(), f"waited {seconds:g} s for {what or f'the end of {running.name}'}"
+        return None
+    try:
+        return running.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(
+            f"waited {seconds:g} s for {what or f'the end of {running.args!r}'}; last seen: it runs, pid {running.pid}"
+        ) from None
+
+
+def opened(name: str, *, seconds: float = BOUND_S) -> None:
+    """Wait in a task until its test has set the event `name`."""
+    set_in_time = distributed.Event(name).wait(timeout=seconds)
+    assert set_in_time, f"waited {seconds:g} s for the event {name!r}; last seen: it is not set"
+
+
+def _unfinished(futures: Any, what: str | None, seconds: float) -> AssertionError:
+    listed: Iterable[Any] = futures if isinstance(futures, list | tuple | set) else [futures]
+    flat = [
+        f
+        for part in listed
+        for f in ([part] if isinstance(part, distributed.Future) else distributed.futures_of(part))
+    ]
+    open_ = [f.key for f in flat if f.status == "pending"]
+    return AssertionError(
+        f"waited {seconds:g} s for {what or f'{len(flat)} tasks'}; last seen: {len(open_)} of {len(flat)} still "
+        f"pending, among them {open_[:5]!r}"
+    )
+
+
+async def ticks(scheduler: Any, count: int = 4) -> None:
+    """Take slow ticks of stealing and placement by hand: what does not happen then needs no waiting for."""
+    for _ in range(count):
+        scheduler.periodic_callbacks["stealing"].callback()
+        await asyncio.sleep(0)
