@@ -60,6 +60,7 @@ def pss(pid: int) -> float:
 def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
     """Run the model on every worker; return memory of workers and scheduler."""
     os.environ["DASK_FERRO__ONNXRUNTIME__PREPACK"] = str(prepack)
+    os.environ["DASK_FERRO__LIMITS__MAPPED_ABOVE"] = "1MiB"  # a toy is mapped too, as large models are
     x = np.ones((4 * WORKERS, width), np.float32)
     with (
         SubprocessCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
