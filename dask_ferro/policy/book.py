@@ -21,7 +21,7 @@ VICTIMS = 10
 DEPTH = 64
 # Overdue tasks that one look finds, and of each queue: described, they take about 10 us each.
 OVERDUE, _OF_EACH = 32, 8
-# Entries of a queue among which a look seeks those that may move: to ask one takes 0.2 us.
+# Entries of all queues among which a look seeks those that may move: to ask one takes 0.1 us.
 _SCANNED = 2048
 _R = TypeVar("_R")
 
@@ -40,8 +40,8 @@ class Book:
     holds : callable (address) -> int
         Bytes of the results that a worker holds.
 
-    is_bound : callable (payload) -> bool
-        Whether a task may run on one worker only, where that is cheap to tell: asked of thousands at a time.
+    unbound : callable (list of Entry) -> list of Entry
+        Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Book:
         unlocks: Callable[[Any], bool],
         live: Callable[[Address], int],
         holds: Callable[[Address], int],
-        is_bound: Callable[[Any], bool],
+        unbound: Callable[[list[Entry]], list[Entry]],
     ) -> None:
         self.rows: dict[Address, Row] = {}
         self.ends: dict[Address, float] = {}
@@ -66,7 +66,7 @@ class Book:
         self._unlocks = unlocks
         self._live = live
         self._holds = holds
-        self._is_bound = is_bound
+        self._unbound = unbound
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = Order(self.rows)
         self._everyone: list[Address] = []
@@ -129,10 +129,12 @@ class Book:
             As `Row.overdue` has it.
         """
         found: list[tuple[Entry, Row, Task | None]] = []
-        start = turn % max(len(self._loads), 1)
+        start, left = turn % max(len(self._loads), 1), _SCANNED
         for _, address in (*self._loads[start:], *self._loads[:start]):
             row = self.rows[address]
-            for entry in self._some(row.queue, turn):
+            scanned = min(len(row.queue), left) if len(row.queue) > _OF_EACH else 0
+            left -= scanned
+            for entry in self._some(row.queue, turn, scanned):
                 if waited := row.overdue(entry, now, patience):
                     task = self._waiting(entry, row, now)
                     found.append((entry, row, task and task._replace(overdue=waited)))
@@ -140,14 +142,22 @@ class Book:
                 break
         return found
 
-    def _some(self, queue: list[tuple[Any, int, Entry]], turn: int) -> list[Entry]:
-        """Return some entries of a queue, others at each turn: a few whatever they are, and a few that may move."""
+    def _some(self, queue: list[tuple[Any, int, Entry]], turn: int, scanned: int) -> list[Entry]:
+        """Return some entries of a queue, others at each turn: a few whatever they are, and a few that may move.
+
+        The latter are sought among so many as are to be scanned.
+        """
         first = turn * _OF_EACH % len(queue)
         some = [entry for _, _, entry in queue[first : first + _OF_EACH]]
-        if len(queue) > _OF_EACH:
-            first = turn * _SCANNED % len(queue)
-            seen = (entry for _, _, entry in queue[first : first + _SCANNED])
-            some += islice((e for e in seen if e not in some and not self._is_bound(e.payload)), _OF_EACH)
+        if scanned:
+            # A queue comes first, with all that may be scanned, once in as many turns as there are queues.
+            at = turn // len(self._loads) * _SCANNED % len(queue) if scanned < len(queue) else 0
+            part = (
+                (queue[at:] + queue[:at])[:scanned] if at + scanned > len(queue) else queue[at : at + scanned]
+            )
+            free = self._unbound([entry for _, _, entry in part])
+            first = turn * _OF_EACH % max(len(free), 1)
+            some += [entry for entry in free[first : first + _OF_EACH] if entry not in some]
         return some
 
     def _waiting(self, entry: Entry, row: Row, now: float) -> Task | None:

@@ -33,7 +33,7 @@ class Ledger(Book):
 
     Parameters
     ----------
-    describe, unlocks, live, holds, is_bound : callable
+    describe, unlocks, live, holds, unbound : callable
         As `Book` has them.
     durations : Durations
         Learned from `finish`.
@@ -55,9 +55,9 @@ class Ledger(Book):
         unlocks: Callable[[Any], bool] = lambda payload: False,
         live: Callable[[Address], int] = lambda address: 0,
         holds: Callable[[Address], int] = lambda address: 0,
-        is_bound: Callable[[Any], bool] = lambda payload: False,
+        unbound: Callable[[list[Entry]], list[Entry]] = lambda entries: entries,
     ) -> None:
-        super().__init__(describe, unlocks, live, holds, is_bound)
+        super().__init__(describe, unlocks, live, holds, unbound)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.hosts: dict[Address, str] = {}

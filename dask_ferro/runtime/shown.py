@@ -125,12 +125,14 @@ class Shown:
             yield Replica(dts.get_nbytes(), frozenset(holders), self.devices.kind(dts), dts.key)
 
 
-def is_bound(ts: TaskState) -> bool:
-    """Whether a task may run on one worker only."""
-    return bool(
-        ts.actor
-        or (ts.worker_restrictions and len(ts.worker_restrictions) == 1 and not ts.loose_restrictions)
-    )
+def unbound(entries: list[Entry]) -> list[Entry]:
+    """Return those of waiting tasks that are not told to run on one worker alone: of thousands at a time."""
+    return [
+        entry
+        for entry in entries
+        if not (ts := entry.payload).actor
+        and (not ts.worker_restrictions or len(ts.worker_restrictions) > 1 or ts.loose_restrictions)
+    ]
 
 
 def unlocks(ts: TaskState) -> bool:

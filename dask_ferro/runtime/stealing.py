@@ -35,7 +35,7 @@ from dask_ferro.runtime.devices import Devices
 from dask_ferro.runtime.entry_points import EntryPoints
 from dask_ferro.runtime.sends import Sends
 from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.shown import Shown, is_bound, unlocks
+from dask_ferro.runtime.shown import Shown, unbound, unlocks
 from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.waits import Waits
 from dask_ferro.runtime.watch import Watch, level_of
@@ -93,7 +93,7 @@ class Stealing(EntryPoints):
         self.devices = Devices(scheduler, self.links)
         self.shown = Shown(scheduler, self.devices)
         self.ledger = Ledger(
-            self._shown, unlocks=unlocks, live=self.devices.live, holds=self.shown.holds, is_bound=is_bound
+            self._shown, unlocks=unlocks, live=self.devices.live, holds=self.shown.holds, unbound=unbound
         )
         self.ledger.listens = True
         for prefix in scheduler.task_prefixes.values():

@@ -59,7 +59,7 @@ def test_one_that_may_move_is_found_soon_among_thousands_that_may_not() -> None:
     """Eight of a queue are looked at whatever they are; 10,000 of them would take ten minutes of ticks."""
     durations = Durations()
     durations.add("short", "cpu", 0.001)
-    book = Ledger(shown, durations, is_bound=lambda payload: payload == "bound")
+    book = Ledger(shown, durations, unbound=lambda entries: [e for e in entries if e.payload != "bound"])
     for address in "vw":
         book.add_worker(address, 1, address)
     for number in range(10_000):
