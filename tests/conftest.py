@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,14 @@ def _no_scheduler_is_left_behind() -> Iterator[None]:
     yield
     if dask.config.get("scheduler", None) != before:
         dask.config.set(scheduler=before)
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was() -> Iterator[None]:
+    """ONNX Runtime's quantization raises the root logger's level, and later tests would hear no warning."""
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
 
 
 @pytest.fixture(scope="session")
