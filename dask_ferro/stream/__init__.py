@@ -13,9 +13,10 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -29,7 +30,7 @@ from dask_ferro.stream import begin, places, work
 from dask_ferro.stream.begin import Start
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.drive import ChunkFailed, drive
-from dask_ferro.stream.finish import finish
+from dask_ferro.stream.finish import check_sources, finish
 from dask_ferro.stream.formats import Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.lock import held
@@ -175,7 +176,8 @@ def run(
         )
         if len(start.done) < job.chunks.count:
             pool.begin(opened, job, wanted.feeds(), paths)
-        summary = _fly(job, pool, start.done, progress)
+        is_same = partial(check_sources, start, sources, journal)
+        summary = _fly(job, pool, start.done, progress, is_same)
         if not journal.is_finished(job.run):
             with _writable(job.sinks):
                 finish(start, sources, journal, holds)
@@ -235,13 +237,15 @@ def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
         ) from error
 
 
-def _fly(job: Job, pool: AnyPool, done: Collection[int], progress: bool | None) -> Summary:
+def _fly(
+    job: Job, pool: AnyPool, done: Collection[int], progress: bool | None, is_same: Callable[[str], None]
+) -> Summary:
     """Compute the chunks that are not done, and close the journal."""
     chunks = job.chunks
     left = [number for number in range(chunks.count) if number not in done]
     rows = sum(map(chunks.length, left))
     start = time.perf_counter()
-    with _resumable(job), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
+    with _resumable(job, is_same), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
         for number in drive(left, pool):
             advance(chunks.length(number))
     seconds = time.perf_counter() - start
@@ -249,18 +253,19 @@ def _fly(job: Job, pool: AnyPool, done: Collection[int], progress: bool | None) 
 
 
 @contextmanager
-def _resumable(job: Job) -> Iterator[None]:
-    """Say what failed, what is kept, and how to go on."""
+def _resumable(job: Job, is_same: Callable[[str], None]) -> Iterator[None]:
+    """Say what failed, what is kept, and how to go on; or that a source changed, of which chunks read half, or none."""
     try:
         yield
     except ChunkFailed as failed:
         start, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
         kind = ConfigError if isinstance(failed.error, ConfigError) else RuntimeError
-        raise kind(
+        what = (
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
-            f" {_kept(job)}; call ff.run as before to go on with the others"
-        ) from failed.error
+        )
+        is_same(what)
+        raise kind(f"{what} {_kept(job)}; call ff.run as before to go on with the others") from failed.error
     except BaseException as stop:  # an interrupt, or the cluster is gone
         stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
         raise

@@ -25,12 +25,12 @@ def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds:
     Raises
     ------
     ConfigError
-        When a source changed meanwhile, or something else lies where an output goes.
+        When a source changed meanwhile or cannot be read, or something else lies where an output goes.
     RuntimeError
         When a chunk is not noted, or not as it was written.
     """
     _check_held(holds)
-    _check_sources(start, sources, journal)
+    check_sources(start, sources, journal)
     _check_chunks(start, journal)
     for target in start.targets:
         _check_held(holds)
@@ -44,24 +44,40 @@ def _check_held(holds: Sequence[Hold]) -> None:
         hold.check()
 
 
-def _check_sources(start: Start, sources: Mapping[str, Source], journal: Journal) -> None:
-    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts."""
+def check_sources(start: Start, sources: Mapping[str, Source], journal: Journal, failed: str = "") -> None:
+    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts.
+
+    Parameters
+    ----------
+    start : Start
+    sources : mapping of model inputs to Source
+    failed : str
+        What failed in the run, and may have failed for that reason; the chunks that are done stay then, where a source
+        cannot be read: it may be back when the run is gone on with.
+
+    Raises
+    ------
+    ConfigError
+        When one changed; where nothing failed, also when one cannot be read.
+    """
     for name, was in start.header.inputs.items():
-        now = _fingerprint(sources[name])
+        try:
+            now = sources[name].fingerprint()
+        except (OSError, ConfigError) as error:
+            if failed:
+                continue
+            raise ConfigError(
+                f"source of {name!r} cannot be read any more, to see whether it is still what the run read: {error}."
+                " All chunks are done; call ff.run as before when the source is there again"
+            ) from error
         if now != was:
             if journal.is_current(start.header.run):
                 journal.begin(replace(start.header, run=new_run()))
+            first = f" The first to fail: {failed}" if failed else ""
             raise ConfigError(
-                f"source of {name!r} changed while the run read it: was {was}, is {now}. Nothing of what was"
+                f"source of {name!r} changed while the run read it: was {was}, is {now}.{first} Nothing of what was"
                 " computed is kept; call ff.run with overwrite=True when the source stays as it is"
             )
-
-
-def _fingerprint(source: Source) -> str:
-    try:
-        return source.fingerprint()
-    except (OSError, ConfigError) as error:
-        return f"not to be read: {error}"
 
 
 def _check_chunks(start: Start, journal: Journal) -> None:
