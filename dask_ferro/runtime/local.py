@@ -8,12 +8,14 @@ whatever is passed wins.
 
 from __future__ import annotations
 
+import logging
 import signal
 from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
 import distributed
+from distributed.comm import CommClosedError
 
 from dask_ferro.runtime.settings import Settings
 
@@ -47,8 +49,19 @@ class Nanny(distributed.Nanny):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def is_told(record: logging.LogRecord) -> bool:
+    """Whether asyncio shall log a record: not that a connection was closed under a call that nobody waits for.
+
+    Ctrl-C during `client.scatter`, which Dask does not cancel in its parts, printed a traceback for each worker.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, CommClosedError) and "never retrieved" in record.getMessage())
+
+
 class LocalCluster(distributed.LocalCluster):
     """Return a `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
+
+    The process logs no closed connection any more of which nobody waits to hear: there are some after Ctrl-C.
 
     Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` leaves the plugin off,
     `ff.uninstall` takes it off.
@@ -67,4 +80,5 @@ class LocalCluster(distributed.LocalCluster):
         if _PLUGIN in options["preload"]:
             Settings.configured()
         kwargs["scheduler_kwargs"] = options
+        logging.getLogger("asyncio").addFilter(is_told)  # it is added once, however often
         super().__init__(*args, **kwargs)
