@@ -31,23 +31,21 @@ def forks() -> Iterator[Zygote]:
         yield found
 
 
+def answer_of(forks, folder, *, when, **case):
+    """Run a case in a process of its own, which has to survive it; return what it said of each result."""
+    granularity = "op" if when == "before" else "auto"
+    ended = forks.run(JOB, folder=str(folder), when=when, granularity=granularity, **case)
+    assert ended.is_alive, ended
+    return ended.answer
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "when", "scheduler"),
     list(itertools.product(KINDS, WAYS, ("before", "between", "during"), ("sync", "threads"))),
 )
 def test_a_small_model_is_what_it_was(forks, tmp_path, kind, how, when, scheduler):
-    ended = forks.run(
-        JOB,
-        folder=str(tmp_path),
-        kind=kind,
-        how=how,
-        when=when,
-        scheduler=scheduler,
-        mapped=False,
-        granularity="op" if when == "before" else "auto",
-    )
-    assert ended.is_alive, ended
-    assert set(ended.answer) == {"right"}, ended.answer
+    answer = answer_of(forks, tmp_path, kind=kind, how=how, when=when, scheduler=scheduler, mapped=False)
+    assert set(answer) == {"right"}, answer
 
 
 @pytest.mark.parametrize(
@@ -59,19 +57,9 @@ def test_a_small_model_is_what_it_was(forks, tmp_path, kind, how, when, schedule
     ],
 )
 def test_a_mapped_model_is_what_it_was_or_its_file_is_named(forks, tmp_path, kind, how, when, scheduler):
-    ended = forks.run(
-        JOB,
-        folder=str(tmp_path),
-        kind=kind,
-        how=how,
-        when=when,
-        scheduler=scheduler,
-        mapped=True,
-        granularity="op" if when == "before" else "auto",
-    )
-    assert ended.is_alive, ended
-    assert set(ended.answer) <= {"right", "named"}, ended.answer
-    assert when == "during" or ended.answer[-1] == "named"
+    answer = answer_of(forks, tmp_path, kind=kind, how=how, when=when, scheduler=scheduler, mapped=True)
+    assert set(answer) <= {"right", "named"}, answer
+    assert when == "during" or answer[-1] == "named"
 
 
 @pytest.mark.parametrize(("mapped", "kind", "how"), list(itertools.product((False, True), KINDS, WAYS)))
