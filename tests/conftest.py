@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ settings.load_profile("busy machines")
 
 # Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
 dask.config.set({"ferro.cache.bytes": "256MiB"})
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take what was collected, which stays to the end, out of each later collection: Bokeh and tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
