@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 PROGRAM = Path(sys.executable).parent / "dask-ferro"
 
@@ -45,14 +46,18 @@ class Command:
 
     def says(self, pattern: str, seconds: float = 30.0) -> re.Match[str]:
         """Wait until it has printed something; return the match."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+
+        def said() -> re.Match[str] | None:
             over = self.process.poll() is not None
-            if found := re.search(pattern, self.stdout):
-                return found
-            assert not over, f"it ended: {self.stdout}{self.stderr}"
-            time.sleep(0.05)
-        raise AssertionError(f"{pattern!r} not within {seconds:g} s: {self.stdout}{self.stderr}")
+            found = re.search(pattern, self.stdout)
+            assert found or not over, f"it ended: {self.stdout}{self.stderr}"
+            return found
+
+        found = until(
+            said, f"{pattern!r} to be printed", seconds=seconds, seen=lambda: self.stdout + self.stderr
+        )
+        assert found is not None
+        return found
 
     def ends(self, signal: int | None = None, seconds: float = 40.0) -> int:
         """Send a signal, if any, and return the exit status."""

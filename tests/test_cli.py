@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.cli import main
 from dask_ferro.trace import Trace
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 PROGRAM = Path(sys.executable).parent / "dask-ferro"
 
@@ -403,14 +402,6 @@ def session(leader):
     return found
 
 
-def until(what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (result := what()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
-    return result
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the program", "its terminal"])
 @pytest.mark.parametrize("when", ["starting", "running"])
@@ -419,12 +410,12 @@ def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_pat
     slow = ("run", "--dag", "imbalanced", "--param", "long_s=60", "--workers", 2)
     with errors.open("w") as stderr, started(*slow, stderr=stderr) as process:
         if when == "starting":
-            until(lambda: len(session(process.pid)) > 1)
+            until(lambda: len(session(process.pid)) > 1, "a second process")
         else:
-            until(lambda: "2 workers" in errors.read_text())
+            until(lambda: "2 workers" in errors.read_text(), "2 workers", seen=errors.read_text)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130
-        until(lambda: not session(process.pid), seconds=20)
+        until(lambda: not session(process.pid), "the end of all processes", seen=lambda: session(process.pid))
     assert "interrupted" in errors.read_text()
     assert "Traceback" not in errors.read_text()
 

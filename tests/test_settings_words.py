@@ -25,6 +25,7 @@ from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scale_options import scale_parameters
 from dask_ferro.runtime.settings import OFF, POLICIES, Settings
 from dask_ferro.runtime.speed import DEVICES
+from tests.waiting import until_async
 
 PACKAGE = Path(ff.__file__).parent
 FALSE = ("false", "False", "FALSE", "off", "Off", "no", "none", "None", "null", "0")
@@ -206,11 +207,11 @@ def _one(i):
 
 
 async def _seen(scheduler, address, count):
-    for _ in range(3000):
-        if len(scheduler.tasks) >= count and scheduler.workers[address].processing:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{len(scheduler.tasks)} tasks reached the scheduler in 30 s, wanted {count}")
+    await until_async(
+        lambda: len(scheduler.tasks) >= count and scheduler.workers[address].processing,
+        f"{count} tasks on the scheduler, one of them assigned",
+        seen=lambda: len(scheduler.tasks),
+    )
 
 
 @pytest.mark.parametrize("value", [False, None, "none", "off"])

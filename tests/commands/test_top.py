@@ -28,7 +28,7 @@ from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.top import look, where
 from dask_ferro.views.top import Frame, brief, screen
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, until
 
 NEW = Frame()
 COMMAND = [sys.executable, "-m", "dask", "ferro", "top"]
@@ -280,8 +280,7 @@ def cluster(port=0):
 def test_a_look_tells_what_the_workers_do():
     with cluster() as client:
         futures = client.map(time.sleep, [0.3] * 6, key=[("nap", i) for i in range(6)], pure=False)
-        while not client.run_on_scheduler(_has_done_one):
-            time.sleep(0.01)
+        until(lambda: client.run_on_scheduler(_has_done_one), "the first nap's end", every=0.01)
         seen = client.run_on_scheduler(look)
         client.gather(futures)
         ff.uninstall(client)
@@ -360,7 +359,8 @@ class Terminal:
                 self.raw += os.read(self._master, 65536).decode(errors="replace")
             elif predicate(self.frame()):
                 return self.frame()
-        raise AssertionError("\n".join(self.frame()))
+        frame = "\n".join(self.frame())
+        raise AssertionError(f"waited {seconds:g} s for a frame as wanted; last seen:\n{frame}")
 
     def shell(self):
         """Wait for the shell, and have it prompt as nothing else does."""

@@ -18,6 +18,7 @@ import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.lower.crash_notes import left_behind, noted
 from tests.graphs import model
+from tests.waiting import until
 
 # What a worker does in the place of an engine that ends its process.
 DEADLY = {"SIGFPE": signal.SIGFPE, "SIGABRT": signal.SIGABRT, "SIGSEGV": signal.SIGSEGV}
@@ -100,9 +101,5 @@ def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client(client):
 
 
 def _abort_once_noted(pid, node):
-    deadline = time.monotonic() + 40
-    while not any(node in path.read_bytes() for path in _folder().glob("*.notes")):
-        if time.monotonic() > deadline:
-            return  # the computation ends by itself, and the test fails
-        time.sleep(0.05)
+    until(lambda: any(node in path.read_bytes() for path in _folder().glob("*.notes")), f"a note of {node!r}")
     os.kill(pid, signal.SIGABRT)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +25,7 @@ from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
 from tests.graph.pipeline_nets import mlp, tied
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
-from tests.waiting import finished, result
+from tests.waiting import finished, result, until, until_async
 
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
@@ -211,8 +209,11 @@ def turn(status, dask_worker):
 
 async def until_paused(address, dask_scheduler):
     """Come back when the scheduler knows that a worker is paused."""
-    while dask_scheduler.workers[address].status is not Status.paused:
-        await asyncio.sleep(0.01)
+    await until_async(
+        lambda: dask_scheduler.workers[address].status is Status.paused,
+        f"the scheduler to know that {address} is paused",
+        seen=lambda: dask_scheduler.workers[address].status,
+    )
 
 
 @pytest.mark.cluster
@@ -227,12 +228,13 @@ def test_of_replicas_the_one_that_has_everything_stays(four):
     [held] = distributed.futures_of(made.persist(optimize_graph=False))
     four.replicate(held, workers=others[:2])
     assert len(four.who_has([held])[held.key]) > 1
-    for _ in range(100):
+
+    def the_only_one():
         four.amm.run_once()
-        if len(there := four.who_has([held])[held.key]) == 1:
-            break
-        time.sleep(0.1)
-    assert list(there) == [home]
+        there = list(four.who_has([held])[held.key])
+        return there if len(there) == 1 else []
+
+    assert until(the_only_one, "the other two replicas to be dropped", every=0.1) == [home]
 
 
 def values_of(nbytes):
@@ -261,9 +263,11 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     victim = sorted(pids)[1]
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(run.compute, scheduler=four)
-        while four.run_on_scheduler(furthest, chunk=1) < 5:
-            assert not step.done()
-            time.sleep(0.02)
+        until(
+            lambda: step.done() or four.run_on_scheduler(furthest, chunk=1) >= 5,
+            "the backward of the fifth micro-batch",
+        )
+        assert not step.done()
         os.kill(pids[victim], signal.SIGKILL)
         loss, grads = step.result(timeout=60)
     assert victim not in four.nthreads()

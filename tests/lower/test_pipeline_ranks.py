@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -33,6 +32,7 @@ from dask_ferro.lower.spmd import Ranks
 from tests.graph.pipeline_nets import mlp, tied
 from tests.graph.schedules import feasible
 from tests.lower.pipeline_runs import M, same
+from tests.waiting import until
 
 LAYERS = 4
 COLUMNS, ROWS = {"w*": 1, "b*": 0}, {"w*": 0}
@@ -350,9 +350,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four, e
     victim = sorted(pids)[1]
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(run.compute, scheduler=four)
-        while four.run_on_scheduler(summed) < 5:
-            assert not result.done()
-            time.sleep(0.02)
+        until(lambda: result.done() or four.run_on_scheduler(summed) >= 5, "the sum over five micro-batches")
+        assert not result.done()
         os.kill(pids[victim], signal.SIGKILL)
         loss, grads = result.result(timeout=60)
     assert victim not in four.nthreads()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from dask_ferro.graph.tensor_model import build, to_model
 from dask_ferro.lower.exchange import Name, exchange, form
 from dask_ferro.lower.sharded import gather, whole
 from dask_ferro.lower.spmd import Ranks
+from tests.waiting import until
 
 R, S = Replicate(), Shard
 RNG = np.random.default_rng(3)
@@ -451,14 +451,6 @@ def processes(workers):
     return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=60)
 
 
-def eventually(holds):
-    """Wait for what has to become true."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def killed_during(client, begin):
     """Kill a worker in the middle of what `begin` starts, and return its result.
 
@@ -468,7 +460,7 @@ def killed_during(client, begin):
     victim = min(pids)
     os.kill(pids[victim], signal.SIGSTOP)
     started = begin()
-    eventually(lambda: client.processing([victim])[victim])
+    until(lambda: client.processing([victim])[victim], "a task of the worker that stands still", every=0.01)
     os.kill(pids[victim], signal.SIGKILL)
     return started
 
@@ -585,7 +577,11 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
                 pids = client.run(os.getpid)
                 victim = min(pids)
                 os.kill(pids[victim], signal.SIGKILL)
-                eventually(lambda gone=victim: gone not in client.scheduler_info(n_workers=-1)["workers"])
+                until(
+                    lambda gone=victim: gone not in client.scheduler_info(n_workers=-1)["workers"],
+                    "the scheduler to know that the worker is gone",
+                    every=0.01,
+                )
     assert found == wanted
     assert max(tasks[6:]) <= max(tasks[:6]) + 20, tasks  # a cut's own tasks
 

@@ -27,6 +27,7 @@ from dask_ferro.runtime.affinity import NOTHING, Prefer, Require, Wish, estimate
 from dask_ferro.runtime.standin import Block, OutOfMemory, StandIn, compute
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import METRIC, types_on_device
+from tests.waiting import until_async
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MB = 1_000_000
@@ -159,8 +160,9 @@ class Site:
                 await Worker(self.scheduler.address, nthreads=1, name=name, plugins=(device,))
             )
         rows = self.ledger.rows
-        await self.until(
-            lambda: len(rows) == len(self.workers) and all(self._is_told(w) for w in self.workers)
+        await until_async(
+            lambda: len(rows) == len(self.workers) and all(self._is_told(w) for w in self.workers),
+            "what every worker is",
         )
 
     def _is_told(self, worker: Worker) -> bool:
@@ -184,11 +186,6 @@ class Site:
     def ran(self) -> set[str]:
         """Names of the workers that hold results."""
         return {str(ws.name) for ws in self.scheduler.workers.values() if ws.has_what}
-
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_true():
-                await asyncio.sleep(0.005)
 
     async def gather(self, futures: Sequence[Future]) -> list[Any]:
         async with asyncio.timeout(PATIENCE_S):
@@ -250,10 +247,12 @@ async def test_results_in_a_devices_memory_are_known_as_such() -> None:
         await s.gather([made])
         await s.workers[1].heartbeat()
         tasks = s.scheduler.tasks
-        await s.until(lambda: s.stealing.devices.kind(tasks["made"]) == "gpu")
+        await until_async(
+            lambda: s.stealing.devices.kind(tasks["made"]) == "gpu", "the kind of what was made"
+        )
         assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
         assert types_on_device(s.workers[1]) == ["dask_ferro.runtime.standin.Block"]
-        await s.until(lambda: s.stealing.devices.live(s.workers[1].address) == MB)
+        await until_async(lambda: s.stealing.devices.live(s.workers[1].address) == MB, "the bytes on the GPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -273,7 +272,7 @@ async def test_a_required_class_that_is_not_there_is_waited_for() -> None:
     async with site(CPU) as s:
         with Require("gpu"):
             futures = s.client.map(compute, [0.001] * 5, [8] * 5, pure=False)
-        await s.until(lambda: len(s.scheduler.unrunnable) == 5)
+        await until_async(lambda: len(s.scheduler.unrunnable) == 5, "five tasks without a worker")
         await s.gather([s.client.submit(compute, 0.001, 8, pure=False)])  # others pass
         assert len(s.scheduler.unrunnable) == 5
         await s.join(GPU)
@@ -286,7 +285,7 @@ async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_
     async with site(CPU) as s:
         with Require("gpu"):
             future = s.client.submit(compute, 0.001, 8, pure=False)
-        await s.until(lambda: len(s.scheduler.unrunnable) == 1)
+        await until_async(lambda: len(s.scheduler.unrunnable) == 1, "one task without a worker")
         s.scheduler.no_workers_timeout = 0.2  # ten ticks of ours
         with pytest.raises(NoValidWorkerError):
             await s.gather([future])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
@@ -20,9 +20,10 @@ from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
 from dask_ferro.simulate.tiles import iterated_cholesky
-from tests.waiting import finished
+from tests.waiting import BOUND_S, finished, opened, until, until_async
 
 KB = 1024
+MAY_END = threading.Event()
 NOW = 1000.0
 IDLE = {
     "threads": 1, "status": "running", "idle_for": 7.0, "paused_for": 0.0, "processing": 0, "nbytes": 100,
@@ -30,13 +31,15 @@ IDLE = {
 }  # fmt: skip
 
 
-def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s")
+def counted(client: Client, workers: int) -> None:
+    """Wait until there are as many workers."""
+    until(lambda: count(client) == workers, f"{workers} workers", seen=lambda: count(client))
+
+
+def looked(elastic: ff.Elastic, times: int) -> None:
+    """Wait until a controller has looked at the cluster so often."""
+    looks = len(elastic.decisions)
+    until(lambda: len(elastic.decisions) >= looks + times, f"{times} looks of the controller")
 
 
 @pytest.mark.parametrize(
@@ -148,10 +151,10 @@ def test_workers_follow_the_work_and_keep_what_they_made():
     ):
         elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=2, interval=0.2)
         futures = client.map(nap, range(40), seconds=0.5)
-        until(lambda: count(client) == 2)
+        counted(client, 2)
         finished(futures)
         cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
-        until(lambda: count(client) == 1)
+        counted(client, 1)
         assert client.gather(futures) == list(range(40))
         assert any("submit" in action for entry in elastic.decisions for action in entry["actions"])
         assert client.run_on_scheduler(tries) == 40
@@ -174,7 +177,7 @@ def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_o
         finished(tiles)
         first = set(cluster.scheduler.workers)
         cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
-        until(lambda: count(client) == 4)
+        counted(client, 4)
         sent_ahead = sum(client.run(sent).values())
         with ff.trace(client) as recorded:
             finished(synthetic.submit(client, graph))
@@ -196,10 +199,14 @@ def test_a_worker_that_dies_for_good_is_replaced():
         Client(cluster) as client,
     ):
         cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
-        until(lambda: count(client) == 1)
-        (name,) = until(lambda: tuple(cluster.workers))
+        counted(client, 1)
+        (name,) = until(lambda: tuple(cluster.workers), "the worker to be known")
         cluster.sync(cluster.workers[name].close)
-        until(lambda: count(client) == 1 and name not in cluster.workers)
+        until(
+            lambda: count(client) == 1 and name not in cluster.workers,
+            f"another worker in the place of {name}",
+            seen=lambda: list(cluster.workers),
+        )
         assert client.submit(nap, 5, 0.0).result(timeout=60) == 5
 
 
@@ -210,13 +217,20 @@ def test_bounds_change_while_a_worker_is_leaving():
         Client(cluster) as client,
     ):
         cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.2)
-        until(lambda: count(client) == 2)
-        futures = client.map(nap, range(2), seconds=2.0)
+        counted(client, 2)
+        futures = client.map(held, range(2))
+        until(lambda: all(client.processing().values()), "a task on each worker", seen=client.processing)
         for workers in (1, 2, 1, 1):
-            cluster.adapt(Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.2)
-            time.sleep(0.3)
+            elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.1)
+            looked(elastic, 2)  # the first may be that of the one before, which had begun
+        Event("bounds", client).set()
         assert client.gather(futures) == [0, 1]
-        until(lambda: count(client) == 1)
+        counted(client, 1)
+        until(  # Dask's cluster does not close while a worker of its starts
+            lambda: elastic.decisions[-1]["jobs"] == {"running": 1},
+            "one job, and none that starts or leaves",
+            seen=lambda: elastic.decisions[-1],
+        )
 
 
 def test_spec_pools_ask_under_names_that_none_had_before():
@@ -242,18 +256,30 @@ async def forget_and_release(pools: SpecPools) -> set[str]:
     await pools.wait_submitted()
     ended, *leaving = [job.name for job in await pools.reconcile()][:3]
     await pools.cluster.workers[int(ended)].close()
-    while int(ended) in {worker["name"] for worker in pools.cluster.scheduler_info["workers"].values()}:
-        await asyncio.sleep(0.01)
+
+    def known() -> set[int]:
+        return {worker["name"] for worker in pools.cluster.scheduler_info["workers"].values()}
+
+    await until_async(
+        lambda: int(ended) not in known(), f"the cluster to know of the end of {ended}", seen=known
+    )
     seen, _ = await asyncio.gather(pools.reconcile(), pools.release(leaving))
     return {job.name for job in seen}
 
 
-class SlowSite(SpecPools):
-    """A site that takes a second to answer."""
+class LateSite(SpecPools):
+    """A site that is asked for long: it tells what it saw before the jobs left that were leaving."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__(cluster)
+        self.late = 0
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         jobs = await super().reconcile()
-        await asyncio.sleep(1.0)
+        if leaving := self.cluster._adaptive._leaving:
+            MAY_END.set()
+            await until_async(lambda: not leaving, "the end of the jobs that leave", seen=lambda: leaving)
+            self.late += 1
         return jobs
 
 
@@ -266,15 +292,23 @@ def test_nobody_goes_in_the_place_of_one_that_went_while_the_site_was_asked():
         Client(cluster) as client,
     ):
         before = set(cluster.scheduler.workers)
-        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = SlowSite(cluster)
+        site = LateSite(cluster)
+        MAY_END.clear()
+        running = [
+            client.submit(waiting, address, workers=[address], allow_other_workers=True) for address in before
+        ]
+        until(
+            lambda: all(ws.processing for ws in cluster.scheduler.workers.values()), "a task on each worker"
+        )
+        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = site
         elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.05)
-        until(lambda: count(client) == 2)
-        looks = len(elastic.decisions)
-        until(lambda: len(elastic.decisions) >= looks + 3)
-        assert count(client) == 2
+        counted(client, 2)
+        looked(elastic, 3)
+        assert (count(client), site.late > 0) == (2, True)
         assert set(cluster.scheduler.workers) < before
         verbs = Counter(action["kind"] for entry in elastic.decisions for action in entry["done"])
         assert verbs == {"drain": 1}
+        assert set(client.gather(running)) == before
 
 
 async def request_and_release(pools: SpecPools, names: list[str]) -> None:
@@ -288,6 +322,17 @@ async def request_and_release(pools: SpecPools, names: list[str]) -> None:
 
 def nap(value: int, seconds: float) -> int:
     time.sleep(seconds)
+    return value
+
+
+def waiting(value: str) -> str:
+    """Run in a worker of this process, until the test lets it end."""
+    assert MAY_END.wait(BOUND_S)
+    return value
+
+
+def held(value: int) -> int:
+    opened("bounds")
     return value
 
 

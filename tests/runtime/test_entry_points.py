@@ -14,6 +14,7 @@ from distributed import Client, Event, LocalCluster, secede, wait
 from distributed.stealing import WorkStealing
 
 import dask_ferro as ff
+from tests.waiting import until_async
 
 
 class Scene:
@@ -29,10 +30,11 @@ class Scene:
         where = {"workers": [self.first.address], "allow_other_workers": True, "pure": False, **options}
         there = len(self.first.processing)
         first = self.client.submit(blocked, name, key=f"first-{name}", **where)
-        await until(lambda: len(self.first.processing) == there + 1, "the first task runs")
+        await until_async(lambda: len(self.first.processing) == there + 1, "the first task to run")
         tasks = [self.client.submit(same, i, key=f"{name}-{i}", **where) for i in range(count)]
-        await until(
-            lambda: len(self.first.processing) == there + count + 1, f"{count} tasks wait at the first worker"
+        await until_async(
+            lambda: len(self.first.processing) == there + count + 1,
+            f"{count} tasks to wait at the first worker",
         )
         return [first, *tasks]
 
@@ -41,7 +43,7 @@ class Scene:
         await Event(name, self.client).set()
         await asyncio.wait_for(wait(futures), 60)
         assert [f.status for f in futures] == ["finished"] * len(futures)
-        await until(lambda: not self.stealing.in_flight, "no request is on its way")
+        await until_async(lambda: not self.stealing.in_flight, "the answers to all requests")
         assert not self.stealing.ledger.entries
         assert all(
             amount == 0 for w in self.scheduler.workers.values() for amount in w.used_resources.values()
@@ -57,14 +59,6 @@ def blocked(name):
 
 def same(i):
     return i
-
-
-async def until(condition, what):
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"waited 30 s for: {what}")
 
 
 def on_a_scene(test, workers=3, options=None, **worker_options):
@@ -95,7 +89,7 @@ async def moves_on_request(s):
     assert s.stealing.move_task_request(s.task("go-9"), s.first, third) == "in-flight"
     assert s.stealing.in_flight_tasks == {s.first: -1, s.second: 1}
     assert s.stealing.in_flight_occupancy[s.second] > 0
-    await until(lambda: s.task("go-9").state == "memory", "the moved task is done")
+    await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
     assert {ws.address for ws in s.task("go-9").who_has} == {s.second.address}
     assert s.stealing.counts["confirmed"] == 1
     await s.done(futures)
@@ -111,7 +105,7 @@ async def steals_again_after_a_stop(s):
     s.stealing.settings = s.stealing.settings.__class__(**{**vars(s.stealing.settings), "tick": 3600.0})
     await s.stealing.start()
     await s.stealing.start()
-    await until(lambda: s.stealing.counts["confirmed"] > 0, "a move, without a tick")
+    await until_async(lambda: s.stealing.counts["confirmed"] > 0, "a move, without a tick")
     await s.done(futures)
 
 
@@ -134,7 +128,7 @@ async def lists_what_may_move(s):
     await s.stealing.stop()
     futures = await s.pile()
     must = s.client.submit(same, 1, key="must", workers=[s.first.address])
-    await until(lambda: s.scheduler.tasks.get("must") in s.first.processing, "the bound task waits")
+    await until_async(lambda: s.scheduler.tasks.get("must") in s.first.processing, "the bound task to wait")
     listed = {ts.key for level in s.stealing.stealable[s.first.address] for ts in level}
     assert {f"go-{i}" for i in range(10)} <= listed <= {f"go-{i}" for i in range(10)} | {"must"}
     assert {ts.key for ts in s.stealing.key_stealable} == listed
@@ -238,7 +232,7 @@ def test_a_move_that_would_lose_the_task_is_refused(key, victim, thief, said):
         keep = s.client.submit(same, 1, key="done", **here)
         await keep
         gone = s.client.submit(left, "leave", key="gone", **here)
-        await until(lambda: s.first.long_running, "a task secedes")
+        await until_async(lambda: s.first.long_running, "a task to secede")
         futures = await s.pile(4)
         s.first.resources["R"] = s.first.used_resources["R"] = 0
         needy = s.task("go-0") if key == "needy" else None

@@ -14,7 +14,7 @@ from dask_ferro.policy.staff import Submit
 from dask_ferro.runtime.elastic import as_event, told
 from dask_ferro.runtime.events import KINDS, PLACES, SCALINGS, TOPIC, Events
 from dask_ferro.runtime.scheduler import NAME
-from tests.waiting import opened
+from tests.waiting import opened, until_async
 
 
 def on_cluster(test, **options):
@@ -51,8 +51,8 @@ async def steal_some(client, scheduler):
     blocker = client.submit(block, "pile", workers=[first], key="blocker")
     where = {"workers": [first], "allow_other_workers": True, "pure": False}
     tasks = [client.submit(lambda i: i, i, key=f"one-{i}", **where) for i in range(30)]
-    while not scheduler.extensions["stealing"].counts["confirmed"]:
-        await asyncio.sleep(0.01)
+    counts = scheduler.extensions["stealing"].counts
+    await until_async(lambda: counts["confirmed"], "a confirmed move", seen=lambda: dict(counts))
     await Event("pile").set()
     assert await client.gather(tasks) == list(range(30))
     await blocker
@@ -78,8 +78,11 @@ def test_the_events_add_up_to_what_was_counted():
         assert sum(events.placed.values()) >= 31
         one, other = scheduler.workers
         assert (events.stolen_out[one], events.stolen_in[other]) == (counts["confirmed"],) * 2
-        while len(heard) < len(scheduler.get_events(TOPIC)):
-            await asyncio.sleep(0.01)
+        await until_async(
+            lambda: len(heard) >= len(scheduler.get_events(TOPIC)),
+            "all events to reach the client",
+            seen=lambda: heard,
+        )
         assert {message["action"] for message in heard} == {"steal", "place"}
 
     on_cluster(test, shortest=0.0)
@@ -152,9 +155,12 @@ def test_what_workers_received_is_counted_by_class_of_link_and_survives_them():
         value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
         await client.submit(len, value, workers=[other], key="fetched")
         events = events_of(scheduler)
-        while not events.received["host"][0]:
-            await asyncio.sleep(0.05)
+
+        def received():
             events.read_workers()
+            return events.received["host"][0]
+
+        await until_async(received, "a heartbeat that tells of the transfer")
         transfers, nbytes, seconds = events.received["host"]
         assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
         assert events.received["hosts"] == [0, 0, 0.0]

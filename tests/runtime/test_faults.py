@@ -14,7 +14,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import Client, LocalCluster, Status, wait
 
 import dask_ferro as ff
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 pytestmark = pytest.mark.cluster
 
@@ -134,10 +134,12 @@ def test_random_graphs_under_disturbance_are_right_and_leave_clean_books(caplog)
                 got = client.gather(futures)
                 assert [value for value, _ in got] == values, f"graph {seed}"
         assert min(disturbance.done.values()) > 0, disturbance.done
-        deadline = time.monotonic() + 10
-        while (books := client.run_on_scheduler(_books))["entries"] and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert books == {
+        until(
+            lambda: not client.run_on_scheduler(_books)["entries"],
+            "an empty ledger",
+            seen=lambda: client.run_on_scheduler(_books),
+        )
+        assert client.run_on_scheduler(_books) == {
             "in flight": 0, "entries": 0, "waiting": 0, "rows": True, "resources": {0}, "processing": 0,
         }  # fmt: skip
         assert cluster.scheduler.extensions["stealing"].counts["confirmed"] > 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from distributed import Client, LocalCluster
 
 import dask_ferro as ff
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -28,13 +28,6 @@ def bounded(call, *arguments, **options):
         return pool.submit(call, *arguments, **options).result(timeout=WAITS)
 
 
-def until(condition, what):
-    deadline = time.monotonic() + WAITS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAITS:g} s for: {what}"
-        time.sleep(0.05)
-
-
 def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -48,12 +41,14 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
                 bounded(ff.install, client, answer=1.0)
             assert client.submit(int, 3, workers=[well]).result(timeout=WAITS) == 3
             until(
-                lambda: client.run(plugins, workers=[well]) == {well: ["ferro-worker"]}, "the other is set up"
+                lambda: client.run(plugins, workers=[well]) == {well: ["ferro-worker"]},
+                "the plugin of the other",
             )
         finally:
             os.kill(pids[hung], signal.SIGCONT)
         until(
-            lambda: client.run(plugins, workers=[hung]) == {hung: ["ferro-worker"]}, "the late one is set up"
+            lambda: client.run(plugins, workers=[hung]) == {hung: ["ferro-worker"]},
+            "the plugin of the late one",
         )
         os.kill(pids[hung], signal.SIGSTOP)
         try:
@@ -65,5 +60,5 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
                 bounded(ff.uninstall, client)
         finally:
             os.kill(pids[hung], signal.SIGCONT)
-        until(lambda: not any(client.run(plugins).values()), "the late one is what it was")
+        until(lambda: not any(client.run(plugins).values()), "the end of all plugins")
         assert client.submit(int, 4, workers=[hung]).result(timeout=WAITS) == 4

@@ -16,7 +16,7 @@ from distributed import Client, Nanny, Scheduler, Worker
 
 from dask_ferro.runtime import job
 from dask_ferro.runtime.roster import NAME, Roster
-from tests.waiting import finished_async
+from tests.waiting import finished_async, until_async
 
 PLUGIN = str(Path(__file__).resolve().parents[2] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
@@ -94,8 +94,9 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
             held = [client.submit(bytes, 10_000 + i, workers=[own[i % count]]) for i in range(8)]
             await finished_async(held)
             running = client.submit(slow, 0.5, workers=own)
-            while not any(ws.processing for ws in scheduler.workers.values()):
-                await asyncio.sleep(0.01)
+            await until_async(
+                lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
+            )
             process.send_signal(signal.SIGUSR1)
             assert await asyncio.to_thread(process.wait, 30) == 0
             assert len(scheduler.workers) == 1
@@ -107,8 +108,10 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
 
 
 @pytest.mark.cluster
-def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost():
+def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeypatch):
     """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
+    looks, address_of = [], job._address
+    monkeypatch.setattr(job, "_address", lambda server: looks.append(address_of(server)) or looks[-1])
 
     async def test(client, scheduler):
         async with (
@@ -120,7 +123,8 @@ def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost():
             await finished_async(held)
             job._servers.add(nanny)
             leaving = asyncio.create_task(job._leave(20.0))
-            await asyncio.sleep(0.2)
+            await until_async(lambda: len(looks) >= 2, "two looks for the worker's address")
+            assert (set(looks), leaving.done()) == ({None}, False)
             nanny.process.worker_address = address
             await leaving
             assert [ws.name for ws in scheduler.workers.values()] == ["other"]
@@ -138,8 +142,11 @@ def test_it_is_tried_again_until_somebody_has_room():
             held = client.map(bytes, range(1000, 1008))
             await finished_async(held)
             process.send_signal(signal.SIGUSR1)
-            while not any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")):
-                await asyncio.sleep(0.01)
+            await until_async(
+                lambda: any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")),
+                "word that the worker stays",
+                seen=lambda: scheduler.get_events("ferro"),
+            )
             with workers(scheduler.address, "replacement", "--no-nanny"):
                 assert await asyncio.to_thread(process.wait, 30) == 0
                 assert [len(value) for value in await client.gather(held)] == list(range(1000, 1008))

@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 import dask_ferro as ff
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.roster import Roster
-from tests.waiting import finished, finished_async, opened
+from tests.waiting import finished, finished_async, opened, until_async
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -97,8 +97,9 @@ async def leave(client, *workers, seconds=None, must=False):
 
 
 async def started(name, count=1):
-    while RAN[name] < count:
-        await asyncio.sleep(0.005)
+    await until_async(
+        lambda: RAN[name] >= count, f"{count} starts of {name!r}", every=0.005, seen=lambda: dict(RAN)
+    )
 
 
 # ---- what leavers hold ----------------------------------------------------------------------------------
@@ -120,8 +121,8 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
 
         async def go():
             going = asyncio.ensure_future(cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            while not cluster.scheduler.plugins[roster.NAME].leaving.moving.moves:
-                await asyncio.sleep(0.001)
+            moving = cluster.scheduler.plugins[roster.NAME].leaving.moving
+            await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
 
@@ -167,8 +168,9 @@ def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(
         running = client.submit(held_up, "running", "four", **loosely)
         await started("running")
         waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(10)]
-        while len(leaver.state.tasks) < 2 and not installed:
-            await asyncio.sleep(0.005)
+        await until_async(
+            lambda: installed or len(leaver.state.tasks) >= 2, "tasks that wait at the leaver", every=0.005
+        )
         going = [asyncio.ensure_future(leave(client, leaver)) for _ in range(4)]
         await finished_async(waiting)
         assert scheduler.workers[leaver.address].status == Status.closing_gracefully
@@ -463,8 +465,11 @@ def test_those_that_are_recalled_stay_and_take_tasks_again():
         )
         await started("running")
         departure = asyncio.ensure_future(leave(client, leaver))
-        await asyncio.sleep(0.1)
-        assert scheduler.workers[leaver.address].status.name == "closing_gracefully"
+        state = scheduler.workers[leaver.address]
+        await until_async(
+            lambda: state.status == Status.closing_gracefully, "the leave to begin", seen=lambda: state.status
+        )
+        assert not departure.done()
         await client.scheduler.ferro_stay(addresses=[leaver.address])
         assert await departure == {leaver.address: "recalled"}
         await Event("recall", client).set()

@@ -16,7 +16,7 @@ from distributed import Client, Scheduler, Status, Worker
 
 import dask_ferro as ff
 from tests.runtime.test_faults import added, random_graph
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, until_async
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -122,12 +122,10 @@ def check(scheduler):
 async def quiet(scheduler):
     """Wait until nothing is left of all that was submitted."""
     stealing = scheduler.extensions["stealing"]
-    for _ in range(1200):
-        if not scheduler.tasks and not stealing.in_flight and not stealing.ledger.entries:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(
-        f"after 60 s there are {len(scheduler.tasks)} tasks, {len(stealing.in_flight)} moves"
+    await until_async(
+        lambda: not scheduler.tasks and not stealing.in_flight and not stealing.ledger.entries,
+        "the end of all tasks and moves",
+        seen=lambda: f"{len(scheduler.tasks)} tasks, {len(stealing.in_flight)} moves",
     )
 
 

@@ -11,6 +11,7 @@ from distributed import LocalCluster, WorkerPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime.pools import SpecPools
+from tests.waiting import BOUND_S, until_async
 
 pytestmark = pytest.mark.cluster
 
@@ -21,11 +22,14 @@ def local(workers: int) -> LocalCluster:
     )
 
 
-class SlowEnd(WorkerPlugin):
-    """Holds its worker up while that closes."""
+class HeldEnd(WorkerPlugin):
+    """Holds its worker up while that closes, until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
 
     async def teardown(self, worker: object) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.wait_for(self.may_end.wait(), BOUND_S)
 
 
 def test_a_job_that_is_being_released_does_not_end_by_itself(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,15 +37,18 @@ def test_a_job_that_is_being_released_does_not_end_by_itself(caplog: pytest.LogC
         async with local(1) as cluster:
             pools = SpecPools(cluster)
             ((name, worker),) = cluster.workers.items()
-            await worker.plugin_add(SlowEnd(), name="slow")
+            held = HeldEnd()
+            await worker.plugin_add(held, name="held")
             await cluster.scheduler.remove_worker(worker.address, stimulus_id="test", close=True)
-            async with asyncio.timeout(20):
-                while cluster.scheduler_info["workers"] or worker.status.name != "closing":
-                    await asyncio.sleep(0.01)
+            await until_async(
+                lambda: not cluster.scheduler_info["workers"] and worker.status.name == "closing",
+                "a worker that is gone for the scheduler and still closes",
+            )
             released = asyncio.ensure_future(pools.release([str(name)]))
             await asyncio.sleep(0)
             seen = await pools.reconcile()
             assert ([job.name for job in seen], released.done()) == ([str(name)], False)
+            held.may_end.set()
             await released
             assert await pools.reconcile() == ()
 

@@ -19,7 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
-from tests.waiting import finished, opened
+from tests.waiting import finished, opened, until
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,17 @@ def counting(client):
 
 def begun(client, following):
     """The first look that found the graph on the scheduler."""
-    while (seen := client.sync(following.read)).status == "waiting":
-        pass
-    return seen
+    return looked(client, following, lambda seen: seen.status != "waiting", "the graph on the scheduler")
+
+
+def looked(client, following, is_it, what):
+    """The first look that is as wanted; the looks themselves wait, if the follower is to."""
+
+    def look():
+        seen = client.sync(following.read)
+        return seen if is_it(seen) else None
+
+    return until(look, what, every=0)
 
 
 def gate(name, i):
@@ -56,9 +64,7 @@ def gate(name, i):
 def test_bundles_and_ops_of_a_model_are_counted(client):
     model, lazy = tiny()
     following = Following(client, [client.compute(lazy)])
-    seen = client.sync(following.read)
-    while seen.status != "finished":
-        seen = client.sync(following.read)
+    seen = looked(client, following, lambda seen: seen.status == "finished", "the end of the model")
     nodes = sum(model.ops.values())
     assert (seen.bundles, seen.ops) == ((len(model.bundles),) * 2, (nodes, nodes))
     assert (seen.failed, seen.remaining) == (0, 0.0)
@@ -103,8 +109,7 @@ def test_cancelled_tasks_end_it(client):
     following = Following(client, [future], interval=0.01)
     assert begun(client, following).status == "running"
     future.cancel()
-    while (seen := client.sync(following.read)).status == "running":
-        pass
+    seen = looked(client, following, lambda seen: seen.status != "running", "the end that cancelling makes")
     Event("never", client=client).set()
     assert (seen.tasks, seen.failed) == ((0, 1), 1)
 
@@ -113,12 +118,9 @@ def test_one_that_was_cancelled_before_does_not_hold_up_the_others(client):
     fine, gone = (client.submit(gate, "others", i, key=f"others-{i}") for i in range(2))
     gone.cancel()
     Event("others", client=client).set()
-    while "others-1" in client.cluster.scheduler.tasks:
-        time.sleep(0.005)
+    until(lambda: "others-1" not in client.cluster.scheduler.tasks, "the end of the cancelled task")
     following = Following(client, [fine, gone], interval=0.005)
-    for _ in range(1000):
-        if (seen := client.sync(following.read)).status == "finished":
-            break
+    seen = looked(client, following, lambda seen: seen.status == "finished", "the end of the other one")
     assert (seen.status, seen.tasks, seen.failed) == ("finished", (1, 2), 1)
 
 
@@ -154,8 +156,7 @@ def test_what_was_cancelled_before_anybody_looked_is_over(client):
     future = client.submit(gate, "early", 1, key="early")
     future.cancel()
     Event("early", client=client).set()
-    while client.sync(client.run_on_scheduler, lambda dask_scheduler: "early" in dask_scheduler.tasks):
-        pass
+    until(lambda: "early" not in client.cluster.scheduler.tasks, "the end of the cancelled task")
     following = Following(client, [future], interval=0.0)
     assert client.sync(following.read)[:3:2] == ("finished", (0, 1))
     client.sync(following.close)
@@ -319,8 +320,7 @@ def test_a_scheduler_that_goes_ends_the_line(capsys):
         future = client.submit(time.sleep, 1)
         waiting = threading.Thread(target=progress, args=(future,))
         waiting.start()
-        while not counting(client):
-            time.sleep(0.01)
+        until(lambda: counting(client), "the plugin that counts", every=0.01)
         cluster.sync(cluster.scheduler.close)
         waiting.join(40)
         client.close()
@@ -338,6 +338,9 @@ def test_in_a_notebook_the_line_goes_on_by_itself(client):
     with capture_output() as captured:
         progress(future, notebook=True)
         finished(future)
-        while counting(client) or not any("in " in str(o.data) for o in captured.outputs[1:]):
-            time.sleep(0.05)
+        until(
+            lambda: not counting(client) and any("in " in str(o.data) for o in captured.outputs[1:]),
+            "a last line, with the seconds that it took",
+            seen=lambda: [o.data for o in captured.outputs],
+        )
     assert f"bundles {len(model.bundles)}/{len(model.bundles)}" in captured.outputs[-1].data["text/html"]

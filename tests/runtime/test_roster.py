@@ -19,7 +19,7 @@ from dask_ferro.policy.cost import Speed
 from dask_ferro.runtime import roster
 from dask_ferro.runtime.demand import Demands, Span, profile, schedule
 from dask_ferro.runtime.roster import Kept, Roster
-from tests.waiting import finished_async, opened
+from tests.waiting import finished_async, opened, until_async
 
 
 def on_cluster(test, **options):
@@ -50,9 +50,18 @@ async def busy(client, cluster):
     event = Event("roster", client=client)
     addresses = list(cluster.scheduler.workers)
     tasks = [client.submit(hold, "roster", a, workers=[a], pure=False) for a in addresses]
-    while sum(len(ws.executing) for ws in cluster.scheduler.workers.values()) < len(addresses):
-        await asyncio.sleep(0.01)  # Dask tells with a heartbeat what runs
+    await until_async(  # Dask tells with a heartbeat what runs
+        lambda: all(ws.executing for ws in cluster.scheduler.workers.values()),
+        "a task that runs on each worker",
+    )
     return event, tasks
+
+
+async def submitted(scheduler, count):
+    """Wait until the scheduler has as many tasks."""
+    await until_async(
+        lambda: len(scheduler.tasks) >= count, f"{count} tasks", seen=lambda: len(scheduler.tasks)
+    )
 
 
 def hold(name, value):
@@ -114,14 +123,30 @@ def test_a_profile_has_the_graphs_work_and_its_critical_path(graph):
 # ---- the rows -------------------------------------------------------------------------------------------
 
 
-def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
+class Clock:
+    """The roster's monotonic clock, which the test may put ahead."""
+
+    ahead = 0.0
+
+    def __call__(self):
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(roster, "monotonic", made)
+    return made
+
+
+def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(clock):
     async def test(client, cluster):
         one, two = sorted(cluster.scheduler.workers)
         alone = client.submit(bytes, 5000, workers=[one])
         shared = client.submit(bytes, 7000, workers=[one])
         used = client.submit(len, shared, workers=[two])
         await finished_async([alone, shared, used])
-        await asyncio.sleep(0.05)
+        clock.ahead += 300.0
         facts = await cluster.scheduler_comm.ferro_roster()
         row, other = facts["workers"][one], facts["workers"][two]
         tasks = cluster.scheduler.tasks
@@ -130,7 +155,7 @@ def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
         assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
         assert other["unique"] == sizes[used.key]
         assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
-        assert 0.05 <= row["idle_for"] < 5.0
+        assert 300.0 <= row["idle_for"] < 400.0
         assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
         assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
         assert (len(facts["demands"]), facts["queue"]) == (0, 0)
@@ -138,7 +163,7 @@ def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle():
     on_cluster(test)
 
 
-def test_a_row_tells_for_how_long_a_worker_has_paused():
+def test_a_row_tells_for_how_long_a_worker_has_paused(clock):
     async def test(client, cluster):
         scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
         told = scheduler.plugins[roster.NAME].roster
@@ -148,14 +173,12 @@ def test_a_row_tells_for_how_long_a_worker_has_paused():
 
         assert paused() == {one: 0.0, two: 0.0}
         cluster.workers[0].status = Status.paused
-        while scheduler.workers[one].status != Status.paused:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert 0.1 <= paused()[one] < 5.0
+        await until_async(lambda: scheduler.workers[one].status == Status.paused, "word of the pause")
+        clock.ahead += 300.0
+        assert 300.0 <= paused()[one] < 400.0
         assert paused()[two] == 0.0
         cluster.workers[0].status = Status.running
-        while scheduler.workers[one].status != Status.running:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: scheduler.workers[one].status == Status.running, "word of its end")
         assert paused()[one] == 0.0
 
     with dask.config.set({"distributed.worker.memory.pause": False}):  # it would resume by itself
@@ -173,8 +196,7 @@ def test_demands_are_apart_by_what_their_workers_must_have():
         with annotated(9.0):
             bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
             loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
-        while len(cluster.scheduler.tasks) < 307:
-            await asyncio.sleep(0.01)
+        await submitted(cluster.scheduler, 307)
         facts = cluster.scheduler.plugins[roster.NAME].roster()
         rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
         assert set(rows) == {(False,), (True,), ("GPU", False)}
@@ -200,8 +222,7 @@ def test_a_demand_knows_the_whole_graph_and_what_has_run():
         graph["c"] = Task("c", max, *(TaskRef(("b", i)) for i in range(4)))
         with annotated(1.0):
             last = client.get(graph, "c", sync=False)
-        while len(cluster.scheduler.tasks) < 11:
-            await asyncio.sleep(0.01)
+        await submitted(cluster.scheduler, 11)
         demands = cluster.scheduler.plugins[roster.NAME].roster()["demands"]
         (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
         assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
@@ -228,8 +249,7 @@ def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(installed):
                 graph[key] = Task(key, int, before)
         with annotated(0.1):
             last = client.get(graph, [("step-9", chain) for chain in range(200)], sync=False)
-        while len(cluster.scheduler.tasks) < 2002:
-            await asyncio.sleep(0.01)
+        await submitted(cluster.scheduler, 2002)
         rows = {}
         for exact in (20_000, 400):
             (row,) = [d for d in Demands(cluster.scheduler, exact).rows() if d["workers"] is None]
@@ -257,8 +277,7 @@ def test_a_required_device_class_is_a_need_where_somebody_honours_it(installed):
             required = client.map(hold, ["roster"] * 3, range(3), pure=False)
         with annotated(2.0):
             free = client.submit(hold, "roster", 0, pure=False)
-        while len(cluster.scheduler.tasks) < 6:
-            await asyncio.sleep(0.01)
+        await submitted(cluster.scheduler, 6)
         rows = {d["device"]: d for d in Demands(cluster.scheduler).rows() if d["workers"] is None}
         if installed:
             assert {device: row["profile"] for device, row in rows.items()} == {
@@ -296,8 +315,9 @@ def test_the_demand_reads_annotations_as_placement_does(installed):
         ):
             with dask.annotate(ferro=told):
                 tasks.append(client.submit(hold, "roster", number, resources={f"none-{number}": 1}))
-        while len(cluster.scheduler.unrunnable) < len(tasks):
-            await asyncio.sleep(0.01)
+        await until_async(
+            lambda: len(cluster.scheduler.unrunnable) >= len(tasks), "all tasks to be without a worker"
+        )
         found = {next(iter(d["resources"])): d for d in Demands(cluster.scheduler).rows()}
         known = [3.0, 2.0] if installed else [0.5, 4.0]
         for number, seconds in enumerate([*known, 0.5, 0.5, 0.5]):
@@ -313,8 +333,7 @@ def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_sa
         ledger = cluster.scheduler.extensions["stealing"].ledger
         with dask.annotate(ferro={"flops": 4e9}):
             task = client.submit(hold, "roster", 0, resources={"none": 1})
-        while not cluster.scheduler.unrunnable:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
         ledger.durations.speeds.update({"cpu": Speed(1e9, 1e9), "gpu": Speed(8e9, 8e9)})
         ledger.set_device(next(iter(ledger.rows)), "gpu")  # until it says itself what it is
         (row,) = Demands(cluster.scheduler).rows()
@@ -339,24 +358,23 @@ def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(installed):
             await ff.install(client)
         scheduler = cluster.scheduler
         away = [client.submit(seceding, number, pure=False) for number in range(6)]
-        while sum(len(ws.long_running) for ws in scheduler.workers.values()) < 6:
-            await asyncio.sleep(0.01)
+        await until_async(
+            lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
+        )
         assert Demands(scheduler).rows() == []
         facts = scheduler.plugins[roster.NAME].roster()
         holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
         assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
         with annotated(2.0):
             after = client.submit(sum, away)
-        while scheduler.task_prefixes.get("sum") is None:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: "sum" in scheduler.task_prefixes, "the sum to be submitted")
         (row,) = Demands(scheduler).rows()  # later, but it comes
         assert row["profile"][0][1] == 0.0
         assert row["profile"][-1] == pytest.approx((2.0, 1.0))
         event, held = await busy(client, cluster)
         with annotated(0.1):
             others = client.map(hold, ["roster"] * 40, range(40))
-        while len(scheduler.tasks) < 49:
-            await asyncio.sleep(0.01)
+        await submitted(scheduler, 49)
         (sample,) = [d for d in Demands(scheduler, 20).rows() if d["workers"] is None]
         assert sample["profile"][0][1] * 0.1 == pytest.approx(4.0, rel=0.15)
         await event.set()

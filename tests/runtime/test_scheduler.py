@@ -26,7 +26,7 @@ from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scheduler import FerroScheduler
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
-from tests.waiting import finished_async, opened, ticks
+from tests.waiting import finished_async, opened, ticks, until, until_async
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
@@ -170,8 +170,7 @@ def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker():
         first = next(iter(scheduler.workers))
         stealing = scheduler.extensions["stealing"]
         blocker, tasks = _dependents(client, "mid-steal", 20, first)
-        while not stealing.in_flight:
-            await asyncio.sleep(0)
+        await until_async(lambda: stealing.in_flight, "a request", every=0)
         await ff.uninstall(client)
         await Event("mid-steal").set()
         assert await client.gather(tasks) == list(range(20))
@@ -189,13 +188,11 @@ def test_a_thief_that_left_before_the_answer_came_has_no_threshold_again():
         first = next(iter(scheduler.workers))
         stealing = scheduler.extensions["stealing"]
         blocker, tasks = _dependents(client, "thief-left", 20, first)
-        while not stealing.in_flight:
-            await asyncio.sleep(0)
+        await until_async(lambda: stealing.in_flight, "a request", every=0)
         ((_, info), *_) = stealing.in_flight.items()
         thief = info["thief"].address
         await scheduler.remove_worker(thief, stimulus_id="it died")
-        while stealing.in_flight:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not stealing.in_flight, "the answers")
         stealing.balance()
         assert thief not in stealing.state.thresholds
         await Event("thief-left").set()
@@ -223,7 +220,11 @@ def test_a_restart_empties_the_book():
         await ff.install(client)
         first = next(iter(scheduler.workers))
         _, tasks = _dependents(client, "restart", 5, first)
-        await asyncio.sleep(0.1)
+        ledger = scheduler.extensions["stealing"].ledger
+        await until_async(
+            lambda: len(scheduler.tasks) == 6 and "blocker" in ledger.entries,
+            "six tasks, one of them assigned",
+        )
         await Event("restart").set()
         await client.restart(wait_for_workers=False)  # without nannies the workers do not come back
         stealing = scheduler.extensions["stealing"]
@@ -247,8 +248,7 @@ def test_a_task_that_secedes_frees_its_thread_in_the_book():
         future = client.submit(seceding)
         await Event("seceded").wait(timeout=60)
         ledger = scheduler.extensions["stealing"].ledger
-        while ledger.entries:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not ledger.entries, "an empty ledger", seen=lambda: list(ledger.entries))
         assert [row.starts_in(0.0) for row in ledger.rows.values()] == [0.0, 0.0]
         await Event("go").set()
         await future
@@ -303,7 +303,6 @@ def test_resource_accounting_stays_exact_through_moves():
         await ff.install(client, shortest=0.0)
 
         def work(i):
-            import time
 
             time.sleep(0.01)
             return i
@@ -403,9 +402,8 @@ def test_by_a_real_preload():
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            while not file.exists():
-                assert process.poll() is None
-                time.sleep(0.05)
+            until(lambda: process.poll() is not None or file.exists(), "the scheduler's file")
+            assert process.poll() is None
             with Client(scheduler_file=str(file)) as client:
                 assert figures(client)["stealing"] == "informed"
         finally:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
+from functools import partial
 
 from distributed import Client, Event, LocalCluster, wait
 
@@ -13,15 +13,9 @@ import dask_ferro as ff
 from dask_ferro.runtime import waits as module
 from tests.runtime.test_scheduler import on_cluster
 from tests.runtime.test_waits import SOON, _block, _inc, _pid, _running, _soon
-from tests.waiting import finished_async
+from tests.waiting import finished_async, until, until_async
 
-
-async def _until(holds, saying):
-    async def seen():
-        while not holds():
-            await asyncio.sleep(0.01)
-
-    await _soon(seen(), saying)
+_until = partial(until_async, seconds=SOON)
 
 
 def test_a_scheduler_that_was_busy_takes_no_worker_for_silent():
@@ -42,12 +36,13 @@ def test_a_scheduler_that_was_busy_takes_no_worker_for_silent():
         closed = []
         try:
 
-            async def answered():
-                while ts in stealing.in_flight or ts.state == "processing":
-                    closed.extend(stealing.waits.silent)
-                    await asyncio.sleep(0)
+            def answered():
+                if ts not in stealing.in_flight and ts.state != "processing":
+                    return True
+                closed.extend(stealing.waits.silent)
+                return False
 
-            await _soon(answered(), "the answer, and the task")
+            await _until(answered, "the answer, and the task", every=0)
             counts = stealing.counts
             assert (counts["confirmed"], counts["stale"], closed) == (1, 0, [])
         finally:
@@ -125,12 +120,12 @@ def test_all_that_waits_at_a_silent_worker_leaves_soon():
         try:
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(count)]
-            end = time.monotonic() + SOON
-            while sum(f.done() for f in behind) < count - 1:
-                assert time.monotonic() < end, (
-                    f"{sum(f.done() for f in behind)} of {count - 1} in {SOON:.0f} s"
-                )
-                time.sleep(0.05)
+            until(
+                lambda: sum(f.done() for f in behind) >= count - 1,
+                f"{count - 1} of {count} tasks",
+                seconds=SOON,
+                seen=lambda: sum(f.done() for f in behind),
+            )
         finally:
             os.kill(pids[hung], signal.SIGCONT)
         assert client.gather(behind) == list(range(count))
@@ -151,26 +146,23 @@ def test_roots_that_are_queued_pass_a_silent_worker_by():
             waits = cluster.scheduler.extensions["stealing"].waits
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(2)]
-            end = time.monotonic() + SOON
-            while hung not in waits.silent or sum(f.done() for f in behind) < 1:
-                assert time.monotonic() < end, f"waited {SOON:.0f} s for the worker to count as silent"
-                time.sleep(0.05)
+            until(
+                lambda: hung in waits.silent and any(f.done() for f in behind),
+                "the worker to count as silent, and one of its tasks",
+                seconds=SOON,
+            )
             roots = client.map(_slow, range(30), pure=False)
             given = set()
-            while not all(f.done() for f in roots):
-                assert time.monotonic() < end + SOON, "the roots, on the worker that is left"
-                given |= {ts.key for ts in list(cluster.scheduler.workers[hung].processing)}
-                time.sleep(0.005)
+
+            def done():
+                given.update(ts.key for ts in list(cluster.scheduler.workers[hung].processing))
+                return all(f.done() for f in roots)
+
+            until(done, "the roots, on the worker that is left", seconds=SOON, every=0.005)
             assert not given & {f.key for f in roots}
         finally:
             os.kill(pids[hung], signal.SIGCONT)
         assert client.gather(behind + roots) == [0, 1, *range(30)]
-        assert _heard_again(waits)
-
-
-def _heard_again(waits):
-    """Whether no worker counts as silent, soon."""
-    end = time.monotonic() + SOON
-    while waits.silent and time.monotonic() < end:
-        time.sleep(0.05)
-    return not waits.silent
+        until(
+            lambda: not waits.silent, "the worker to be heard again", seconds=SOON, seen=lambda: waits.silent
+        )

@@ -12,6 +12,7 @@ from dask_ferro.runtime import squeue
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.slurmsite import Site
 from dask_ferro.runtime.submission import Submission
+from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -40,9 +41,7 @@ async def one_submission() -> tuple[list[str], bool]:
         site, lambda pool, first: "#!/bin/sh\n", accepted, lambda jobs, words: ended.set()
     )
     submission.add([BatchJob("default-0", "default", 0, 1, 0.0)])
-    async with asyncio.timeout(20):
-        while not (ended.is_set() or submission.trouble("default")):
-            await asyncio.sleep(0.01)
+    await until_async(lambda: ended.is_set() or submission.trouble("default"), "the end of a submission")
     try:
         assert await submission.close(5.0)
         return ids, submission.had_jobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 
 import distributed
 import numpy as np
@@ -13,7 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import synthetic
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.workloads import build
-from tests.waiting import finished
+from tests.waiting import finished, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -203,10 +202,11 @@ def test_dask_takes_those_tasks_for_roots_that_the_workload_says(paused, name):
         return {task.prefix.name for task in tasks if dask_scheduler.is_rootish(task)}
 
     outputs = [future.key for future in held]
-    deadline = time.monotonic() + 30
-    while (found := paused.run_on_scheduler(rootish, outputs=outputs)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(
+        lambda: paused.run_on_scheduler(rootish, outputs=outputs) is not None,
+        "the scheduler to know all outputs",
+    )
+    found = paused.run_on_scheduler(rootish, outputs=outputs)
     for future in held:
         future.release()
     assert found == ROOTISH[name]

@@ -14,7 +14,7 @@ from distributed.metrics import monotonic
 
 import dask_ferro as ff
 from dask_ferro.policy.ledger import Ledger
-from tests.waiting import opened, ticks
+from tests.waiting import opened, ticks, until_async
 
 Test = Callable[[LocalCluster, Client, Scheduler], Awaitable[None]]
 
@@ -78,15 +78,21 @@ def blocked(client: Client, count: int, seconds: float) -> list[Any]:
 
 async def states(scheduler: Scheduler, futures: list[Any], wanted: str) -> None:
     """Wait until all tasks are in a state."""
-    while {ts.state if (ts := scheduler.tasks.get(f.key)) else None for f in futures} != {wanted}:
-        await asyncio.sleep(0.01)
+
+    def found() -> set[str | None]:
+        return {ts.state if (ts := scheduler.tasks.get(f.key)) else None for f in futures}
+
+    await until_async(lambda: found() == {wanted}, f"tasks that are {wanted!r}", seen=found)
 
 
 async def given(scheduler: Scheduler, tasks: int) -> dict[str, int]:
     """Wait until so many tasks are with workers, and return how many each has."""
-    while sum(len(ws.processing) for ws in scheduler.workers.values()) < tasks:
-        await asyncio.sleep(0.01)
-    return {address: len(ws.processing) for address, ws in scheduler.workers.items()}
+
+    def found() -> dict[str, int]:
+        return {address: len(ws.processing) for address, ws in scheduler.workers.items()}
+
+    await until_async(lambda: sum(found().values()) >= tasks, f"{tasks} tasks with workers", seen=found)
+    return found()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +140,10 @@ def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_withou
         scheduler.no_workers_timeout = 30.0
         for ts in scheduler.unrunnable:  # with ten seconds to go
             scheduler.unrunnable[ts] -= 20.0
-        while any(since < monotonic() - 15.0 for since in scheduler.unrunnable.values()):
-            await asyncio.sleep(0.01)
+        await until_async(
+            lambda: all(since >= monotonic() - 15.0 for since in scheduler.unrunnable.values()),
+            "the tasks' waiting to count from now on",
+        )
         assert {scheduler.tasks[future.key].state for future in futures} == {"no-worker"}
         ledger(scheduler).fresh = 0.0
         await client.gather(futures)

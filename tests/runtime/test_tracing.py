@@ -26,6 +26,7 @@ from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
 from tests.graph.pipeline_nets import mlp as mlp_net
 from tests.graphs import mlp
+from tests.waiting import until
 
 MLP = mlp().SerializeToString()
 X = np.linspace(-1, 1, 40 * 6, dtype="f4").reshape(40, 6)
@@ -378,10 +379,7 @@ def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -
         recording = ff.trace(other, ops=True)
         recording.__enter__()
         assert len(telemetry_of(client).wanted) == 1
-    deadline = time.monotonic() + 10
-    while task._listener is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert task._listener is None
+    until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
     assert telemetry_of(client).wanted == ()
     assert set(client.cluster.scheduler.worker_plugins) == plugins
 

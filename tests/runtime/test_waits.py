@@ -16,7 +16,7 @@ import dask_ferro as ff
 from dask_ferro.runtime.top import look
 from tests.graphs import model
 from tests.runtime.test_scheduler import on_cluster
-from tests.waiting import finished_async, opened
+from tests.waiting import finished_async, opened, until_async
 
 # Seconds in which what does not wait for the long task is done by far, on a machine with everything else to do.
 SOON = 30.0
@@ -53,14 +53,11 @@ async def _behind_a_long_task(client, busy, nbytes, tasks=12):
 
 
 async def _running(scheduler, key):
-    async def seen():
-        while True:
-            ts = scheduler.tasks.get(key)
-            if ts is not None and ts.state == "processing":
-                return
-            await asyncio.sleep(0.01)
-
-    await _soon(seen(), f"{key} to be assigned")
+    await until_async(
+        lambda: (ts := scheduler.tasks.get(key)) is not None and ts.state == "processing",
+        f"{key} to be assigned",
+        seconds=SOON,
+    )
 
 
 @pytest.mark.parametrize("nbytes", [800, 246_000, 4_000_000])
@@ -206,11 +203,7 @@ def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others():
         old = sorted(scheduler.workers)
         cluster.scale(0)
 
-        async def gone():
-            while scheduler.workers:
-                await asyncio.sleep(0.01)
-
-        await _soon(gone(), "the workers to leave")
+        await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
         future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
         await asyncio.sleep(0)
         cluster.scale(1)
@@ -231,12 +224,10 @@ def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason():
         held = client.submit(_inc, 1, workers=[busy], key="held")
         waits = scheduler.extensions["stealing"].waits
 
-        async def told():
-            while not any(wait.key == held.key for wait in waits.now):
-                await asyncio.sleep(0.05)
-
         try:
-            await _soon(told(), "what waits to be told")
+            await until_async(
+                lambda: any(wait.key == held.key for wait in waits.now), "what waits to be told", seconds=SOON
+            )
             (line,) = [w for w in waits.now if w.key == held.key]
             assert (line.worker, line.reason, line.idle) == (busy, "restricted", 1)
             assert "held waits at" in line.told()

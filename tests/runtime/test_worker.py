@@ -23,6 +23,7 @@ from dask_ferro.policy.cost import Links
 from dask_ferro.runtime import speed as speeds
 from dask_ferro.runtime.speed import Speed, speed
 from dask_ferro.runtime.worker import METRIC, NAME, FerroWorker, sent
+from tests.waiting import until
 
 STOCK_SENDS = 0.002
 
@@ -48,15 +49,13 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
             client.unregister_worker_plugin(NAME)
 
 
-def published(cluster: LocalCluster, seconds: float = 30.0) -> list[dict[str, Any]]:
+def published(cluster: LocalCluster) -> list[dict[str, Any]]:
     """What the scheduler has from all workers, once they have all told."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = [ws.metrics.get(METRIC) for ws in cluster.scheduler.workers.values()]
-        if all(found):
-            return found
-        time.sleep(0.02)
-    raise AssertionError("no heartbeat came")
+
+    def told() -> list[Any]:
+        return [ws.metrics.get(METRIC) for ws in cluster.scheduler.workers.values()]
+
+    return until(lambda: all(found := told()) and found, "a heartbeat of each worker", seen=told)
 
 
 def intervals(cluster: LocalCluster) -> set[float]:

@@ -24,6 +24,7 @@ from distributed import Client
 import dask_ferro as ff
 from dask_ferro.runtime.roster import Roster
 from dask_ferro.runtime.slurm import SLURMCluster
+from tests.waiting import until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
@@ -40,22 +41,33 @@ def queue(name: str) -> dict[str, str]:
     return dict(line.split() for line in lines)
 
 
-async def until(holds: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
-    """Return what `holds` returns once it is true."""
-    async with asyncio.timeout(seconds):
-        while not (found := await holds()):
-            await asyncio.sleep(0.1)
-        return found
+async def queued(name: str, holds: Callable[[dict[str, str]], bool], what: str) -> None:
+    """Wait for a state of the queue, by job id."""
+    await until_async(
+        lambda: asyncio.to_thread(lambda: holds(queue(name))), what, every=0.1, seen=lambda: queue(name)
+    )
 
 
-async def looked(cluster: SLURMCluster, states: list[str], seconds: float = 60.0) -> Any:
+async def nothing_left(name: str) -> None:
+    """Wait until neither a job nor a watchdog of a cluster is left."""
+    await until_async(
+        lambda: asyncio.to_thread(lambda: queue(name) == {} and watchdogs(name) == []),
+        "the end of all jobs and watchdogs",
+        every=0.1,
+        seen=lambda: (queue(name), watchdogs(name)),
+    )
+
+
+async def looked(cluster: SLURMCluster, states: list[str]) -> Any:
     """Reconcile until the jobs are in these states, in the order of their submission; return them."""
+    found: list[Any] = []
 
-    async def agrees() -> Any:
-        jobs = await cluster.reconcile()
-        return [job.state for job in jobs] == states and (jobs or True)
+    async def agrees() -> bool:
+        found[:] = await cluster.reconcile()
+        return [job.state for job in found] == states
 
-    return await until(agrees, seconds)
+    await until_async(agrees, f"jobs that are {states}", every=0.1, seen=lambda: found)
+    return tuple(found)
 
 
 @pytest.fixture
@@ -149,7 +161,7 @@ def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
 
     async def scenario(cluster):
         cluster.request("default", 2)
-        await until(lambda: asyncio.sleep(0, cluster.pools()[0].closed))
+        await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
         assert cluster.pools()[0].closed == "Resource temporarily unavailable"
         assert [job.state for job in await cluster.reconcile()] == ["submitting"] * 2
         await cluster.wait_submitted()
@@ -214,7 +226,7 @@ def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(pl
         comments = dict(sorted({tuple(line.split(" ", 1)) for line in said}))
         (nonce,) = (word for word in calls.read_text().split() if word.startswith("--comment"))
         assert comments[array] == nonce.partition("=")[2]
-        await until(lambda: asyncio.to_thread(lambda: len(queue(cluster.job_name)) == 2))
+        await queued(cluster.job_name, lambda jobs: len(jobs) == 2, "the jobs of one of the submissions")
         assert {job.partition("_")[0] for job in queue(cluster.job_name)} == {array}
 
     play(scenario, **LATER)
@@ -242,7 +254,7 @@ def test_jobs_that_nobody_follows_are_cancelled(play):
             "--wrap=true",
         )
         jobs = await cluster.reconcile()
-        await until(lambda: asyncio.to_thread(lambda: set(queue(cluster.job_name)) == {jobs[0].job_id}))
+        await queued(cluster.job_name, lambda left: set(left) == {jobs[0].job_id}, "the job that is followed")
 
     play(scenario, **LATER)
 
@@ -276,7 +288,7 @@ def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):
 
     async def scenario(cluster):
         cluster.request("default", 2)
-        await until(lambda: asyncio.sleep(0, cluster.pools()[0].closed))
+        await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
 
     play(scenario)
     assert len(calls.read_text().splitlines()) == 1
@@ -304,7 +316,7 @@ def test_a_job_that_no_node_can_run_is_taken_back(play):
         await cluster.wait_submitted()
         await looked(cluster, [])
         assert cluster.pools()[0].closed.endswith("PENDING (PartitionConfig)")
-        await until(lambda: asyncio.to_thread(lambda: queue(cluster.job_name) == {}))
+        await queued(cluster.job_name, lambda jobs: not jobs, "the end of all jobs")
 
     play(scenario, cores=64, patience={"stuck": 0.2})
 
@@ -316,7 +328,7 @@ def test_a_held_job_is_taken_back(play):
         held, kept = await looked(cluster, ["pending"] * 2)
         command("scontrol", "hold", held.job_id)
         assert await looked(cluster, ["pending"]) == await cluster.reconcile()
-        await until(lambda: asyncio.to_thread(lambda: set(queue(cluster.job_name)) == {kept.job_id}))
+        await queued(cluster.job_name, lambda jobs: set(jobs) == {kept.job_id}, "the job that is kept alone")
 
     play(scenario, **LATER)
 
@@ -369,7 +381,9 @@ def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         assert 1700 < first.ends_at - time.time() < 1801
         assert 0.5 < cluster.pools()[0].start_up < 30
         command("scontrol", "requeue", first.job_id)
-        await until(lambda: _state(cluster, "default-0", "pending"))
+        await until_async(
+            lambda: _state(cluster, "default-0", "pending"), "the requeued job to be pending", every=0.1
+        )
         requeued, same = await looked(cluster, ["running"] * 2)
         assert (requeued.name, requeued.job_id) == (first.name, first.job_id)
         assert requeued.workers == ("default-0.1-0", "default-0.1-1")
@@ -377,7 +391,7 @@ def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         node = command("squeue", "-h", "-o", "%N", "-j", second.job_id).strip()
         command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
         try:
-            await until(lambda: _ends_early(cluster))
+            await until_async(lambda: _ends_early(cluster), "an early end of what is drained", every=0.1)
         finally:
             command("scontrol", "update", f"nodename={node}", "state=resume")
         command("scancel", second.job_id)
@@ -462,7 +476,7 @@ def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_l
             await cluster.wait_submitted()
             going = asyncio.ensure_future(cluster.release(["default-1"]))
             try:
-                found = await until(lambda: removals(client))
+                found = await until_async(lambda: removals(client), "a worker to leave", every=0.1)
             finally:
                 gate.touch()
             await going
@@ -497,7 +511,7 @@ def test_a_preempted_job_hands_its_long_task_over_within_what_its_partition_gran
         async with Client(cluster, asynchronous=True) as client:
             await client.register_plugin(Roster())
             task = client.submit(long_at_first, str(starts))
-            busy = await until(lambda: running_on(client, task))
+            busy = await until_async(lambda: running_on(client, task), "the task to run", every=0.1)
             job = next(job for job in await cluster.reconcile() if busy in job.workers)
             node = command("squeue", "-h", "-o", "%N", "-j", job.job_id).strip()
             other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-c4", "-o", "/dev/null",
@@ -577,7 +591,7 @@ def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(fake
         await cluster.wait_submitted()
 
     asyncio.run(_played(scenario, LATER | {"log_directory": str(tmp_path)}))
-    asyncio.run(until(lambda: asyncio.to_thread(lambda: queue(name[0]) == {} and watchdogs(name[0]) == [])))
+    asyncio.run(nothing_left(name[0]))
     assert len(calls.read_text().splitlines()) >= 4
 
 
@@ -613,6 +627,6 @@ def test_no_job_outlives_the_process_of_its_cluster(number, tmp_path):
         assert len(watchdogs(name)) == 1
         os.kill(child.pid, number)
     try:
-        asyncio.run(until(lambda: asyncio.to_thread(lambda: queue(name) == {} and watchdogs(name) == [])))
+        asyncio.run(nothing_left(name))
     finally:
         os.killpg(child.pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same ki
 
 from __future__ import annotations
 
-import operator
 import os
 import subprocess
 import time
@@ -18,7 +17,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from tests.waiting import finished
+from tests.waiting import BOUND_S, finished, until
 
 pytestmark = pytest.mark.slurm
 
@@ -45,16 +44,6 @@ def restore(node: str) -> None:
         capture_output=True,
         timeout=300,
     )
-
-
-def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Return what `holds` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {holds.__doc__ or holds}")
 
 
 class Site:
@@ -84,8 +73,17 @@ class Site:
     def workers(self) -> dict[str, Any]:
         return dict(self.client.scheduler_info(n_workers=-1)["workers"])
 
-    def connected(self, count: int, seconds: float = 40.0) -> None:
-        until(lambda: len(self.workers) == count, seconds)
+    def connected(self, count: int, seconds: float = BOUND_S) -> None:
+        until(
+            lambda: len(self.workers) == count,
+            f"{count} workers",
+            seconds=seconds,
+            seen=lambda: (list(self.workers), queue(self.cluster)),
+        )
+
+    def queued(self, holds: Callable[[dict[str, str]], Any], what: str, seconds: float = BOUND_S) -> None:
+        """Wait for a state of the queue."""
+        until(lambda: holds(queue(self.cluster)), what, seconds=seconds, seen=lambda: queue(self.cluster))
 
     def started(self) -> Counter[str]:
         """How many times each task was started."""
@@ -127,7 +125,7 @@ def test_a_scale_down_loses_no_result(site):
     finished(held, seconds=180)
     s.cluster.scale(1)
     s.connected(1)
-    until(lambda: len(queue(s.cluster)) == 1)
+    s.queued(lambda jobs: len(jobs) == 1, "one job")
     assert s.client.gather(held) == list(range(20))
     assert max(s.started().values()) == 1
 
@@ -150,8 +148,8 @@ def test_a_cancelled_job_is_replaced(site):
     s.connected(2)
     (running, *_) = queue(s.cluster)
     command("scancel", running)
-    until(lambda: running not in queue(s.cluster))
-    until(lambda: len(queue(s.cluster)) == 2, 5.0)
+    s.queued(lambda jobs: running not in jobs, "the end of the cancelled job")
+    s.queued(lambda jobs: len(jobs) == 2, "another job in its place", 5.0)
     s.connected(2)
 
 
@@ -159,11 +157,11 @@ def test_a_cancelled_pending_job_is_replaced(site):
     """Stock: never; plan 2, requested 2, connected 1."""
     s = site(cores=4, memory="400MB")
     s.cluster.scale(5)  # of which four find room: a node each
-    until(lambda: sorted(queue(s.cluster).values()).count("PENDING") == 1)
+    s.queued(lambda jobs: list(jobs.values()).count("PENDING") == 1, "one pending job")
     (pending,) = (job for job, state in queue(s.cluster).items() if state == "PENDING")
     command("scancel", pending)
-    until(lambda: pending not in queue(s.cluster))
-    until(lambda: list(queue(s.cluster).values()).count("PENDING") == 1, 5.0)
+    s.queued(lambda jobs: pending not in jobs, "the end of the cancelled job")
+    s.queued(lambda jobs: list(jobs.values()).count("PENDING") == 1, "another job in its place", 5.0)
 
 
 def test_jobs_of_two_processes_are_replaced(site):
@@ -173,8 +171,8 @@ def test_jobs_of_two_processes_are_replaced(site):
     s.connected(2)
     (job,) = queue(s.cluster)
     command("scancel", job)
-    until(lambda: job not in queue(s.cluster))
-    until(lambda: len(queue(s.cluster)) == 1, 5.0)
+    s.queued(lambda jobs: job not in jobs, "the end of the cancelled job")
+    s.queued(lambda jobs: len(jobs) == 1, "another job in its place", 5.0)
     s.connected(2)
 
 
@@ -183,16 +181,19 @@ def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
     s = site(cores=4)  # a node each: four run, the others wait
     s.cluster.adapt(minimum=0, maximum=7, cooldown=0.5, patience=1)
     futures = s.submit(220, 1.0)
-    until(lambda: len(s.workers) == 4)
+    s.connected(4)
     first = queue(s.cluster)
     waiting = [job for job, state in first.items() if state == "PENDING"]
     assert waiting
     head, seen, lost = min(waiting, key=job_number), set(first), []
-    while not all(map(operator.methodcaller("done"), futures)):
+
+    def done() -> bool:
         now = queue(s.cluster)
-        seen |= set(now)
-        lost += [job for job in waiting if job not in now and job not in lost]
-        time.sleep(0.2)
+        seen.update(now)
+        lost.extend(job for job in waiting if job not in now and job not in lost)
+        return all(future.done() for future in futures)
+
+    until(done, "220 tasks of a second", seconds=300.0, every=0.2)
     assert seen == set(first)  # nobody was submitted after somebody was cancelled
     assert head not in lost[:-1]  # of those that wait, the first goes last
 
@@ -211,12 +212,12 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
     (job, *_) = queue(s.cluster)
     before = set(s.workers)
     command("scontrol", "requeue", job)
-    until(lambda: len(set(s.workers) & before) == 1)
+    until(lambda: len(set(s.workers) & before) == 1, "one of the workers to go", seen=lambda: s.workers)
     s.connected(2)
     node = nodes(s.cluster)[0]
     try:
         command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        until(lambda: len(s.workers) < 2)
+        until(lambda: len(s.workers) < 2, "the end of a worker", seen=lambda: s.workers)
         s.connected(2)
     finally:
         restore(node)
@@ -233,8 +234,8 @@ def test_a_drained_node_hands_its_work_to_others(site):
     (node,) = nodes(s.cluster)
     try:
         command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-        until(lambda: set(nodes(s.cluster)) not in ({node}, set()))
-        until(lambda: node not in nodes(s.cluster))
+        until(lambda: set(nodes(s.cluster)) not in ({node}, set()), "a job on another node")
+        until(lambda: node not in nodes(s.cluster), "the end of the job on the drained node")
     finally:
         restore(node)
     assert s.client.gather(held) == list(range(4))
@@ -265,7 +266,10 @@ def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
     other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
                     "sleep 60").strip()  # fmt: skip
     try:
-        until(lambda: command("squeue", "-h", "-o", "%T", "-j", other).strip() == "RUNNING", 60.0)
+        until(
+            lambda: command("squeue", "-h", "-o", "%T", "-j", other).strip() == "RUNNING",
+            "the job of higher priority to run",
+        )
         assert s.client.gather(held) == list(range(8))
         assert max(s.started().values()) == 1
     finally:
@@ -278,7 +282,7 @@ def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
     s.cluster.scale(2)
     s.connected(2)
     (future,) = s.submit(1, 6.0)
-    until(s.started)
+    until(s.started, "the task to start")
     for _ in range(4):
         s.cluster.scale(1)
         time.sleep(0.4)
@@ -311,7 +315,10 @@ def test_bursts_apart_do_not_cost_a_submission_each(site, bursts, pause, cycles)
         jobs |= set(queue(s.cluster))
         most = max(most, len(s.workers))
         del futures
-        until(lambda: s.client.run_on_scheduler(lambda dask_scheduler: not dask_scheduler.tasks))
+        until(
+            lambda: s.client.run_on_scheduler(lambda dask_scheduler: not dask_scheduler.tasks),
+            "the scheduler to forget the tasks",
+        )
         time.sleep(pause)
         jobs |= set(queue(s.cluster))
     assert len(jobs) - most <= cycles
@@ -322,11 +329,14 @@ def test_threads_count_before_there_are_workers(site):
     s = site(cores=4, processes=1)
     s.cluster.adapt(minimum=0, maximum=64)
     futures = s.submit(300, 0.5)
-    most = 0
-    while not all(map(operator.methodcaller("done"), futures)):
-        most = max(most, len(queue(s.cluster)))
-        time.sleep(0.1)
-    assert 2 <= most <= 10
+    counts = [0]
+
+    def done() -> bool:
+        counts.append(len(queue(s.cluster)))
+        return all(future.done() for future in futures)
+
+    until(done, "300 tasks of half a second", seconds=300.0, every=0.1)
+    assert 2 <= max(counts) <= 10
 
 
 def test_a_bad_partition_raises_with_slurms_own_words(slurm, tmp_path):

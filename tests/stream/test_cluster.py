@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.waiting import BOUND_S, ended, until
 
 pytestmark = pytest.mark.cluster
 
@@ -50,23 +50,6 @@ def noted(journal):
     """Return how often each chunk was done, by the logs in a folder."""
     lines = [line for log in Path(journal).glob("*.log") for line in log.read_text().splitlines()]
     return Counter(json.loads(line)["chunk"] for line in lines)
-
-
-# Seconds: what a test waits for takes a few, and ten times as long on a machine that others use.
-BOUND_S = 60.0
-
-
-def wait_until(true, what):
-    deadline = time.monotonic() + BOUND_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {BOUND_S:g} s for {what}; last seen: {found!r}"
-        time.sleep(0.05)
-
-
-def ended(thread):
-    """Wait for the end of a thread."""
-    thread.join(BOUND_S)
-    assert not thread.is_alive(), f"waited {BOUND_S:g} s for the end of {thread.name}"
 
 
 def write_script(tmp_path, body, **values):
@@ -115,9 +98,7 @@ def test_several_outputs(client, tmp_path):
 
 def test_nothing_is_left_on_the_cluster(client, tmp_path):
     ff.run(mlp(), WIDE, tmp_path / "y.npy", batch=5000)
-    wait_until(
-        lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks"
-    )
+    until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks")
 
 
 def test_both_workers_take_part_and_each_has_its_log(client, tmp_path):
@@ -132,7 +113,7 @@ def test_both_workers_take_part_and_each_has_its_log(client, tmp_path):
 
 def keep_logs(journal, kept, wanted):
     """Give the logs of a journal another name, so that they are there when it is finished."""
-    wait_until(lambda: len(list(Path(journal).glob("*.log"))) >= wanted, "logs")
+    until(lambda: len(list(Path(journal).glob("*.log"))) >= wanted, "logs")
     kept.mkdir()
     for log in Path(journal).glob("*.log"):
         os.link(log, kept / log.name)
@@ -151,7 +132,7 @@ def test_a_killed_client_and_nothing_is_computed_twice(client, tmp_path):
     """
     process = script(tmp_path, body, address=client.scheduler.address)
     journal, kept = tmp_path / "y.npy.ferro-progress", tmp_path / "kept"
-    wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
+    until(lambda: noted(journal).total() >= 10, "ten chunks")
     process.kill()
     process.communicate(timeout=BOUND_S)
     done = noted(journal)
@@ -177,7 +158,7 @@ def test_everything_killed_at_once(tmp_path):
     """
     process = script(tmp_path, body)
     journal = tmp_path / "y.parquet.ferro-progress"
-    wait_until(lambda: noted(journal).total() >= 10, "ten chunks")
+    until(lambda: noted(journal).total() >= 10, "ten chunks")
     for member in [*psutil.Process(process.pid).children(recursive=True), process]:
         os.kill(member.pid, signal.SIGKILL)
     process.communicate(timeout=BOUND_S)
@@ -200,7 +181,7 @@ def test_a_killed_worker_costs_what_it_had_in_hand(client, tmp_path, source):
     victim = next(iter(client.run(os.getpid).values()))
 
     def kill():
-        wait_until(lambda: noted(journal).total() >= 6, "six chunks")
+        until(lambda: noted(journal).total() >= 6, "six chunks")
         os.kill(victim, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -221,7 +202,7 @@ def test_an_interrupt_says_how_to_go_on(client, tmp_path):
     """
     process = script(tmp_path, body, address=client.scheduler.address)
     journal = tmp_path / "y.npy.ferro-progress"
-    wait_until(lambda: noted(journal).total() >= 4, "four chunks")
+    until(lambda: noted(journal).total() >= 4, "four chunks")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=BOUND_S)
     assert "KeyboardInterrupt" in err
@@ -242,7 +223,7 @@ def test_a_failed_chunk_names_its_rows_and_the_run_can_be_gone_on_with(client, t
     status, whole = path.stat(), path.read_bytes()
 
     def cut():
-        wait_until(lambda: noted(tmp_path / "y.npy.ferro-progress").total() >= 4, "four chunks")
+        until(lambda: noted(tmp_path / "y.npy.ferro-progress").total() >= 4, "four chunks")
         os.truncate(path, status.st_size - 6 * 4 * 100)
 
     cutter = threading.Thread(target=cut)
@@ -333,12 +314,14 @@ def test_memory_is_that_of_a_few_chunks(client, tmp_path):
     """
     process = script(tmp_path, body, address=client.scheduler.address)
     peak = dict.fromkeys(client.run(os.getpid).values(), 0)
-    deadline = time.monotonic() + 4 * BOUND_S  # 480 MB through a disk that others use
-    while process.poll() is None:
-        assert time.monotonic() < deadline, f"waited {4 * BOUND_S:g} s for the run; last seen: {peak} bytes"
+
+    def over():
         for pid in peak:
             peak[pid] = max(peak[pid], psutil.Process(pid).memory_info().rss)
-        time.sleep(0.05)
+        return process.poll() is not None
+
+    # 480 MB through a disk that others use.
+    until(over, "the run", seconds=4 * BOUND_S, every=0.05, seen=lambda: f"{peak} bytes")
     out, err = process.communicate(timeout=BOUND_S)
     assert process.returncode == 0, err
     assert int(out) * 1024 < 24e6

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -26,12 +25,12 @@ import dask_ferro as ff
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 from tests.stream.reading import read
 from tests.stream.stepper import stepper
+from tests.waiting import BOUND_S, until
 
 ROWS, BATCH = 40, 8
 X = np.random.default_rng(1).standard_normal((ROWS, 4), dtype=np.float32)
 SIX = np.random.default_rng(2).standard_normal((ROWS, 6), dtype=np.float32)
 KINDS = ["npy", "zarr", "parquet"]
-BOUND_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +43,6 @@ def here(tmp_path, monkeypatch):
 def runs(tmp_path_factory):
     with stepper(tmp_path_factory.mktemp("reports")) as found:
         yield found
-
-
-def until(holds, what):
-    """Wait for a condition, 60 s at most."""
-    deadline = time.monotonic() + BOUND_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"waited {BOUND_S:g} s for {what}; last seen: {found!r}"
-        time.sleep(0.01)
 
 
 def close(got, wanted):
@@ -521,9 +512,7 @@ def hold_writes(gate, held):
             and args[2] & os.O_WRONLY
         ):
             Path(held).touch()
-            deadline = time.monotonic() + BOUND_S
-            while not os.path.exists(gate) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: os.path.exists(gate), f"the gate {gate}")
 
     sys.addaudithook(hook)
 

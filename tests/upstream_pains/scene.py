@@ -23,11 +23,13 @@ from distributed.worker_state_machine import ComputeTaskEvent, ExecuteSuccessEve
 import dask_ferro as ff
 from dask_ferro.runtime.worker import METRIC
 from tests.upstream_pains import jobs
+from tests.waiting import until_async
 
 Way = Literal["stock", "ours"]
 
 # Thirty of stock Dask's looks, and one of our slow ticks.
 A_WHILE_S = 0.6
+_LOOKS = 30
 _PATIENCE_S = 20.0
 
 _CONFIG = {
@@ -127,7 +129,9 @@ class Scene:
     ) -> None:
         """Run a task on a worker until a gate opens."""
         (future,) = self.map(1, job, gate, name=name, on=[on], **options)
-        await self.until(lambda: any(ts.key == future.key for ts in on.state.all_running_tasks))
+        await self.until(
+            lambda: any(ts.key == future.key for ts in on.state.all_running_tasks), f"{future.key} to run"
+        )
 
     def state(self, worker: Worker) -> WorkerState:
         """Return what the scheduler believes of a worker."""
@@ -168,11 +172,14 @@ class Scene:
 
     # -- time ----------------------------------------------------------------------------------------------
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
+    async def until(self, is_true: Callable[[], bool], what: str) -> None:
         """Wait for something that is sure to come."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while not is_true():
-                await asyncio.sleep(0.002)
+        await until_async(is_true, what, seconds=_PATIENCE_S, every=0.002, seen=self._waiting)
+
+    def _waiting(self) -> list[int]:
+        """Tasks that each worker has, as far as the scheduler knows, in the workers' order."""
+        states = (self.scheduler.workers.get(w.address) for w in self.workers)
+        return [0 if state is None else len(state.processing) for state in states]
 
     async def told(self) -> None:
         """Wait until our scheduler plugin has heard from every worker what it is; stock Dask does not ask."""
@@ -180,7 +187,8 @@ class Scene:
             ledger = self.scheduler.extensions["stealing"].ledger
             states = self.scheduler.workers.values()
             await self.until(
-                lambda: all(METRIC in (ws.metrics or {}) for ws in states) and ledger.counts_bytes
+                lambda: all(METRIC in (ws.metrics or {}) for ws in states) and ledger.counts_bytes,
+                "word of every worker",
             )
 
     async def ended(self, futures: Iterable[Future]) -> None:
@@ -205,7 +213,9 @@ class Scene:
         """Open the gates and wait until nothing runs: a worker that is closed meanwhile says so, at length."""
         jobs.open_all()
         await self.client.cancel(self._wanted)
-        await self.until(lambda: not any(w.state.all_running_tasks for w in self.workers))
+        await self.until(
+            lambda: not any(w.state.all_running_tasks for w in self.workers), "the end of all that runs"
+        )
         if self.way == "ours":
             await ff.uninstall(self.client)
 
@@ -213,9 +223,20 @@ class Scene:
         """Stop all workers."""
         await asyncio.gather(*(worker.close(nanny=False) for worker in self.workers))
 
-    async def a_while(self) -> None:
-        """Let both stealers look for long enough to do what they would do."""
-        await asyncio.sleep(A_WHILE_S)
+    async def looks(self) -> None:
+        """Let who steals look thirty times, and see what came of each: what is not done then never is."""
+        stealing = self.scheduler.extensions["stealing"]
+        for _ in range(_LOOKS):
+            self.scheduler.periodic_callbacks["stealing"].callback()
+            await self.until(
+                lambda: not stealing.in_flight and self._has_arrived(), "the answers, and the tasks that move"
+            )
+
+    def _has_arrived(self) -> bool:
+        """Whether the workers have heard of all tasks that the scheduler gave them."""
+        return all(
+            ts.key in worker.state.tasks for worker in self.workers for ts in self.state(worker).processing
+        )
 
 
 def _keys(worker: Worker, kind: type) -> list[Any]:

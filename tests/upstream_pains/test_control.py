@@ -33,7 +33,7 @@ async def _calls_with(s: Scene, waiting: int) -> int:
     """Let so many tasks wait for the first worker, which alone may run them; count the calls of a look at them."""
     a = s.workers[0]
     s.map(waiting + 1 - len(s.state(a).processing), behind, "gate", on=[a], strictly=True)
-    await s.until(lambda: len(s.state(a).processing) == waiting + 1)
+    await s.until(lambda: len(s.state(a).processing) == waiting + 1, f"{waiting} tasks that wait")
     return _calls_of_a_look(s)
 
 
@@ -62,8 +62,8 @@ async def test_stealing_is_switched_while_the_cluster_runs(s: Scene) -> None:
         await ff.install(s.client, stealing="none")
     with dask.config.set({"distributed.scheduler.work-stealing": False}):
         futures = s.map(12, take, 0.05, on=[a])
-        await s.until(lambda: len(s.state(a).processing) > 4)
-        await s.a_while()
+        await s.until(lambda: len(s.state(a).processing) > 4, "tasks that wait")
+        await s.looks()
     if s.way == "stock":
         assert s.requested > 0
         return
@@ -86,7 +86,7 @@ async def test_a_worker_whose_only_task_has_seceded_takes_what_waits(s: Scene) -
     a, b = s.workers
     await s.learn(0.02, "child")
     await s.occupy(b, seceded, name="parent")
-    await s.until(lambda: bool(s.state(b).long_running))
+    await s.until(lambda: bool(s.state(b).long_running), "the task to secede")
     await s.done(s.map(30, take, 0.02, name="child", on=[a]))
     if s.way == "stock":
         assert s.ran("child") == [30, 0]
@@ -103,7 +103,7 @@ async def test_an_answer_that_comes_too_late_moves_nothing(s: Scene) -> None:
     a, _ = s.workers
     await s.occupy(a)
     futures = s.map(3, take, 0.01, on=[a])
-    await s.until(lambda: len(s.state(a).processing) > 1)
+    await s.until(lambda: len(s.state(a).processing) > 1, "tasks that wait")
     answer = s.scheduler.stream_handlers["steal-response"]
     placed = {key: ts.processing_on for key, ts in s.scheduler.tasks.items()}
     for key in (*placed, ("job", -1)):

@@ -17,8 +17,10 @@ async def test_nobody_steals_who_has_plenty(s: Scene) -> None:
         for worker, waiting in zip(s.workers, (40, 40, 40, 10), strict=True):
             await s.occupy(worker)
             s.map(waiting, behind, "gate", on=[worker])
-        await s.until(lambda: sum(len(s.state(w).processing) for w in s.workers) == 134)
-    await s.a_while()
+        await s.until(
+            lambda: sum(len(s.state(w).processing) for w in s.workers) == 134, "130 tasks that wait"
+        )
+    await s.looks()
     if s.way == "stock":
         assert s.requested >= 1
     else:
@@ -50,7 +52,7 @@ async def test_what_would_start_last_is_moved_first(s: Scene) -> None:
     await s.learn(0.05, "job", "gate")
     await s.occupy(a)
     futures = s.map(20, take, 0.02, on=[a])
-    await s.until(lambda: s.requested > 0)
+    await s.until(lambda: s.requested > 0, "a request")
     open_gate()
     await s.done(futures)
     at_a, at_b = s.keys_run(a), s.keys_run(b)
@@ -64,9 +66,8 @@ async def test_what_would_start_last_is_moved_first(s: Scene) -> None:
 async def test_tasks_of_unknown_duration_do_not_go_to_and_fro(s: Scene) -> None:
     """https://github.com/dask/distributed/pull/9000: ping-pong between two workers; stock Dask was repaired."""
     s.map(6, behind, "gate", on=[s.workers[0]])
-    await s.a_while()
-    await s.a_while()
-    assert len(s.given) == 6
+    await s.until(lambda: len(s.given) == 6, "six tasks with workers")
+    await s.looks()
     assert max(s.given.values()) <= 2
 
 

@@ -20,11 +20,11 @@ async def test_a_thief_is_a_device_without_room_for_what_it_steals(s: Scene) -> 
     blocks = await s.client.scatter([Block(BLOCK) for _ in range(40)], workers=[a.address], hash=False)
     await s.occupy(a)
     futures = s.map(40, compute, 0.05, 8, on=[a], each=blocks)
-    await s.until(lambda: len(s.state(a).processing) == 41)
+    await s.until(lambda: len(s.state(a).processing) == 41, "40 tasks that wait")
     await s.join(plugins=(StandIn("gpu", 20.0, total=4 * BLOCK),))
     await s.told()
-    await s.until(lambda: max(s.given.values()) > 1)
-    await s.a_while()
+    await s.until(lambda: max(s.given.values()) > 1, "a move")
+    await s.looks()
     open_gate()
     await s.ended(futures)
     failed = [future for future in futures if future.status == "error"]
@@ -55,7 +55,10 @@ async def test_a_cpu_is_not_given_as_much_as_a_gpu(s: Scene) -> None:
         s.map(40, compute, 0.05, 8, each=[roots[n % 6] for n in range(40)])
         given = [s.state(worker).processing for worker in (cpu, gpu)]
         # What a task of this prefix takes of the GPU's memory nobody has seen: some wait until the first one is done.
-        await s.until(lambda: sum(map(len, given)) + len(s.scheduler.unrunnable) == 42)
+        await s.until(
+            lambda: sum(map(len, given)) + len(s.scheduler.unrunnable) == 42,
+            "40 tasks placed, or held back",
+        )
         waiting = len(given[0]) - 1
     if s.way == "stock":
         assert waiting == 40  # it holds what they read

@@ -20,7 +20,7 @@ async def test_workers_that_join_late_take_what_waits(s: Scene) -> None:
     await s.learn(SHORT, "job", "gate")
     await s.occupy(first)
     futures = s.map(12, take, SHORT, on=[first])
-    await s.until(lambda: len(s.state(first).processing) == 13)
+    await s.until(lambda: len(s.state(first).processing) == 13, "12 tasks that wait")
     for _ in range(2):
         await s.join()
     finished = await s.finished(futures)
@@ -36,10 +36,12 @@ async def test_one_long_task_that_waits_on_each_goes_to_newcomers(s: Scene) -> N
     """
     for worker in s.workers:
         s.map(2, behind, "gate", on=[worker])
-    await s.until(lambda: sum(len(w.state.executing) for w in s.workers) == 3)
+    await s.until(lambda: sum(len(w.state.executing) for w in s.workers) == 3, "three tasks that run")
     for _ in range(3):
         await s.join()
-    await s.until(lambda: [len(w.state.executing) for w in s.workers] == [1] * 6)
+    await s.until(
+        lambda: [len(w.state.executing) for w in s.workers] == [1] * 6, "a task that runs on each worker"
+    )
 
 
 @on_a_scene(workers=4)
@@ -60,10 +62,10 @@ async def test_a_worker_that_was_paused_takes_what_waits(s: Scene) -> None:
     a, b = s.workers
     await s.learn(SHORT, "job", "gate")
     b.status = Status.paused
-    await s.until(lambda: s.state(b).status == Status.paused)
+    await s.until(lambda: s.state(b).status == Status.paused, "word of the pause")
     await s.occupy(a)
     futures = s.map(12, take, SHORT, on=[a, b])
-    await s.until(lambda: len(s.state(a).processing) == 13)
+    await s.until(lambda: len(s.state(a).processing) == 13, "12 tasks that wait")
     b.status = Status.running
     finished = await s.finished(futures)
     assert finished == (0 if s.way == "stock" else 12)
@@ -91,7 +93,7 @@ async def test_the_first_worker_gives_up_its_queue_before_its_first_task_ends(s:
     (a,) = s.workers
     await s.occupy(a, name="job")
     futures = s.map(6, take, SHORT, on=[a])
-    await s.until(lambda: len(s.state(a).processing) == 7)
+    await s.until(lambda: len(s.state(a).processing) == 7, "six tasks that wait")
     await s.join()
     assert await s.finished(futures) >= 1
     assert s.ran()[0] == 0

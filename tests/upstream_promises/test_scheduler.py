@@ -14,8 +14,9 @@ from pathlib import Path
 
 from distributed import Event, Status, Worker, secede, wait
 
-from tests.runtime.test_entry_points import blocked, on_a_scene, same, until
+from tests.runtime.test_entry_points import blocked, on_a_scene, same
 from tests.upstream_promises.test_stealing import INTERNAL, holders, on_a_scene_with_workers, slow
+from tests.waiting import until_async
 
 PLACEMENT = "which of several workers is chosen is placement's, in tests/policy/test_place.py"
 
@@ -24,7 +25,7 @@ def test_a_task_without_a_worker_waits_for_one():
     async def test(s):
         task = s.client.submit(same, 1, workers=["127.0.0.5:9999"], key="nowhere")
         needy = s.client.submit(same, 2, resources={"A": 1}, key="needy")
-        await until(lambda: len(s.scheduler.unrunnable) == 2, "both are known to have no worker")
+        await until_async(lambda: len(s.scheduler.unrunnable) == 2, "two tasks without a worker")
         async with Worker(s.scheduler.address, nthreads=1, resources={"A": 1}) as new:
             assert await asyncio.wait_for(needy, 60) == 2
             s.scheduler.set_restrictions(worker={"nowhere": [new.address]})
@@ -60,7 +61,7 @@ def test_a_paused_worker_is_given_nothing_and_a_new_one_is():
     async def test(s):
         for worker in s.workers:
             worker.status = Status.paused
-        await until(lambda: not s.scheduler.running, "the scheduler knows that all are paused")
+        await until_async(lambda: not s.scheduler.running, "the scheduler to know that all are paused")
         tasks = s.client.map(slow, range(12), pure=False)
         async with Worker(s.scheduler.address, nthreads=1) as new:
             await asyncio.wait_for(wait(tasks), 60)
@@ -89,10 +90,10 @@ def test_what_is_forgotten_or_cancelled_leaves_the_books_empty():
         futures = await s.pile(10)
         await s.client.cancel(futures[5:])
         del futures[5:]
-        await until(lambda: len(s.stealing.ledger.entries) == 5, "the cancelled ones are struck off")
+        await until_async(lambda: len(s.stealing.ledger.entries) == 5, "the cancelled ones to be struck off")
         await s.done(futures)
         del futures
-        await until(lambda: not s.scheduler.tasks, "the scheduler forgets")
+        await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
 
     on_a_scene(test)
 
@@ -100,7 +101,7 @@ def test_what_is_forgotten_or_cancelled_leaves_the_books_empty():
 def test_a_task_that_secedes_lets_the_next_one_in():
     async def test(s):
         gone = s.client.submit(left_to_wait, "end", workers=[s.first.address])
-        await until(lambda: s.first.long_running, "the first one secedes")
+        await until_async(lambda: s.first.long_running, "the first one to secede")
         assert await asyncio.wait_for(s.client.submit(same, 5, workers=[s.first.address]), 60) == 5
         await Event("end", s.client).set()
         await asyncio.wait_for(gone, 60)
@@ -122,7 +123,7 @@ def test_what_was_submitted_first_is_done_first():
             task.add_done_callback(lambda _, i=i: order.append(i))
         await Event("gate", s.client).set()
         await asyncio.wait_for(wait([gate, *tasks]), 60)
-        await until(lambda: len(order) == 6, "all are told of")
+        await until_async(lambda: len(order) == 6, "six callbacks")
         spans = [s.scheduler.tasks[task.key] for task in tasks]
         assert [ts.priority for ts in spans] == sorted(ts.priority for ts in spans)
 

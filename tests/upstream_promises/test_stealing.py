@@ -16,7 +16,8 @@ import pytest
 from distributed import Event, Status, Worker, wait
 
 from tests.runtime import test_entry_points as entry_points
-from tests.runtime.test_entry_points import on_a_scene, same, until
+from tests.runtime.test_entry_points import on_a_scene, same
+from tests.waiting import until_async
 
 POLICY = "a row of Dask's own policy, which decides by other figures; ours are in tests/policy/test_steal.py"
 SHORT = "that short work stays with large data is the policy's, in tests/policy"
@@ -67,10 +68,10 @@ def test_a_worker_that_joins_takes_its_part():
 def test_a_function_that_nobody_has_timed_is_taken_too():
     async def test(s):
         first = s.client.submit(entry_points.blocked, "gate", key="blocked-0", workers=[s.first.address])
-        await until(lambda: s.first.processing, "the first task runs")
+        await until_async(lambda: s.first.processing, "the first task to run")
         where = {"workers": [s.first.address], "allow_other_workers": True}
         others = [s.client.submit(same, i, key=f"blocked-{i}", **where) for i in range(1, 11)]
-        await until(lambda: holders(s, others) == {s.second.address}, "the other worker has done some")
+        await until_async(lambda: holders(s, others) == {s.second.address}, "the other worker to do some")
         await Event("gate", s.client).set()
         await first
         assert await asyncio.wait_for(s.client.gather(others), 60) == list(range(1, 11))
@@ -121,14 +122,13 @@ def test_a_task_that_runs_is_not_taken_and_runs_once():
         running = s.client.submit(
             counted, "runs", workers=[s.first.address], allow_other_workers=True, key="runs"
         )
-        await until(lambda: s.first.processing, "the task runs")
-        await asyncio.sleep(0.05)
+        await until_async(lambda: RAN, "the task to run")
         for _ in range(5):
             s.stealing.balance()
         ts = s.scheduler.tasks["runs"]
         if ts not in s.stealing.in_flight:
             assert s.stealing.move_task_request(ts, s.first, s.second)
-        await until(lambda: not s.stealing.in_flight, "the answer")
+        await until_async(lambda: not s.stealing.in_flight, "the answer")
         assert s.stealing.counts["confirmed"] == 0
         assert ts.processing_on is s.first
         await Event("runs", s.client).set()
@@ -153,7 +153,7 @@ def test_a_task_that_seceded_is_not_taken():
         gone = s.client.submit(
             entry_points.left, "out", workers=[s.first.address], allow_other_workers=True, key="gone"
         )
-        await until(lambda: s.first.long_running, "the task secedes")
+        await until_async(lambda: s.first.long_running, "the task to secede")
         for _ in range(5):
             s.stealing.balance()
         assert not s.stealing.in_flight
@@ -167,7 +167,7 @@ def test_a_paused_worker_takes_nothing():
     async def test(s):
         paused = next(w for w in s.workers if w.address == s.second.address)
         paused.status = Status.paused
-        await until(lambda: s.second.status == Status.paused, "the scheduler knows")
+        await until_async(lambda: s.second.status == Status.paused, "the scheduler to know of the pause")
         futures = await piled(s, 30)
         await finished(s, futures)
         assert s.second.address not in holders(s, futures)
@@ -207,8 +207,10 @@ def test_what_is_done_and_dropped_is_left_nowhere():
             futures = await piled(s, 20)
             await finished(s, futures)
             del futures
-            await until(lambda: not s.scheduler.tasks, "the scheduler forgets")
-        await until(lambda: not any(w.state.tasks or w.data for w in s.workers), "the workers forget")
+            await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
+        await until_async(
+            lambda: not any(w.state.tasks or w.data for w in s.workers), "the workers to forget"
+        )
 
     on_a_scene_with_workers(test)
 
@@ -260,7 +262,7 @@ def test_waiting_tasks_do_not_go_to_and_fro():
         futures = await s.pile(20)
         for _ in range(10):
             s.stealing.balance()
-            await until(lambda: not s.stealing.in_flight, "the answers")
+            await until_async(lambda: not s.stealing.in_flight, "the answers")
         origins = [entry.origins for entry in s.stealing.ledger.entries.values()]
         assert max(map(len, origins)) <= 1
         settled = s.stealing.counts["confirmed"]

@@ -36,7 +36,7 @@ from dask_ferro.views.pages.memory import MemoryPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
-from tests.waiting import BOUND_S, finished_async
+from tests.waiting import BOUND_S, finished_async, until_async
 
 NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
 Test = Callable[[Client, Scheduler], Awaitable[None]]
@@ -397,8 +397,11 @@ def test_pages_that_were_opened_and_closed_leave_nothing(count: int) -> None:
             seen.append(weakref.ref(document))
             del document
             browser.close()
-            while site.documents or any(context._sessions for context in contexts):
-                await asyncio.sleep(0.002)
+            await until_async(
+                lambda: not site.documents and not any(context._sessions for context in contexts),
+                "the end of the page",
+                every=0.002,
+            )
         for _ in range(100):  # what is on its way to the last of them holds it still
             gc.collect()
             if not any(document() for document in seen):
@@ -496,10 +499,9 @@ def test_a_browser_that_goes_away_is_noticed() -> None:
         site = scheduler.plugins["ferro"]._take_pages_off.__self__
         assert await status(scheduler, "ferro-timeline") == 200
         assert len(site.documents) == 1
-        end = time.monotonic() + 20
-        while site.documents and time.monotonic() < end:
-            await asyncio.sleep(0.02)
-        assert site.documents == {}
+        await until_async(
+            lambda: not site.documents, "word that the browser is gone", seen=lambda: site.documents
+        )
         assert not scheduler.extensions["stealing"].telemetry.is_on
 
     on_cluster(test, unused_session_lifetime_milliseconds=50, check_unused_sessions_milliseconds=50)
