@@ -15,7 +15,7 @@ from typing import Any
 
 import dask
 import distributed
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 from dask_ferro.runtime.settings import Settings
 

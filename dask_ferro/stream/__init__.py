@@ -30,7 +30,7 @@ from dask_ferro.stream import begin, places, work
 from dask_ferro.stream.begin import Start
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.drive import ChunkFailed, drive
-from dask_ferro.stream.finish import check_sources, finish
+from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats import Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.lock import held
@@ -176,8 +176,8 @@ def run(
         )
         if len(start.done) < job.chunks.count:
             pool.begin(opened, job, wanted.feeds(), paths)
-        is_same = partial(check_sources, start, sources, journal)
-        summary = _fly(job, pool, start.done, progress, is_same)
+        why = partial(explain, start, sources, journal)
+        summary = _fly(job, pool, start.done, progress, why)
         if not journal.is_finished(job.run):
             with _writable(job.sinks):
                 finish(start, sources, journal, holds)
@@ -238,14 +238,14 @@ def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
 
 
 def _fly(
-    job: Job, pool: AnyPool, done: Collection[int], progress: bool | None, is_same: Callable[[str], None]
+    job: Job, pool: AnyPool, done: Collection[int], progress: bool | None, why: Callable[[str], str]
 ) -> Summary:
     """Compute the chunks that are not done, and close the journal."""
     chunks = job.chunks
     left = [number for number in range(chunks.count) if number not in done]
     rows = sum(map(chunks.length, left))
     start = time.perf_counter()
-    with _resumable(job, is_same), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
+    with _resumable(job, why), bar("rows", chunks.rows, chunks.rows - rows, progress) as advance:
         for number in drive(left, pool):
             advance(chunks.length(number))
     seconds = time.perf_counter() - start
@@ -253,8 +253,8 @@ def _fly(
 
 
 @contextmanager
-def _resumable(job: Job, is_same: Callable[[str], None]) -> Iterator[None]:
-    """Say what failed, what is kept, and how to go on; or that a source changed, of which chunks read half, or none."""
+def _resumable(job: Job, why: Callable[[str], str]) -> Iterator[None]:
+    """Say what failed, what is kept, and how to go on; or that a source changed, which chunks found half written."""
     try:
         yield
     except ChunkFailed as failed:
@@ -264,8 +264,9 @@ def _resumable(job: Job, is_same: Callable[[str], None]) -> Iterator[None]:
         what = (
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
-        is_same(what)
-        raise kind(f"{what} {_kept(job)}; call ff.run as before to go on with the others") from failed.error
+        raise kind(
+            f"{what}{why(what)} {_kept(job)}; call ff.run as before to go on with the others"
+        ) from failed.error
     except BaseException as stop:  # an interrupt, or the cluster is gone
         stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
         raise

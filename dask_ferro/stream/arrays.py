@@ -52,6 +52,11 @@ class ArraySource:
         """Whether another content has another fingerprint: yes."""
         return True
 
+    @property
+    def checks_reads(self) -> bool:
+        """Whether a read refuses other rows: no, an array may be written to."""
+        return False
+
     def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
         """Return the rows by chunk number."""
         return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
@@ -92,6 +97,11 @@ class DaskSource:
     def tells_content(self) -> bool:
         """Whether another content has another fingerprint: no, only its name is known."""
         return False
+
+    @property
+    def checks_reads(self) -> bool:
+        """Whether it is noted what was read: yes, by digests."""
+        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
         """Return the chunks by number, as delayed values of little graphs of their own."""

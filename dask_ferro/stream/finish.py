@@ -30,7 +30,7 @@ def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds:
         When a chunk is not noted, or not as it was written.
     """
     _check_held(holds)
-    check_sources(start, sources, journal)
+    _check_sources(start, sources, journal)
     _check_chunks(start, journal)
     for target in start.targets:
         _check_held(holds)
@@ -44,40 +44,54 @@ def _check_held(holds: Sequence[Hold]) -> None:
         hold.check()
 
 
-def check_sources(start: Start, sources: Mapping[str, Source], journal: Journal, failed: str = "") -> None:
-    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts.
-
-    Parameters
-    ----------
-    start : Start
-    sources : mapping of model inputs to Source
-    failed : str
-        What failed in the run, and may have failed for that reason; the chunks that are done stay then, where a source
-        cannot be read: it may be back when the run is gone on with.
-
-    Raises
-    ------
-    ConfigError
-        When one changed; where nothing failed, also when one cannot be read.
-    """
+def _check_sources(start: Start, sources: Mapping[str, Source], journal: Journal) -> None:
+    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts."""
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
         except (OSError, ConfigError) as error:
-            if failed:
-                continue
             raise ConfigError(
                 f"source of {name!r} cannot be read any more, to see whether it is still what the run read: {error}."
                 " All chunks are done; call ff.run as before when the source is there again"
             ) from error
         if now != was:
-            if journal.is_current(start.header.run):
-                journal.begin(replace(start.header, run=new_run()))
-            first = f" The first to fail: {failed}" if failed else ""
-            raise ConfigError(
-                f"source of {name!r} changed while the run read it: was {was}, is {now}.{first} Nothing of what was"
-                " computed is kept; call ff.run with overwrite=True when the source stays as it is"
-            )
+            raise _without(start, journal, _changed(name, was, now))
+
+
+def explain(start: Start, sources: Mapping[str, Source], journal: Journal, failed: str) -> str:
+    """Return what there is to say of sources after chunks failed: which one changed meanwhile; "" if none is known to.
+
+    Chunks that are done stay, where each read was checked: the source may be put back as it was.
+
+    Raises
+    ------
+    ConfigError
+        When one changed whose reads nobody checks, so that no chunk counts.
+    """
+    for name, was in start.header.inputs.items():
+        try:
+            now = sources[name].fingerprint()
+        except (OSError, ConfigError):  # it may be there again when the run is gone on with
+            continue
+        if now != was:
+            said = _changed(name, was, now)
+            if sources[name].checks_reads:
+                return f" The {said} Put it back as it was, or begin anew with overwrite=True."
+            raise _without(start, journal, f"{said} The first to fail: {failed}")
+    return ""
+
+
+def _changed(name: str, was: str, now: str) -> str:
+    return f"source of {name!r} changed while the run read it: was {was}, is {now}."
+
+
+def _without(start: Start, journal: Journal, said: str) -> ConfigError:
+    """Take no chunk of the run as done; return the error to raise."""
+    if journal.is_current(start.header.run):
+        journal.begin(replace(start.header, run=new_run()))
+    return ConfigError(
+        f"{said} Nothing of what was computed is kept; call ff.run with overwrite=True when the source stays as it is"
+    )
 
 
 def _check_chunks(start: Start, journal: Journal) -> None:

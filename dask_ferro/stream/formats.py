@@ -63,6 +63,11 @@ class Source(Protocol):
         """Whether `fingerprint` does so; if not, what is read is noted with each chunk."""
         ...
 
+    @property
+    def checks_reads(self) -> bool:
+        """Whether a chunk is noted as done only if it was read before the source changed, or with what was read."""
+        ...
+
     def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
         """Return a function of a chunk's number: its `Piece`, its rows, or a delayed value of them."""
         ...

@@ -56,6 +56,11 @@ class NpySource:
         """Whether another content has another fingerprint: yes."""
         return True
 
+    @property
+    def checks_reads(self) -> bool:
+        """Whether a read refuses rows of another file: yes."""
+        return True
+
     def pieces(self, chunks: Chunks) -> Callable[[int], NpyPiece]:
         """Return the pieces of the file by chunk number."""
         return lambda number: NpyPiece(self, *chunks.span(number))

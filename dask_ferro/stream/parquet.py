@@ -70,6 +70,11 @@ class ParquetSource:
         """Whether another content has another fingerprint: yes."""
         return True
 
+    @property
+    def checks_reads(self) -> bool:
+        """Whether a read refuses rows of other files: yes."""
+        return True
+
     def pieces(self, chunks: Chunks) -> Callable[[int], ParquetPiece]:
         """Return the row ranges by chunk number."""
         return lambda number: self._piece(*chunks.span(number))

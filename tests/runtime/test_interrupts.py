@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 import dask_ferro as ff
 from dask_ferro.runtime.interrupts import held, kept
