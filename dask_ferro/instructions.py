@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from dask_ferro.errors import ConfigError
 from dask_ferro.trace import About, Span, Trace
 
-# The names under which a trace counts what it had no room for.
-_LOST = {"dropped": "tasks", "dropped_ops": "ops"}
+# The names under which a trace counts what is missing.
+_LOST = {"dropped": "tasks", "dropped_ops": "ops", "workers_without_ops": "workers that did not answer"}
 
 
 class Recorded(Protocol):

@@ -117,7 +117,7 @@ class Book:
         return [self.worker(row.address, now) for row in rows]
 
     def overdue(
-        self, now: float, patience: float, turn: int, count: int = OVERDUE
+        self, now: float, patience: float, turn: int, count: int = OVERDUE, projected: bool = True
     ) -> list[tuple[Entry, Row, Task | None]]:
         """Return tasks that wait in queues for longer than was expected: some of each queue, others at each turn.
 
@@ -125,8 +125,8 @@ class Book:
 
         Parameters
         ----------
-        patience : float
-            As `Row.overdue` has it.
+        patience, projected
+            As `Row.overdue` has them.
         """
         found: list[tuple[Entry, Row, Task | None]] = []
         start, left = turn % max(len(self._loads), 1), _SCANNED
@@ -135,7 +135,7 @@ class Book:
             scanned = min(len(row.queue), left) if len(row.queue) > _OF_EACH else 0
             left -= scanned
             for entry in self._some(row.queue, turn, scanned):
-                if waited := row.overdue(entry, now, patience):
+                if waited := row.overdue(entry, now, patience, projected):
                     task = self._waiting(entry, row, now)
                     found.append((entry, row, task and task._replace(overdue=waited)))
             if len(found) >= count:

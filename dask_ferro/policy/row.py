@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from math import inf
+from math import exp, inf, log
 from typing import Any
 
 from dask_ferro.policy.cost import Estimate, Mean
@@ -72,8 +72,8 @@ class Row:
 
     __slots__ = (
         "accepts", "address", "device", "ends_at", "guessed_seconds", "host", "incoming", "incoming_seconds", "load",
-        "measured", "most", "nthreads", "projected", "promised", "queue", "queue_since", "resources", "running",
-        "slowness", "turn", "unknown", "version", "waiting_seconds",
+        "log_ratio", "measured", "most", "nthreads", "projected", "promised", "queue", "queue_since", "resources",
+        "running", "slowness", "turn", "unknown", "version", "waiting_seconds",
     )  # fmt: skip
 
     def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
@@ -97,6 +97,7 @@ class Row:
         self.incoming_seconds = 0.0
         self.measured = Mean()
         self.projected = Mean()
+        self.log_ratio = Mean()
         self.slowness = 1.0
         self.load: tuple[float, Address] | None = None
         self.version = 0
@@ -146,15 +147,18 @@ class Row:
             work -= room
         return levels[-1] + work / self.nthreads
 
-    def overdue(self, entry: Entry, now: float, patience: float) -> float:
+    def overdue(self, entry: Entry, now: float, patience: float, projected: bool = True) -> float:
         """Return the seconds that a waiting task has been here, where they are too many, or else 0.
 
         It is given `patience`, and twice as much for each move before.  Then they are too many if they are more than
-        twice what was projected when it came, or if what is projected now is as much again.
+        twice what was projected when it came, or if what is projected now is as much again; or whatever was and is
+        projected, where `projected` says that this is no matter.
         """
         waited, often = now - entry.since, 2.0 ** len(entry.origins)
         if waited < patience * often:
             return 0.0
+        if not projected:
+            return waited
         is_late = waited >= (2 * entry.expected + patience) * often
         return waited if is_late or self.starts_in(now, entry.priority) >= waited else 0.0
 
@@ -189,7 +193,11 @@ class Row:
         return True
 
     def learn(self, projected: float, measured: float) -> None:
-        """Take the measured seconds of a task whose projected seconds are known; very short ones tell nothing."""
+        """Take the measured seconds of a task whose projected seconds are known.
+
+        Very short ones tell nothing of how slow a worker is, but that others are an exception.
+        """
+        self.log_ratio.add(log((measured + _PRIOR_SECONDS) / (projected + _PRIOR_SECONDS)))
         if measured < _PRIOR_SECONDS and projected < _PRIOR_SECONDS:
             return
         self.projected.add(projected)
@@ -197,5 +205,8 @@ class Row:
         weight = min(self.measured.count, 10)
         prior = max(_PRIOR_TASKS * self.projected.value, _PRIOR_SECONDS)
         ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
-        is_noise = 1 / _SPREAD < ratio < _SPREAD
+        # One task that took five times as long is its own matter; a slow worker is slow in most of them.
+        many = min(self.log_ratio.count, 10)
+        typical = exp(self.log_ratio.value * many / (many + _PRIOR_TASKS))
+        is_noise = any(1 / _SPREAD < seen < _SPREAD for seen in (ratio, typical))
         self.slowness = 1.0 if is_noise else min(max(ratio, 1 / _SLOWEST), _SLOWEST)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from dask_ferro.policy.cost import SPARE, Links
 from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, returns, shared
@@ -121,6 +121,11 @@ class Policy(Protocol):
         """Its parameters."""
         ...
 
+    @property
+    def projects(self) -> bool:
+        """Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue."""
+        ...
+
     def init(self) -> State:
         """Return the state to begin with."""
 
@@ -190,6 +195,7 @@ class Informed:
     parameters: Parameters = Parameters()
     links: Links = field(default_factory=Links)
     hosts: Mapping[Address, str] = field(default_factory=dict)
+    projects: ClassVar[bool] = True
 
     def init(self) -> State:
         """Return the state to begin with."""
@@ -275,6 +281,10 @@ class Informed:
                 if sure < long:
                     continue
                 runs = task.seconds  # but that it does not start where it is
+            if task.overdue and not task.known and thief.device == victim.device:
+                runs = min(
+                    runs, seconds
+                )  # a guess, times the slowness seen in a few short tasks, holds nothing back
             begins = max(thief.starts_in, transfer)
             if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
                 continue
@@ -352,6 +362,7 @@ class LastVictim:
     parameters: Parameters = Parameters()
     hops: int = 3
     seed: int = 0
+    projects: ClassVar[bool] = False
 
     def init(self) -> State:
         """Return the state to begin with."""
@@ -398,6 +409,7 @@ class NoStealing:
     """Moves nothing."""
 
     parameters: Parameters = Parameters()
+    projects: ClassVar[bool] = True
 
     def init(self) -> State:
         """Return the state to begin with."""
@@ -417,6 +429,19 @@ def _drawn(*numbers: int) -> int:
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         value ^= value >> 31
     return value
+
+
+def overdue_moves(
+    policy: Policy, found: Snapshot, state: State, links: Links, hosts: Mapping[Address, str]
+) -> tuple[Move, ...]:
+    """Return the moves of overdue tasks, by `Informed`'s rules for every policy that moves anything.
+
+    A policy's own order of victims is no matter here: one that asks by chance may not come to a task for ever.
+    """
+    if isinstance(policy, NoStealing):
+        return ()
+    moves, _ = Informed(policy.parameters, links, hosts).step(found, state)
+    return moves
 
 
 def named(name: str, links: Links, hosts: Mapping[Address, str], parameters: Parameters) -> Policy:

@@ -139,13 +139,20 @@ class Look(NamedTuple):
     snapshot: Snapshot
 
 
-def look(book: Book, now: float, idle: list[Worker], patience: float, turn: int) -> Look:
+def look(
+    book: Book, now: float, idle: list[Worker], patience: float, turn: int, projected: bool = True
+) -> Look:
     """Return what is overdue, and the facts for a policy to move it: whatever else there is, nothing hides it.
 
     A step of stealing looks at the ends of the longest queues, for the workers that ran dry first; what may not move
     there, or moves at no gain, can hide one task that could, for ever.  A look takes others at each turn.
+
+    Parameters
+    ----------
+    projected : bool
+        Whether steps look at projected seconds, so that what is projected to wait has been seen by them.
     """
-    overdue = book.overdue(now, patience, turn) if idle else []
+    overdue = book.overdue(now, patience, turn, projected=projected) if idle else []
     thieves: dict[Address, None] = {}
     for _, _, task in overdue:
         if task is not None:

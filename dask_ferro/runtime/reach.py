@@ -1,20 +1,26 @@
-"""The worker plugin on all workers, and off them again, without waiting for one that hangs.
+"""Worker plugins on all workers, and off them again, without waiting for one that hangs.
 
 Dask's own registration waits for every worker: one that is stopped (SIGSTOP, a debugger, a lost disk) holds up
-whoever installs.  Here each worker has so many seconds to answer.  After that its set-up goes on in the background,
-one message after the other in the order of the calls, and is tried again while the worker is there: when it comes
-back, it becomes what the others are.
+whoever installs, or records.  Here each worker has so many seconds to answer.  After that its set-up goes on in the
+background, one message after the other in the order of the calls, and is tried again while the worker is there: when
+it comes back, it becomes what the others are.
+
+A lost connection is an `OSError` that was raised here; what a worker's own code raises comes as an answer, whatever
+its type.  Only the first is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import Scheduler
+from distributed.core import clean_exception
+from distributed.protocol.serialize import Serialize, Serialized, deserialize
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +28,7 @@ logger = logging.getLogger(__name__)
 _AGAIN = 1.0
 
 # By scheduler and worker: the newest message that is on its way there.
-_underway: WeakKeyDictionary[Scheduler, dict[str, asyncio.Task[str | None]]] = WeakKeyDictionary()
+_underway: WeakKeyDictionary[Scheduler, dict[str, asyncio.Task[Exception | None]]] = WeakKeyDictionary()
 
 
 async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float) -> list[str]:
@@ -43,66 +49,113 @@ async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float)
     Raises
     ------
     RuntimeError
-        A worker could not read it, in its words; no worker that joins later is given it: it would not start.
+        A worker could not read it or set it up, in its words, and from what one of them raised; no worker that joins
+        later is given it: it would not start.
     """
     scheduler.worker_plugins[name] = plugin
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
     late, refusals = await _tell_all(scheduler, message, seconds)
     if refusals:
         scheduler.worker_plugins.pop(name, None)
-        raise RuntimeError(refusals)
+        raise RuntimeError(_words(refusals)) from next(iter(refusals.values()))
     return late
 
 
-async def take_off(scheduler: Scheduler, name: str, seconds: float) -> list[str]:
-    """Take a worker plugin off all workers; return those that have not answered within so many seconds."""
+async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collection[str] = ()) -> list[str]:
+    """Take a worker plugin off all workers; return those that have not answered within so many seconds.
+
+    Parameters
+    ----------
+    hung : collection of str
+        Addresses of those that are told, too, and not waited for.
+    """
     if scheduler.worker_plugins.pop(name, None) is None:
         return []
-    late, refusals = await _tell_all(scheduler, {"op": "plugin-remove", "name": name}, seconds)
+    late, refusals = await _tell_all(scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:
-        logger.warning("dask_ferro: plugin %s stays on some workers: %s", name, refusals)
+        logger.warning("dask_ferro: plugin %s stays on some workers: %s", name, _words(refusals))
     return late
 
 
-async def _tell_all(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> tuple[list[str], str]:
-    """Send all workers a message; return who has not answered in time, and what those said that cannot take it."""
+async def silent(scheduler: Scheduler, seconds: float) -> list[str]:
+    """Return the addresses of the workers that do not answer within so many seconds."""
+    asked = {
+        address: asyncio.create_task(
+            scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
+        )
+        for address in scheduler.workers
+    }
+    if asked:
+        await asyncio.wait(asked.values(), timeout=seconds)
+    found = []
+    for address, task in asked.items():
+        answered = task.done() and not isinstance(task.result()[address], Exception)
+        task.cancel()
+        if not answered and address in scheduler.workers:
+            found.append(address)
+    return found
+
+
+async def _tell_all(
+    scheduler: Scheduler, message: dict[str, Any], seconds: float, hung: Collection[str] = ()
+) -> tuple[list[str], dict[str, Exception]]:
+    """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
     underway = _underway.setdefault(scheduler, {})
-    told: dict[str, asyncio.Task[str | None]] = {}
+    told: dict[str, asyncio.Task[Exception | None]] = {}
     for address in scheduler.workers:
         told[address] = asyncio.create_task(_tell(scheduler, address, message, underway.get(address)))
     underway.update(told)
     for address, task in told.items():
         task.add_done_callback(partial(_forget, underway, address))
-    if told:
-        await asyncio.wait(told.values(), timeout=seconds)
+    if awaited := [task for address, task in told.items() if address not in hung]:
+        await asyncio.wait(awaited, timeout=seconds)
     late = [address for address, task in told.items() if not task.done()]
-    refusals = {a: task.result() for a, task in told.items() if task.done() and task.result()}
+    raised = {address: task.result() for address, task in told.items() if task.done()}
     if late:
         logger.warning(
             "dask_ferro: %s did not answer within %g s; whoever is late is set up when it answers",
             ", ".join(late),
             seconds,
         )
-    return late, "; ".join(f"{address}: {why}" for address, why in refusals.items())
+    return late, {address: error for address, error in raised.items() if error is not None}
+
+
+def _words(refusals: dict[str, Exception]) -> str:
+    return "; ".join(f"{address}: {error!r}" for address, error in refusals.items())
 
 
 def _forget(
-    underway: dict[str, asyncio.Task[str | None]], address: str, done: asyncio.Task[str | None]
+    underway: dict[str, asyncio.Task[Exception | None]], address: str, done: asyncio.Task[Exception | None]
 ) -> None:
     if underway.get(address) is done:
         del underway[address]
 
 
 async def _tell(
-    scheduler: Scheduler, address: str, message: dict[str, Any], before: asyncio.Task[str | None] | None
-) -> str | None:
-    """Send a worker a message until it has answered or is gone; return what it refused, or None."""
+    scheduler: Scheduler, address: str, message: dict[str, Any], before: asyncio.Task[Exception | None] | None
+) -> Exception | None:
+    """Send a worker a message until it has answered or is gone; return what it raised, or None."""
     worker = scheduler.workers[address]
     if before is not None:
         await asyncio.wait({before})
     while scheduler.workers.get(address) is worker:
         answer = (await scheduler.broadcast(msg=message, workers=[address], on_error="return"))[address]
-        if not isinstance(answer, OSError | TimeoutError):  # the connection's; others are the worker's own
-            return repr(answer) if isinstance(answer, Exception) else None
+        if not isinstance(answer, OSError | TimeoutError):
+            return answer if isinstance(answer, Exception) else _raised(answer)
         await asyncio.sleep(_AGAIN)
     return None
+
+
+def _raised(answer: dict[str, Any]) -> Exception | None:
+    """Return what a plugin's own `setup` or `teardown` raised on a worker."""
+    if answer.get("status") != "error":
+        return None
+    _, error, _ = clean_exception(_plain(answer["exception"]))
+    return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))
+
+
+def _plain(told: Any) -> Any:
+    """Return what a scheduler is sent packed, so that it can pass it on as it is."""
+    if isinstance(told, Serialized):
+        return deserialize(told.header, told.frames)
+    return told.data if isinstance(told, Serialize) else told

@@ -183,7 +183,7 @@ class FerroScheduler(SchedulerPlugin):
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
         for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
-            scheduler.loop.add_callback(scheduler.unregister_worker_plugin, None, name)
+            scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Order the tasks of a new graph."""

@@ -23,9 +23,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "distributed.scheduler.Scheduler": (
         "_reschedule", "acquire_resources", "check_idle_saturated", "decide_worker_non_rootish",
         "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "no_workers_timeout", "queued",
-        "register_worker_plugin", "release_resources", "running", "send_task_to_worker",
+        "release_resources", "running", "send_task_to_worker",
         "stimulus_queue_slots_maybe_opened", "stream_comms", "task_groups", "task_prefixes",
-        "transition_counter", "transitions", "unregister_worker_plugin", "unrunnable", "valid_workers",
+        "transition_counter", "transitions", "unrunnable", "valid_workers",
         "worker_plugins", "worker_send",
     ),
     "distributed.scheduler.WorkerState": (

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 # Workers that one step looks at as thieves.
 _THIEVES = 32
-# Changes of thresholds that are kept: 100 kB.
+# Changes of thresholds that are kept, and outcomes that no step has read: after `stop` none does.  100 kB each.
 _HISTORY = 1000
 # States whose end gives a worker bytes back.
 _HELD = ("memory", "processing")
@@ -108,7 +108,7 @@ class Stealing(EntryPoints):
         self.waits = Waits(self, self._ask, self._enact, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
-        self._outcomes: list[Outcome] = []
+        self._outcomes: deque[Outcome] = deque(maxlen=_HISTORY)
         # By key: victim, requested, whether the thief is dry.
         self._arriving: dict[Any, tuple[str, float, bool]] = {}
         self._hungry: dict[str, None] = {}
@@ -173,7 +173,7 @@ class Stealing(EntryPoints):
         self._hungry.pop(worker, None)
         self._beats.pop(worker, None)
         self._sends.left(worker)
-        self._outcomes = [outcome for outcome in self._outcomes if outcome.thief != worker]
+        self._outcomes = deque((o for o in self._outcomes if o.thief != worker), _HISTORY)
         self.state = without(self.state, worker)
         if not self.in_flight:
             self.in_flight_tasks.clear()
@@ -366,7 +366,7 @@ class Stealing(EntryPoints):
         thieves = hungry[:_THIEVES]
         self.shown.begin(thieves, ((ts, info["thief"].address) for ts, info in self.in_flight.items()))
         snapshot = self.ledger.snapshot(now, thieves, self._outcomes, skip=self._skip)
-        self._outcomes = []
+        self._outcomes.clear()
         before = self.state.thresholds
         moves, self.state = self.policy.step(snapshot, self.state)
         if self.state.thresholds is not before:

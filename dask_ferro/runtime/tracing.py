@@ -3,7 +3,8 @@
 The scheduler's plugin records (`telemetry`), the workers' tapes record ops where they are wanted (`tape`): this
 module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
 the block.  Both are ring buffers: what did not fit is counted, never silently missing: tasks under "dropped", the
-rest under "dropped_steals" and "dropped_ops".
+rest under "dropped_steals" and "dropped_ops".  A worker that hangs holds nobody up: its ops are missing, which a
+warning tells with its address, and "workers_without_ops" counts such workers.
 
     with ff.trace(client) as t:
         y.compute()
@@ -16,8 +17,9 @@ import asyncio
 import logging
 import os
 import pickle
+import warnings
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -27,10 +29,12 @@ from uuid import uuid4
 
 from distributed import Client, Scheduler
 from distributed.metrics import time
+from distributed.protocol.pickle import dumps
 
 from dask_ferro import config
 from dask_ferro.account import account
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import reach
 from dask_ferro.runtime.mark import Mark
 from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
 from dask_ferro.runtime.stealing import Stealing
@@ -43,16 +47,28 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".ferrotrace", ".json", ".html")
 # Ops that a trace has, of all workers together: 150 MB in the client.
 _OPS = 500_000
-# The names under which is counted what did not fit: of tasks, of steals, of ops.
-_LOST = ("dropped", "dropped_steals", "dropped_ops")
+# The names under which is counted what is missing: tasks, steals and ops that did not fit; workers that hang.
+_LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
 class _Begun(NamedTuple):
-    """What the scheduler said when a recording began: its clock, and what it had counted."""
+    """What the scheduler said when a recording began: its clock, and what it had counted.
+
+    `answer` are the seconds for which a worker is waited for.
+    """
 
     time: float
     mark: Mark
     counts: dict[str, float]
+    answer: float
+
+
+class _Ops(NamedTuple):
+    """What the workers' tapes had: spans, how many more there were, and the addresses of those that did not answer."""
+
+    spans: list[Span]
+    lost: int
+    hung: list[str]
 
 
 class _Ended(NamedTuple):
@@ -110,10 +126,11 @@ class Tracing:
         self._begun = begun
         if self._tape is not None:
             try:
-                await self._client.register_plugin(self._tape)
+                late = await self._client.run_on_scheduler(_tape, dumps(self._tape), begun.answer)
+                self._tell(late, "its ops are recorded from when it answers")
             except BaseException:
                 await self._client.run_on_scheduler(_end, self._token, begun)
-                await self._client.run_on_scheduler(_untape, self._token)
+                await self._client.run_on_scheduler(_untape, self._token, begun.answer)
                 raise
 
     async def _finish(self, failed: bool) -> None:
@@ -127,42 +144,63 @@ class Tracing:
 
     async def _fetch(self) -> Trace:
         assert self._begun is not None
+        ops = _Ops([], 0, [])
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
-            ops, lost = await self._ops()
+            ops = await self._ops()
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(_untape, self._token)
+                await self._client.run_on_scheduler(_untape, self._token, self._begun.answer, ops.hung)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
+        self._tell(ops.hung, "its ops are not in the trace")
         trace: Trace = pickle.loads(ended.trace)
-        return replace(_with_ops(trace, ops, self._begun.time), counts=_counts(self._begun, ended, lost))
+        return replace(
+            _with_ops(trace, ops.spans, self._begun.time),
+            counts=_counts(self._begun, ended, (ops.lost, len(ops.hung))),
+        )
 
-    async def _ops(self) -> tuple[list[Span], int]:
+    async def _ops(self) -> _Ops:
         """What the workers' tapes have, and how many ops they do not; those of a worker that left went with it.
 
         One worker after the other: the scheduler passes on the ops of one at a time.
         """
         if self._tape is None:
-            return [], 0
+            return _Ops([], 0, [])
         assert self._begun is not None
         spans: list[Span] = []
-        workers = await self._client.run_on_scheduler(_addresses)
+        workers, hung = await self._client.run_on_scheduler(_answering, self._begun.answer)
         processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
         lost = 0
         for place, worker in enumerate(workers):
             most = (_OPS - len(spans)) // (len(workers) - place)
-            answers = await self._client.run(
+            asked = self._client.run(
                 taped, self._token, self._begun.time, most, workers=[worker], on_error="ignore"
             )
+            try:
+                answers = await asyncio.wait_for(asked, self._begun.answer)
+            except TimeoutError:  # it has answered just now, and hangs since
+                hung.append(worker)
+                continue
             for answer in answers.values():
                 told: Taped = pickle.loads(answer)
                 spans += told.spans
                 lost += told.left_out
                 processes[told.process] = max(processes.get(told.process, 0), told.lost)
-        return spans, lost + sum(processes.values())
+        return _Ops(spans, lost + sum(processes.values()), hung)
+
+    def _tell(self, hung: Collection[str], what: str) -> None:
+        """Warn of workers that hang."""
+        if hung:
+            assert self._begun is not None
+            warnings.warn(
+                f"ff.trace: {', '.join(hung)} did not answer within {self._begun.answer:g} s"
+                f" (ferro.scheduler.answer): {what}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -214,6 +252,12 @@ def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) 
     ------
     ConfigError
         On entering, where the plugin is not installed; on leaving, where it was taken off meanwhile.
+
+    Warns
+    -----
+    RuntimeWarning
+        Workers that did not answer within `ferro.scheduler.answer`, by address, where ops are recorded: on entering,
+        ops of such a worker are recorded from when it answers; on leaving, they are not in the trace.
 
     Examples
     --------
@@ -280,17 +324,28 @@ def _begin(token: str, tasks: int, dask_scheduler: Any = None) -> _Begun | None:
     if stealing is None:
         return None
     stealing.telemetry.record_for(token, tasks)
-    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts))
+    answer = dask_scheduler.plugins[NAME].settings.answer
+    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
 
 
-def _addresses(dask_scheduler: Any = None) -> list[str]:
-    return list(dask_scheduler.workers)
+async def _tape(tape: bytes, seconds: float, dask_scheduler: Any = None) -> list[str]:
+    """Have all workers record ops, and return who has not answered; what a worker's own set-up raises is raised."""
+    try:
+        return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
+    except RuntimeError as error:
+        raised = error.__cause__ or error
+    raise raised  # out of the block: what has itself for its context cannot be pickled
 
 
-async def _untape(token: str, dask_scheduler: Any = None) -> None:
+async def _answering(seconds: float, dask_scheduler: Any = None) -> tuple[list[str], list[str]]:
+    """Return the addresses of the workers that answer, and of those that do not."""
+    hung = await reach.silent(dask_scheduler, seconds)
+    return [address for address in dask_scheduler.workers if address not in hung], hung
+
+
+async def _untape(token: str, seconds: float, hung: Iterable[str] = (), dask_scheduler: Any = None) -> None:
     """Have no worker record ops for a recording, those included that could not begin."""
-    if token in dask_scheduler.worker_plugins:
-        await dask_scheduler.unregister_worker_plugin(None, token)
+    await reach.take_off(dask_scheduler, token, seconds, list(hung))
 
 
 async def _end(token: str, begun: _Begun, dask_scheduler: Any = None) -> _Ended | None:
@@ -310,12 +365,12 @@ async def _end(token: str, begun: _Begun, dask_scheduler: Any = None) -> _Ended 
 # ---- what is made of it ------------------------------------------------------------------------------------
 
 
-def _counts(begun: _Begun, ended: _Ended, lost_ops: int) -> dict[str, float]:
+def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
     """The block's own counts, under the names that a simulated run has for them."""
     counts = {
         name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
     }
-    lost = dict(zip(_LOST, (*ended.lost, lost_ops), strict=True))
+    lost = dict(zip(_LOST, (*ended.lost, *lost_ops), strict=True))
     dropped = {name: float(count) for name, count in lost.items() if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}
 

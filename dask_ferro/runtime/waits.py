@@ -19,6 +19,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.snapshot import Move, Worker
+from dask_ferro.policy.steal import overdue_moves
 from dask_ferro.policy.waits import Look, Wait, by_reason, look, waits_of
 from dask_ferro.runtime import seams
 
@@ -153,7 +154,7 @@ class Waits:
         self._give_up_on_silent(now)
         idle = self._idle(now) if ledger.waiting or stealing.in_flight or self._elsewhere() else []
         found = self._look(idle, now)
-        moves, stealing.state = stealing.policy.step(found.snapshot, stealing.state)
+        moves = overdue_moves(stealing.policy, found.snapshot, stealing.state, stealing.links, ledger.hosts)
         moved = self._enact(moves, now)
         told = waits_of(found, stealing.links, ledger.hosts)
         told = [wait for wait in told if wait.key not in moved]
@@ -190,7 +191,8 @@ class Waits:
         stealing = self._stealing
         thieves = [worker.address for worker in idle]
         stealing.shown.begin(thieves, ((ts, i["thief"].address) for ts, i in stealing.in_flight.items()))
-        return look(stealing.ledger, now, idle, stealing.settings.parameters.patience, self._turn)
+        patience, projects = stealing.settings.parameters.patience, stealing.policy.projects
+        return look(stealing.ledger, now, idle, patience, self._turn, projects)
 
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
         """Return what a worker was asked for, and has not answered for long."""

@@ -13,7 +13,15 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Task, Worker
-from dask_ferro.policy.steal import LastVictim, NoStealing, Parameters, Policy, named, threshold_of
+from dask_ferro.policy.steal import (
+    LastVictim,
+    NoStealing,
+    Parameters,
+    Policy,
+    named,
+    overdue_moves,
+    threshold_of,
+)
 from dask_ferro.policy.waits import look
 from dask_ferro.simulate.cluster import CORE_FLOPS
 from dask_ferro.simulate.jobs import Job
@@ -347,9 +355,9 @@ class Ours:
             return
         self._thieves = [worker.address for worker in idle]
         self._turn += 1
-        found = look(self.ledger, self._clock.now, idle, self.parameters.patience, self._turn)
-        moves, self._state = self._policy.step(found.snapshot, self._state)
-        self._enact(moves)
+        policy, patience = self._policy, self.parameters.patience
+        found = look(self.ledger, self._clock.now, idle, patience, self._turn, policy.projects)
+        self._enact(overdue_moves(policy, found.snapshot, self._state, self.links, self.ledger.hosts))
 
     def _enact(self, moves: tuple[Move, ...]) -> None:
         asked = set()

@@ -109,6 +109,21 @@ async def steals_again_after_a_stop(s):
     await s.done(futures)
 
 
+async def keeps_few_outcomes_while_stopped(s):
+    """`stop`: what comes of moves that are asked for from outside does not pile up, and the next step reads it."""
+    await s.stealing.stop()
+    futures = await s.pile(allow_other_workers=False)
+    s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+    await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
+    for _ in range(5000):
+        s.stealing._came_of("refused", s.first.address, s.second.address)
+    assert 0 < len(s.stealing._outcomes) <= 1000
+    s.stealing.balance()
+    assert not s.stealing._outcomes
+    assert s.stealing.state.thresholds[s.second.address] == s.stealing.settings.parameters.threshold_least
+    await s.done(futures)
+
+
 async def balances_by_hand(s):
     """`balance`, `count`, `metrics`, `log`, `story`: one step over all workers, also while it is stopped."""
     await s.stealing.stop()
@@ -189,6 +204,7 @@ async def ends(s):
 NAMES = {
     moves_on_request: ("move_task_request", "move_task_confirm", "in_flight_tasks", "in_flight_occupancy"),
     steals_again_after_a_stop: ("start", "stop"),
+    keeps_few_outcomes_while_stopped: ("stop",),
     balances_by_hand: ("balance", "count", "metrics", "log", "story"),
     lists_what_may_move: ("stealable", "key_stealable"),
     takes_out_and_puts_back: (

@@ -1,4 +1,4 @@
-"""A worker that hangs holds up neither `ff.install` nor `ff.uninstall`: it is named, and set up when it comes back."""
+"""A worker that hangs holds up no `ff.install`, `ff.uninstall`, `ff.trace`: it is named, and set up when it is back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
+from dask_ferro.runtime import reach
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
 # Far more than a bounded call takes, and far less than the stopped worker stays stopped.
 WAITS = 60.0
+# A model of two ops.
+SLEEPS = ff.workloads.build("wide", branches=1, length=2)
 
 
 def plugins(dask_worker):
@@ -24,8 +30,11 @@ def plugins(dask_worker):
 
 def bounded(call, *arguments, **options):
     """Call something that must not hang, in a thread that is waited for."""
-    with ThreadPoolExecutor(1) as pool:
+    pool = ThreadPoolExecutor(1)
+    try:
         return pool.submit(call, *arguments, **options).result(timeout=WAITS)
+    finally:
+        pool.shutdown(wait=False)  # what hangs goes on when the worker does
 
 
 def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
@@ -62,3 +71,101 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
             os.kill(pids[hung], signal.SIGCONT)
         until(lambda: not any(client.run(plugins).values()), "the end of all plugins")
         assert client.submit(int, 4, workers=[hung]).result(timeout=WAITS) == 4
+
+
+def imported():
+    import dask_ferro.runtime.tape  # noqa: F401
+
+
+def sleeps(worker, seed):
+    """Run two ops of a model on one worker."""
+    x = np.full(256, seed, "f4")
+    ff.from_onnx(SLEEPS, granularity="model")(x).compute(workers=[worker])
+
+
+def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, timeout=WAITS) as client,
+    ):
+        pids = client.run(os.getpid)
+        client.run(imported)  # what took seconds
+        ff.install(client, answer=2.0)
+        hung, well = sorted(pids)
+        recording = ff.trace(client, ops=True)
+        for worker in pids:  # they import what it takes, and are asked whether they see the model's file
+            sleeps(worker, 0)
+        os.kill(pids[hung], signal.SIGSTOP)
+        try:
+            with pytest.warns(
+                RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*from when it"
+            ):
+                bounded(recording.__enter__)
+            bounded(sleeps, well, 1)
+            with pytest.warns(
+                RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*not in the trace"
+            ):
+                bounded(recording.__exit__, None, None, None)
+        finally:
+            os.kill(pids[hung], signal.SIGCONT)
+        assert [(op.worker, op.prefix) for op in recording.trace.of("op")] == [(well, "Sleep")] * 2
+        assert recording.trace.counts["workers_without_ops"] == 1
+        until(
+            lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()),
+            "no worker records",
+        )
+
+
+def test_a_worker_that_hangs_within_the_block_holds_up_no_trace_and_the_next_one_has_its_ops():
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, timeout=WAITS) as client,
+    ):
+        pids = client.run(os.getpid)
+        client.run(imported)  # what took seconds
+        ff.install(client, answer=2.0)
+        hung, well = sorted(pids)
+        recording = ff.trace(client, ops=True)
+        for worker in pids:
+            sleeps(worker, 0)
+        recording.__enter__()
+        sleeps(hung, 1)
+        sleeps(well, 2)
+        os.kill(pids[hung], signal.SIGSTOP)
+        try:
+            with pytest.warns(RuntimeWarning, match=rf"ff\.trace: {hung} did not"):
+                bounded(recording.__exit__, None, None, None)
+        finally:
+            os.kill(pids[hung], signal.SIGCONT)
+        assert {op.worker for op in recording.trace.of("op")} == {well}
+        until(
+            lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()),
+            "no worker records",
+        )
+        with ff.trace(client, ops=True) as again:
+            sleeps(hung, 3)
+        assert {op.worker for op in again.trace.of("op")} == {hung}
+        assert "workers_without_ops" not in again.trace.counts
+
+
+class Refusing(WorkerPlugin):
+    """Lacks a file, and so is not set up."""
+
+    name = "ferro-refusing"
+
+    def setup(self, worker):
+        raise FileNotFoundError("no such file on this worker")
+
+
+async def refused(plugin, dask_scheduler=None):
+    return await reach.put_on(dask_scheduler, Refusing.name, plugin, WAITS)
+
+
+def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_connection():
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, timeout=WAITS) as client,
+        pytest.raises(RuntimeError, match=r"FileNotFoundError.*no such file on this worker") as told,
+    ):
+        bounded(client.run_on_scheduler, refused, dumps(Refusing()))
+    assert isinstance(told.value.__cause__, FileNotFoundError)
