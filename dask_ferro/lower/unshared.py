@@ -23,7 +23,11 @@ def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     inputs : sequence
         What they were computed from.
     """
-    taken = [*inputs] if all([type(v) is np.ndarray for v in inputs]) else list(_arrays(inputs))
+    taken = list(inputs)
+    for value in taken:
+        if type(value) is not np.ndarray:
+            taken = list(_arrays(inputs))
+            break
     return tuple([_own(result, taken) for result in results])
 
 
