@@ -15,6 +15,7 @@ that compute no integers none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
 from onnx import TensorProto, shape_inference
@@ -39,7 +40,7 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         Whatever ONNX's inference raises.
     """
     found = shape_inference.infer_shapes(proto)
-    if not _may_follow(found.graph, {}):
+    if not may_follow(found.graph):
         return found
     for _ in range(_ROUNDS):
         met, open_before = _met(found.graph, {})
@@ -56,7 +57,7 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     return found
 
 
-def _may_follow(graph: onnx.GraphProto, outer: Types) -> bool:
+def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> bool:
     """Whether a node gives what may be the value of a shape: a vector or a single number, and no float.
 
     Propagation tells of such values alone, so without one it finds what inference found.
@@ -71,7 +72,7 @@ def _may_follow(graph: onnx.GraphProto, outer: Types) -> bool:
         inner = bodies(node)
         if inner:
             types = _known(graph, outer) if types is None else types
-            if any(_may_follow(body, types) for body in inner):
+            if any(may_follow(body, types) for body in inner):
                 return True
     return False
 
