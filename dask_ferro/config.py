@@ -9,7 +9,7 @@ its key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from os import PathLike
 from typing import Any
@@ -21,6 +21,8 @@ from dask.utils import parse_bytes, parse_timedelta
 from dask_ferro.errors import ConfigError
 
 SECTION = "ferro"
+# Values that can be remembered with what they were read as.
+_SCALARS = (str, int, float, type(None))
 
 
 @cache
@@ -43,10 +45,22 @@ def get(key: str) -> Any:
     when it ends; they are looked up here all the same.
     """
     ensure()
-    default: Any = defaults()[SECTION]
-    for part in key.split("."):
+    found: Any = dask.config.config
+    try:  # each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled
+        for part in _parts(key):
+            found = found[part]
+        return found
+    except (KeyError, TypeError, IndexError):
+        pass
+    default: Any = defaults()
+    for part in _parts(key):
         default = default[part]
     return dask.config.get(f"{SECTION}.{key}", default=default)
+
+
+@cache
+def _parts(key: str) -> tuple[str, ...]:
+    return (SECTION, *key.split("."))
 
 
 def size(key: str) -> int:
@@ -71,6 +85,11 @@ def size_or_auto(key: str) -> int | None:
 def count(key: str) -> int | None:
     """Return `ferro.<key>`, a number of at least 1, or None for "auto" and for null."""
     value = get(key)
+    return _count(key, value) if isinstance(value, _SCALARS) else _count.__wrapped__(key, value)
+
+
+@lru_cache(maxsize=64, typed=True)  # typed: True is no 1
+def _count(key: str, value: Any) -> int | None:
     if word(value) in (None, "auto"):
         return None
     parsed = _float(value)
@@ -82,6 +101,8 @@ def count(key: str) -> int | None:
 def flag(key: str) -> bool:
     """Return `ferro.<key>`, which is true or false, or another word for it (on, off, yes, no, none)."""
     value = get(key)
+    if isinstance(value, bool):
+        return value
     found = as_flag(value)
     if found is None:
         raise _wrong(key, value, "true or false")
@@ -91,6 +112,12 @@ def flag(key: str) -> bool:
 def seconds(key: str, off: bool = False) -> float:
     """Return `ferro.<key>` in seconds; where it can be `off`, such a word is 0."""
     value = get(key)
+    scalar = isinstance(value, _SCALARS)
+    return _seconds(key, value, off) if scalar else _seconds.__wrapped__(key, value, off)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _seconds(key: str, value: Any, off: bool) -> float:
     if off and as_flag(value) is False:
         return 0.0
     try:

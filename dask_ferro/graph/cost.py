@@ -254,8 +254,10 @@ def seconds(
         share, nodes, asleep = profile.efficiency.get(node, profile.other), 1.0, 0.0
     elif _sleeps(node):
         return _asleep(node, types)
-    else:
+    elif bodies(node):
         share, nodes, asleep = _share(node, profile, types), _nodes(node, types), _asleep(node, types)
+    else:
+        share, nodes, asleep = profile.efficiency.get(_kind(node, types), profile.other), 1.0, 0.0
     passes = profile.passes.get(node if isinstance(node, str) else node.op_type, 1.0)
     arithmetic = cost.flops / (profile.flops_per_s * share)
     memory = passes * (cost.read_bytes + cost.write_bytes) / profile.bytes_per_s
@@ -274,9 +276,10 @@ def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
 
 def _kind(node: ir.Node, types: Types) -> str:
     """The operator, but a depthwise convolution by its own name: it reuses nothing."""
+    if node.op_type != "Conv":
+        return node.op_type
     o = Operands(node, types)
-    depthwise = node.op_type == "Conv" and o.attribute("group", 1) > 1 and o.shape(1)[1:2] == (1,)
-    return "DepthwiseConv" if depthwise else node.op_type
+    return "DepthwiseConv" if o.attribute("group", 1) > 1 and o.shape(1)[1:2] == (1,) else "Conv"
 
 
 def _nodes(node: ir.Node, types: Types) -> float:

@@ -9,12 +9,12 @@ there would take an input of no type, which no engine loads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from dask_ferro.graph.bundle import Dag
-from dask_ferro.graph.cost import CPU, DeviceProfile, node_cost, seconds
+from dask_ferro.graph.cost import CPU, Cost, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import reads, type_of, uses, value_bytes
 from dask_ferro.graph.shapes import ValueType
@@ -24,7 +24,12 @@ __all__ = ["dag", "uses"]
 GLUED = frozenset({"sequence", "optional", "map", "sparse"})
 
 
-def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile = CPU) -> Dag:
+def dag(
+    model: ir.Model,
+    types: Mapping[str, ValueType],
+    profile: DeviceProfile = CPU,
+    each: Sequence[Cost] | None = None,
+) -> Dag:
     """Return the main graph of a loaded model as integers, seconds and bytes.
 
     Parameters
@@ -34,6 +39,8 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile 
     types : mapping of str to ValueType
         At the batch that is to be run.
     profile : DeviceProfile
+    each : sequence of Cost, optional
+        Of the nodes, where `costs` told them already.
     """
     nodes = list(model.graph)
     makers = {value: position for position, node in enumerate(nodes) for value in node.outputs}
@@ -47,5 +54,6 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile 
             if type_.kind in GLUED or type_.dtype is None:
                 glued.append((makers[value], position))
     known = with_bodies(model, types)
-    times = [seconds(node, node_cost(node, known), profile, types=known) for node in nodes]
+    each = each or [node_cost(node, known) for node in nodes]
+    times = [seconds(node, cost, profile, types=known) for node, cost in zip(nodes, each, strict=True)]
     return Dag(times, edges, glued, values)

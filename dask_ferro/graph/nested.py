@@ -28,7 +28,7 @@ from dask_ferro.graph.shapes import (
 
 def with_bodies(model: ir.Model, types: Types) -> Types:
     """Return `types` and, by name, those of all values inside bodies."""
-    if not any(True for node in model.graph for _ in bodies(node)):
+    if not any(map(bodies, model.graph)):
         return types
     known = dict(types)
     _enter(model.graph, model, known)

@@ -194,7 +194,7 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def _rename_shadows(graph: onnx.GraphProto) -> None:
-    with_bodies = [node for node in graph.node if next(bodies(node), None) is not None]
+    with_bodies = [node for node in graph.node if bodies(node)]
     if not with_bodies:
         return
     taken = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}

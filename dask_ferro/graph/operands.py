@@ -6,7 +6,7 @@ Scan) has the type that it declares.  A dimension that is not known counts as 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, TypeAlias
@@ -19,6 +19,8 @@ Types: TypeAlias = Mapping[str, ValueType]
 
 # A string is a pointer and a length at least; its characters are not known ahead.
 STRING_BYTES = 16
+_GRAPH = ir.AttributeType.GRAPH
+_GRAPHS = (_GRAPH, ir.AttributeType.GRAPHS)
 
 
 def value_bytes(value: ValueType) -> int:
@@ -41,7 +43,7 @@ def value_bytes(value: ValueType) -> int:
 
 def sizes(value: ValueType) -> tuple[int, ...]:
     """Return the shape with 1 for what is not known; () for an unknown rank."""
-    return tuple(d if isinstance(d, int) else 1 for d in value.shape or ())
+    return tuple([d if isinstance(d, int) else 1 for d in value.shape or ()])
 
 
 def type_of(value: ir.Value, types: Types) -> ValueType:
@@ -50,15 +52,15 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
     return declared_type(value) if found.kind == "unknown" else found
 
 
-def bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the graphs among the attributes of a node."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+def bodies(node: ir.Node) -> Sequence[ir.Graph]:
+    """Return the graphs among the attributes of a node."""
+    found: list[ir.Graph] = []
+    for (
+        attribute
+    ) in node.attributes.data.values():  # asked of each node many times: its own loop is in Python
+        if attribute.type in _GRAPHS and not attribute.is_ref():
+            found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
+    return found
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:

@@ -7,17 +7,19 @@ that its bodies (If, Loop, Scan) capture.  Order is stable: nodes keep their pla
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The graphs in the attributes of `node`."""
+    found: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+            found.append(attribute.g)
+        found += attribute.graphs
+    return found
 
 
 def captured(node: onnx.NodeProto) -> set[str]:

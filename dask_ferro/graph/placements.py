@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -120,12 +121,20 @@ class Site(Operands):
 
     def is_known(self) -> bool:
         """Return whether every operand is a tensor of which all sizes are known."""
-        values = (*self.node.inputs, *self.node.outputs)
-        types = [type_of(v, self.types) for v in values if v is not None and v.name]
-        return all(
-            t.kind == "tensor" and t.shape is not None and all(isinstance(size, int) for size in t.shape)
-            for t in types
-        )
+        return self._is_known
+
+    @cached_property
+    def _is_known(self) -> bool:
+        for value in (*self.node.inputs, *self.node.outputs):
+            if value is None or not value.name:
+                continue
+            kind, _, shape = type_of(value, self.types)
+            if kind != "tensor" or shape is None:
+                return False
+            for size in shape:
+                if not isinstance(size, int):
+                    return False
+        return True
 
 
 Row: TypeAlias = Callable[[Site], Rule | None]

@@ -99,6 +99,7 @@ def plan(
     workers: int = 1,
     profile: DeviceProfile = CPU,
     overheads: Overheads | None = None,
+    each: Sequence[Cost] | None = None,
 ) -> Plan:
     """Return the plan of a loaded model.
 
@@ -112,15 +113,17 @@ def plan(
         See `graph.bundle`.
     workers : int
         Threads that can run bundles at once.
+    each : sequence of Cost, optional
+        Of the nodes, where `costs` told them already.
     """
     overheads = overheads or Overheads()
     nodes = list(model.graph)
+    each = each or costs(model, types)
     constant = _constants(model, nodes)
-    work = _without(dag(model, types, profile), constant)
+    work = _without(dag(model, types, profile, each), constant)
     cut = bundle(work, granularity, workers=workers, overheads=overheads)
     makespan = project(work, cut, workers=workers, overheads=overheads)
     pieces = _with_constants(nodes, cut, constant)
-    each = costs(model, types)
     times = [seconds(node, cost, profile) for node, cost in zip(nodes, each, strict=True)]
     bundles = tuple(_bundles(model, nodes, pieces, constant, each, times))
     bundles += tuple(_passed_on(model, bundles))
@@ -145,10 +148,10 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
     maker: dict[str, int] = {}
     found: dict[int, tuple[int, ...]] = {}
     for position, node in enumerate(nodes):
-        names = list(uses(node))
-        free = _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs)
-        if free and all(name in weights or name in maker for name in names):
-            found[position] = tuple(dict.fromkeys(maker[name] for name in names if name in maker))
+        if not all(name in weights or name in maker for name in uses(node)):
+            continue
+        if _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs):
+            found[position] = tuple(dict.fromkeys(maker[name] for name in uses(node) if name in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 

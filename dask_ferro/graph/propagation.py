@@ -8,15 +8,17 @@ is not known before propagation has run.  So it is run in rounds:
                                                  ^---------------------------------------------'
 
 A round runs only when all lengths that it will meet are known and few in all.  What is still unknown when nothing new
-comes out was unknown to the last round too, so cutting it lost nothing.  Real models take one round or two.
+comes out was unknown to the last round too, so cutting it lost nothing.  Real models take one round or two, and those
+that compute no integers none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
-from onnx import shape_inference
+from onnx import TensorProto, shape_inference
 
 from dask_ferro.graph.growth import ELEMENTS, propagating
 from dask_ferro.graph.order import bodies
@@ -24,6 +26,7 @@ from dask_ferro.graph.order import bodies
 # Rounds at most: each settles lengths that depend on lengths; models in use need two.
 _ROUNDS = 6
 _CUT = "ferro.cut."
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 Types = Mapping[str, onnx.TypeProto]
 
@@ -37,17 +40,48 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         Whatever ONNX's inference raises.
     """
     found = shape_inference.infer_shapes(proto)
+    if not may_follow(found.graph):
+        return found
     for _ in range(_ROUNDS):
         met, open_before = _met(found.graph, {})
         if met > ELEMENTS:
             return found
+        if not open_before:
+            return shape_inference.infer_shapes(proto, data_prop=True)
         cut = onnx.ModelProto()
         cut.CopyFrom(proto)
         _cut(cut.graph, cut.graph, found.graph, {})
         found = _mended(shape_inference.infer_shapes(cut, data_prop=True), proto)
-        if not open_before or _met(found.graph, {})[1] == open_before:
+        if _met(found.graph, {})[1] == open_before:
             return found
     return found
+
+
+def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> bool:
+    """Whether a node gives what may be the value of a shape: a vector or a single number, and no float.
+
+    Propagation tells of such values alone, so without one it finds what inference found.
+    """
+    types: dict[str, onnx.TypeProto] | None = None
+    for node in graph.node:
+        if not node.domain and node.op_type in propagating():
+            if types is None:
+                types = _known(graph, outer)
+            if any(_may_be_a_shape(types.get(name)) for name in node.output if name):
+                return True
+        inner = bodies(node)
+        if inner:
+            types = _known(graph, outer) if types is None else types
+            if any(may_follow(body, types) for body in inner):
+                return True
+    return False
+
+
+def _may_be_a_shape(type_: onnx.TypeProto | None) -> bool:
+    if type_ is None or not type_.HasField("tensor_type"):
+        return True  # not known
+    tensor = type_.tensor_type
+    return tensor.elem_type not in _FLOATS and (not tensor.HasField("shape") or len(tensor.shape.dim) < 2)
 
 
 def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:

@@ -77,7 +77,8 @@ def draws(o: Site) -> bool:
         if o.node.op_type == "Dropout" and o.has(2):
             mode = o.constant(2)
             return mode is None or any(mode)
-    return any(draws(Site(inner, o.types, o.opset)) for body in bodies(o.node) for inner in body)
+    inside = bodies(o.node)
+    return bool(inside) and any(draws(Site(inner, o.types, o.opset)) for body in inside for inner in body)
 
 
 def slices_all(o: Site, rows: Rows, settings: Sequence[State]) -> bool | None:

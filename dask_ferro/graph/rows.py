@@ -68,6 +68,7 @@ class _Walk:
         self.types, self.opset, self.rows = types, opset, rows
         self.states: dict[ir.Value, State] = {}
         self.named: dict[str, ir.Value] = {}
+        self._last: Site | None = None
 
     def state(self, value: ir.Value | None) -> State:
         return FREE if value is None else self.states.get(value, FREE)
@@ -103,7 +104,7 @@ class _Walk:
             return (self._sizes(node, states[0]),)
         if draws(self._site(node)):
             return (self._sure(node, "draws random numbers, which chunks of the rows draw anew"),) * count
-        if any(True for _ in bodies(node)):
+        if bodies(node):
             return self._with_bodies(node)
         found = [s for s in states if isinstance(s, Finding)]
         if found:
@@ -320,7 +321,9 @@ class _Walk:
     # Words.
 
     def _site(self, node: ir.Node) -> Site:
-        return Site(node, self.types, self.opset)
+        if self._last is None or self._last.node is not node:
+            self._last = Site(node, self.types, self.opset)
+        return self._last
 
     def _sure(self, node: ir.Node, why: str) -> Finding:
         return Finding(True, f"node {_label(node)} {why}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import onnx
@@ -19,13 +20,16 @@ from onnx import shape_inference
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import ml_types, propagation
 from dask_ferro.graph.fold import folded
-from dask_ferro.graph.growth import DIMS, ELEMENTS, growth, tall_values
+from dask_ferro.graph.growth import DIMS, ELEMENTS, Growth, growth, tall_values
 from dask_ferro.graph.lean import TYPE_PROTO, lean_model
 
 Dim = int | str | None
 
 _INVENTED = re.compile(r"unk__\d+")
 _ROWS = "batch"
+_DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataType.UNDEFINED}
+# Bounds that are kept for each model, one for the lengths of its vectors.
+_GROWTHS_KEPT = 64
 
 
 class ValueType(NamedTuple):
@@ -72,25 +76,74 @@ def infer(
         A dimension or an input that the model does not have, a rank that does not fit, or two sizes for one
         name.
     """
-    bound, contradicted = _bindings(model.graph, dims or {}, shapes or {})
-    stale = contradicted or not trusts_declared
-    declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
-    complete = all(
-        t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None) for t in declared.values()
-    )
-    if complete and not bound and not shapes and trusts_declared:
-        return declared
-    proto = lean_model(model, keep_declared=not stale)
-    for info in [*proto.graph.input, *proto.graph.output]:  # an input may be an output too
-        if info.name in (shapes or {}):
-            _set_shape(info, (shapes or {})[info.name])
-    for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output]:
-        _bind(info, bound)
-    inferred = {name: from_type(type_) for name, type_ in types_of(infer_model(proto).graph).items()}
-    if stale:
-        inputs = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
-        declared = {n: t if n in inputs else t._replace(shape=None) for n, t in declared.items()}
-    return {name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()}
+    return Inference(model).types(dims=dims, shapes=shapes, trusts_declared=trusts_declared)
+
+
+class Inference:
+    """Inference of one model at any number of sizes: what does not depend on them is worked out once.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Not to be changed from now on.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
+        self._is_complete = all(
+            t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None)
+            for t in self._declared.values()
+        )
+        self._bare: dict[bool, onnx.ModelProto] = {}
+        self._growth: dict[tuple[tuple[int, int], ...], Growth] = {}
+
+    def types(
+        self,
+        *,
+        dims: Mapping[str, int] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        trusts_declared: bool = True,
+    ) -> dict[str, ValueType]:
+        """Return the type of every value, as `infer` does."""
+        bound, contradicted = _bindings(self._model.graph, dims or {}, shapes or {})
+        if self._is_complete and not bound and not shapes and trusts_declared:
+            return dict(self._declared)
+        stale = contradicted or not trusts_declared
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._without_weights(keep_declared=not stale))
+        for info in [*proto.graph.input, *proto.graph.output]:  # an input may be an output too
+            if info.name in (shapes or {}):
+                _set_shape(info, (shapes or {})[info.name])
+        for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
+            _bind(info, bound)
+        found = _completed(proto, self._growth_of(proto))
+        inferred = _value_types(found.graph)
+        declared = self._inputs_alone if stale else self._declared
+        return {
+            name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
+        }
+
+    def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
+        if keep_declared not in self._bare:
+            self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
+        return self._bare[keep_declared]
+
+    def _growth_of(self, proto: onnx.ModelProto) -> Growth:
+        """What inference would write down, which is a matter of the inputs' ranks and of the lengths of vectors."""
+        shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
+        key = tuple((len(shape), shape[0].dim_value if len(shape) == 1 else 0) for shape in shapes)
+        if key not in self._growth:
+            if len(self._growth) >= _GROWTHS_KEPT:
+                self._growth.clear()
+            self._growth[key] = growth(proto.graph)
+        return self._growth[key]
+
+    @cached_property
+    def _inputs_alone(self) -> dict[str, ValueType]:
+        """The declared types without the shapes of what nodes give."""
+        kept = {value.name for value in self._model.graph.inputs} | set(self._model.graph.initializers)
+        return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
 
 
 def name_rows(graph: onnx.GraphProto) -> None:
@@ -123,7 +176,12 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto`, without large tensors (see `lean.stripped`), with what inference tells in `value_info`."""
     proto = folded(proto)
-    found = _inferred(proto)
+    return _completed(proto, growth(proto.graph))
+
+
+def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
+    """What inference tells of a folded model, with what it leaves out (`ml_types`) added."""
+    found = _inferred(proto, grown)
     if not any(map(ml_types.is_left_out, proto.graph.node)):
         return found
     for _ in range(ml_types.ROUNDS):
@@ -131,12 +189,11 @@ def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
         known.CopyFrom(found)
         if not ml_types.add_types(known.graph):
             break
-        found = _inferred(known)
+        found = _inferred(known, grown)
     return found
 
 
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    grown = growth(proto.graph)
+def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
     if grown.dims > DIMS and any(tall_values(proto)):
         return proto
     infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
@@ -159,6 +216,18 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
 # Types, out of ONNX's messages and out of the graph's values.
 
 
+def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
+    """The types that `graph` tells, by value; most values have that of another one, which is read once."""
+    seen: dict[bytes, ValueType] = {}
+    found = {}
+    for name, type_ in types_of(graph).items():
+        content = type_.SerializeToString()
+        if content not in seen:
+            seen[content] = from_type(type_)
+        found[name] = seen[content]
+    return found
+
+
 def from_type(type_: onnx.TypeProto) -> ValueType:
     """The `ValueType` that a `TypeProto` tells."""
     which = type_.WhichOneof("value")
@@ -178,7 +247,7 @@ def from_type(type_: onnx.TypeProto) -> ValueType:
 
 
 def _dtype(number: int) -> ir.DataType | None:
-    return ir.DataType(number) if number and number in ir.DataType.__members__.values() else None
+    return _DTYPES.get(number)
 
 
 def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple[Dim, ...] | None:

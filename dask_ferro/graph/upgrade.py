@@ -39,7 +39,7 @@ def is_old(proto: onnx.ModelProto) -> bool:
 
 def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto`, an old and normalized model, at opset 7 if it can be, otherwise as it is."""
-    if any(next(bodies(node), None) is not None for node in proto.graph.node):
+    if any(map(bodies, proto.graph.node)):
         return proto
     old = proto if _opset(proto).version == _OLD else _converted(proto)
     ranks = None if old is None else _ranks(old)

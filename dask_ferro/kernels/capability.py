@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import onnx
@@ -123,18 +123,32 @@ def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
 
 def has_kernel(node: ir.Node, opsets: dict[str, int], provider: str = HOST) -> bool:
     """Whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
-    schema = schema_of(node.op_type, node.domain, opsets.get(node.domain, 1))
-    inputs = [None if v is None else type_name(v.type) for v in node.inputs]
-    outputs = [type_name(v.type) for v in node.outputs]
+    inputs = tuple([None if v is None else type_name(v.type) for v in node.inputs])
+    outputs = tuple([type_name(v.type) for v in node.outputs])
+    return _has_kernel(node.op_type, node.domain, tuple(opsets.items()), inputs, outputs, provider)
+
+
+@lru_cache(maxsize=4096)
+def _has_kernel(
+    op: str,
+    domain: str,
+    imports: tuple[tuple[str, int], ...],
+    inputs: tuple[str | None, ...],
+    outputs: tuple[str | None, ...],
+    provider: str,
+) -> bool:
+    """`has_kernel` by what it looks at: nodes of a model are few kinds, and a schema's parameters take 20 us."""
+    opsets = dict(imports)
+    schema = schema_of(op, domain, opsets.get(domain, 1))
     if schema is None:  # an operator of ONNX Runtime's own domains: its registry is all there is to ask
-        return (node.domain, node.op_type) in registry(provider)
-    if node.op_type == "Constant" and node.domain == "":
+        return (domain, op) in registry(provider)
+    if op == "Constant" and domain == "":
         return True
-    if node.domain == "" and schema.since_version > NEWEST_OPSET:
+    if domain == "" and schema.since_version > NEWEST_OPSET:
         return False
     bound = dict(_bind(schema, inputs, outputs))
-    return _kernel_fits(node.domain, node.op_type, schema.since_version, bound, provider) or _body_fits(
-        node, schema, opsets, bound, provider
+    return _kernel_fits(domain, op, schema.since_version, bound, provider) or _body_fits(
+        schema, opsets, bound, provider
     )
 
 
@@ -164,7 +178,7 @@ def _version_fits(row: KernelRow, since: int) -> bool:
 
 
 def _body_fits(
-    node: ir.Node, schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str], provider: str
+    schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str], provider: str
 ) -> bool:
     if not schema.has_function:  # type: ignore[attr-defined]  # missing from the stubs
         return False

@@ -23,6 +23,8 @@ _INLINE_BYTES = 256
 _SHARED_BYTES = 64 * 2**10
 # Kinds of dtypes that ONNX Runtime takes from numpy as they are: bfloat16 and friends are of kind "V".
 _SHARED_KINDS = "biuf"
+_GRAPH = ir.AttributeType.GRAPH
+_GRAPHS = (_GRAPH, ir.AttributeType.GRAPHS)
 
 
 class Piece(NamedTuple):
@@ -35,22 +37,25 @@ class Piece(NamedTuple):
         What its external data is relative to; None: it has none.
     shared : mapping of str to ndarray
         Weights in memory that the proto refers to by name alone: a session is handed them, and copies none.
+    weights : mapping of str to tensor
+        All that its nodes read.
     """
 
     proto: onnx.ModelProto
     folder: str | None
     shared: Mapping[str, np.ndarray]
+    weights: Mapping[str, ir.TensorProtocol]
 
 
-def bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+def bodies(node: ir.Node) -> Sequence[ir.Graph]:
+    """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
+    found: list[ir.Graph] = []
+    for (
+        attribute
+    ) in node.attributes.data.values():  # asked of each node many times: its own loop is in Python
+        if attribute.type in _GRAPHS and not attribute.is_ref():
+            found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
+    return found
 
 
 def nested(node: ir.Node) -> Iterator[ir.Node]:
@@ -128,7 +133,7 @@ def extract(
     proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=opset if domain == "" else version)
-    return Piece(proto, folder, shared)
+    return Piece(proto, folder, shared, weights)
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:

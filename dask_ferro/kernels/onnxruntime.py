@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.kernels.capability import HOST
-from dask_ferro.kernels.extract import extract, weights_of
+from dask_ferro.kernels.extract import extract
 from dask_ferro.kernels.folded import Constants, constants
 from dask_ferro.kernels.host_memory import in_use, share_arena
 from dask_ferro.kernels.profile import ProfiledRun
@@ -66,7 +66,7 @@ class SessionRun:
         self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
-        weights = {name: tensor.nbytes for name, tensor in weights_of(model, nodes).items()}
+        weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         kept = constants(nodes, weights, outputs)
         before = in_use() if kept.unknown else 0  # it takes 25 us, as long as the calls of five sessions
         self._session = self._built()

@@ -11,8 +11,9 @@ of extreme values alone (`extremes`) does not send a body there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import onnx_ir as ir
 
@@ -253,13 +254,24 @@ UNLIKE: tuple[Wrong, ...] = (
 )
 
 
-def _hits(rows: tuple[Wrong, ...], node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
+_ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+
+
+def _by_operator(rows: Sequence[Wrong]) -> _ByOperator:
+    """The rows of each operator, by domain and name: each node is looked up three times."""
+    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
+    for row in rows:
+        found[row.domain, row.op].append(row)
+    return dict(found)
+
+
+_IN_ONNXRUNTIME, _IN_REFERENCE, _UNLIKE = map(_by_operator, (ONNXRUNTIME, REFERENCE, UNLIKE))
+
+
+def _hits(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
     return any(
-        row.op == node.op_type
-        and row.domain == node.domain
-        and not (in_body and row.extremes)
-        and row.when(node, opset)
-        for row in rows
+        not (in_body and row.extremes) and row.when(node, opset)
+        for row in rows.get((node.domain, node.op_type), ())
     )
 
 
@@ -271,14 +283,14 @@ def wrong_in_onnxruntime(node: ir.Node, opset: int, *, in_body: bool = False) ->
     in_body : bool
         Whether it stands in the body of another node.
     """
-    return _hits(ONNXRUNTIME, node, opset, in_body=in_body)
+    return _hits(_IN_ONNXRUNTIME, node, opset, in_body=in_body)
 
 
 def differs_between_engines(node: ir.Node, opset: int) -> bool:
     """Whether ONNX Runtime and the array table are known to give different results, both of them right."""
-    return _hits(UNLIKE, node, opset)
+    return _hits(_UNLIKE, node, opset)
 
 
 def wrong_in_reference(node: ir.Node, opset: int) -> bool:
     """Whether the reference ops are known to compute this node wrongly, or lack it."""
-    return _hits(REFERENCE, node, opset)
+    return _hits(_IN_REFERENCE, node, opset)

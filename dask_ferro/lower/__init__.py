@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnx
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
-from dask_ferro.graph.load import load
+from dask_ferro.graph.load import Loaded, load
 from dask_ferro.lower.collection import ModelGraph, OutputGraph
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.opened import Opened
@@ -97,7 +98,19 @@ def _open(source: Any, *, ours: bool = False) -> Opened:
     loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
-    return Opened(load(path, limits=limits(ours=True)), path, loaded.model.graph.name or "model")
+    return Opened(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
+
+
+def _lying_at(path: str, loaded: Loaded, content: bytes) -> Loaded:
+    """The model as it is loaded from `path`, where its content was written; what it was loaded from may still change.
+
+    It is not loaded twice where it was read from the very bytes, which stay as they are, and is too small to be mapped.
+    """
+    bounds = limits(ours=True)
+    read = None if loaded.content is None else loaded.content.obj
+    if type(read) is bytes and len(content) <= bounds.mapped_above and read == content:
+        return replace(loaded, path=os.path.realpath(path))
+    return load(path, limits=bounds)
 
 
 def _content(model: onnx.ModelProto) -> bytes:

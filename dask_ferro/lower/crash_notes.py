@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ _SEPARATOR = b"\x1f"
 _LOOK_S = 0.5
 _KEPT_S = 600.0
 _FAULT = re.compile(r"Fatal Python error: (.+)\n")
+_NOTHING = contextlib.nullcontext()
 _THREAD = re.compile(r"Current thread 0x([0-9a-f]+)")
 
 
@@ -62,6 +62,22 @@ class Note(NamedTuple):
         )
 
 
+class _Kept:
+    """A context at whose end a note is gone; a generator's takes as long as all the rest of a note."""
+
+    __slots__ = ("_memory", "_start")
+
+    def __init__(self, memory: mmap.mmap, start: int) -> None:
+        self._memory = memory
+        self._start = start
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._memory[self._start] = 0
+
+
 class Notes:
     """The notes of this process, in `folder`."""
 
@@ -82,22 +98,22 @@ class Notes:
         self._looked_at = 0.0
         self._found: dict[str, Note] = {}
 
-    @contextmanager
-    def running(self, key: str, model: str, nodes: str) -> Iterator[None]:
-        """Keep a note for the time of the context; `UnsupportedOp` where it ended a process before."""
+    def running(self, key: str, model: str, nodes: str) -> _Kept:
+        """Write a note, to be kept until the context ends; `UnsupportedOp` where it ended a process before."""
         self._refuse(key)
         thread = threading.get_ident()
-        start = self._slot(thread) * _SLOT_BYTES
-        text = _SEPARATOR.join(part.encode()[:600] for part in (f"{thread:x}", key, model, nodes))
-        self._memory[start : start + len(text) + 1] = text + b"\0"
-        try:
-            yield
-        finally:
-            self._memory[start] = 0
+        start = self._slots.get(thread)
+        if start is None:
+            start = self._slot(thread)
+        parts = (b"%x" % thread, key.encode()[:600], model.encode()[:600], nodes.encode()[:600])
+        text = _SEPARATOR.join(parts) + b"\0"
+        self._memory[start : start + len(text)] = text
+        return _Kept(self._memory, start)
 
     def _slot(self, thread: int) -> int:
+        """Where the note of a thread starts."""
         with self._lock:
-            return self._slots.setdefault(thread, len(self._slots) % _SLOTS)
+            return self._slots.setdefault(thread, len(self._slots) % _SLOTS * _SLOT_BYTES)
 
     def _refuse(self, key: str) -> None:
         now = time.monotonic()
@@ -190,7 +206,7 @@ def noted(worker: Any, model: str, nodes: Callable[[], str]) -> contextlib.Abstr
     """
     notes = None if worker is None or worker.nanny is None else _notes(os.getpid())
     if notes is None:
-        return contextlib.nullcontext()
+        return _NOTHING
     return notes.running(str(worker.get_current_task()), model, nodes())
 
 

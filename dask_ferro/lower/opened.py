@@ -8,12 +8,12 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from dask_ferro.graph.bundle import Granularity
-from dask_ferro.graph.cost import CPU, costs, seconds
+from dask_ferro.graph.cost import CPU, Cost, costs, seconds
 from dask_ferro.graph.load import Loaded
 from dask_ferro.graph.plan import Plan, plan
 from dask_ferro.graph.row_states import Finding
 from dask_ferro.graph.rows import dependence
-from dask_ferro.graph.shapes import ValueType, infer
+from dask_ferro.graph.shapes import Inference, ValueType
 from dask_ferro.kernels.route import check, support
 from dask_ferro.lower.lowering import slots
 from dask_ferro.lower.signature import Signature, shape_of, signature, types_for, with_batch
@@ -29,10 +29,11 @@ _PLANS_KEPT = 64
 
 
 class Sized(NamedTuple):
-    """Value types at certain input shapes, and the whole model's projected seconds on one thread."""
+    """Value types at certain input shapes, the cost of each node, and the model's projected seconds on one thread."""
 
     types: Mapping[str, ValueType]
     seconds: float
+    costs: tuple[Cost, ...]
 
 
 class Opened:
@@ -54,7 +55,8 @@ class Opened:
     def __init__(self, loaded: Loaded, path: str, name: str) -> None:
         self.loaded = loaded
         self.name = name
-        self.signature: Signature = signature(loaded.model, infer(loaded.model))
+        self.inference = Inference(loaded.model)
+        self.signature: Signature = signature(loaded.model, self.inference.types())
         self.support = support(loaded.model)
         check(f"cannot run model {name!r}", self.support)
         self.ref = reference(path, loaded.digest)
@@ -69,12 +71,12 @@ class Opened:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
         key = (_shapes(arrays), rows)
         if key not in self._sized:
-            types = types_for(self.loaded.model, self.signature, arrays, rows)
+            types = types_for(self.inference, self.signature, arrays, rows)
             if self._is_declared_fixed:
                 types |= self._inferred_outputs(arrays, rows)
             each = costs(self.loaded.model, types)
             total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
-            _bounded(self._sized)[key] = Sized(types, total)
+            _bounded(self._sized)[key] = Sized(types, total, tuple(each))
         return self._sized[key]
 
     @property
@@ -87,7 +89,7 @@ class Opened:
 
     def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
         """The types of outputs that inference tells without what is declared."""
-        types = types_for(self.loaded.model, self.signature, arrays, rows, trusts_declared=False)
+        types = types_for(self.inference, self.signature, arrays, rows, trusts_declared=False)
         found = {s.name: types[s.name] for s in self.signature.outputs}
         return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
@@ -105,7 +107,7 @@ class Opened:
         if key not in self._dependence:
             found: dict[str, Finding] = {}
             for rows in _FOLLOWED_ROWS:
-                types = types_for(self.loaded.model, sig, arrays, rows, trusts_declared=False)
+                types = types_for(self.inference, sig, arrays, rows, trusts_declared=False)
                 for name, one in dependence(self.loaded.model, types, carriers, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
@@ -134,7 +136,7 @@ class Opened:
         key = (_shapes(arrays), rows, granularity, workers)
         if key not in self._plans:
             _bounded(self._plans)[key] = plan(
-                self.loaded.model, sized.types, granularity=granularity, workers=workers
+                self.loaded.model, sized.types, granularity=granularity, workers=workers, each=sized.costs
             )
         return self._plans[key]
 

@@ -381,7 +381,7 @@ class Pipeline:
     def _seconds(self, one: Mapping[str, Any]) -> list[float]:
         """Projected seconds of each chunk's actions, of those that compute anything."""
         model = self._opened.loaded.model
-        types = types_for(model, self._opened.signature, one, None)
+        types = types_for(self._opened.inference, self._opened.signature, one, None)
         nodes = zip(model.graph, costs(model, types), strict=True)
         each = {node: seconds(node, cost, types=types) for node, cost in nodes}
         whole = any(action.kind == BACKWARD for row in self.schedule.stages for action in row)

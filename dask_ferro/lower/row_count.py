@@ -61,10 +61,16 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
 
 def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int | None:
     """The rows of the inputs that have the chunk's, `rows` where none tells; an input of one row serves all rows."""
-    lengths = [n for position in wanted.reads if (n := _length(arrays[position])) is not None]
-    read = next((n for n in lengths if n != 1), None)
+    read, is_one = None, False
+    for position in wanted.reads:
+        length = _length(arrays[position])
+        if length == 1:
+            is_one = True
+        elif length is not None:
+            read = length
+            break
     if read is None:
-        return rows if rows is not None or not lengths else 1
+        return rows if rows is not None or not is_one else 1
     if rows is not None and read != rows:
         raise ConfigError(
             f"model {wanted.model!r}: {read} rows came for a chunk of {rows}: a dask array's chunk is not as long as"

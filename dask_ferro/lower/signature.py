@@ -19,7 +19,7 @@ import onnx_ir as ir
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.shapes import ValueType, infer
+from dask_ferro.graph.shapes import Inference, ValueType
 
 Dim = int | str | None
 
@@ -334,7 +334,7 @@ def made_up(spec: ValueSpec, rows: int | None) -> Any:
 
 
 def types_for(
-    model: ir.Model,
+    inference: Inference,
     sig: Signature,
     arrays: Mapping[str, Any],
     rows: int | None,
@@ -351,4 +351,4 @@ def types_for(
             shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
         if all(d == d for d in shape):  # dask's unknown sizes are nan
             shapes[spec.name] = tuple(int(d) for d in shape)
-    return infer(model, shapes=shapes, trusts_declared=trusts_declared)
+    return inference.types(shapes=shapes, trusts_declared=trusts_declared)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,10 @@ def run_bundle(
         Of the chunk, where they were known ahead.
     """
     residency = device.current()
-    arrays = [_array(arguments[p] if i < 0 else arguments[p][i]) for p, i in bundle.picks]
+    arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    for position, value in enumerate(arrays):
+        if type(value) is not np.ndarray:
+            arrays[position] = _array(value)
     if residency is None:
         arrays = _arrived(model, bundle, arrays, copy)
     try:
@@ -170,11 +173,11 @@ def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
     return results[0] if len(results) == 1 else together(results)
 
 
-def _arrived(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any], copy: Any) -> list[Any]:
+def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
     """The arrays, those of the model's own inputs checked against what it declares."""
-    specs = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model)
-    free = bundle.split if bundle.rows else (False,) * len(specs)
-    return arrived(specs, arrays, free_rows=free, title=f"model {model.path!r}")
+    free = bundle.split if bundle.rows else ()
+    expected = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model, free)
+    return arrived(expected, arrays, model.path)
 
 
 def _array(value: Any) -> Any:
@@ -186,11 +189,21 @@ def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
     return told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs))
 
 
+@lru_cache(maxsize=256)
+def _text(dtype: np.dtype[Any]) -> str:
+    """A dtype's name; numpy takes 2 us for it, and each task on a watched worker leaves a note."""
+    return str(dtype)
+
+
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
     """Return what an error in a task needs to be understood: the model, the bundle, what it was handed."""
     given = ", ".join(
-        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
-        for name, a in zip(bundle.inputs, arrays, strict=True)
+        [
+            f"{name}: {_text(a.dtype)}{list(a.shape)}"
+            if type(a) is np.ndarray
+            else f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+            for name, a in zip(bundle.inputs, arrays, strict=True)
+        ]
     )
     return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
 

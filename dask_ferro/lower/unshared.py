@@ -23,7 +23,11 @@ def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     inputs : sequence
         What they were computed from.
     """
-    taken = list(_arrays(inputs))
+    taken = list(inputs)
+    for value in taken:
+        if type(value) is not np.ndarray:
+            taken = list(_arrays(inputs))
+            break
     return tuple([_own(result, taken) for result in results])
 
 
@@ -34,8 +38,11 @@ def _own(result: Any, taken: list[np.ndarray]) -> Any:
         return result
     # A weight is read-only, and so is a view that shows an element in several places.
     shared = not result.flags.writeable
-    for other in taken:
-        shared = shared or np.may_share_memory(result, other)
+    if not shared:
+        for other in taken:
+            if np.may_share_memory(result, other):
+                shared = True
+                break
     mine = result.copy() if shared else result
     taken.append(mine)
     return mine

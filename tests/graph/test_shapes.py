@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,16 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser, shape_inference
+from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.lean import stripped
 from dask_ferro.graph.load import Limits, load
-from dask_ferro.graph.shapes import ValueType, infer
+from dask_ferro.graph.propagation import may_follow
+from dask_ferro.graph.shapes import Inference, ValueType, infer
+from tests.batch_corpus.cases import CASES, build
 
 FLOAT = ir.DataType.FLOAT
 
@@ -223,3 +229,71 @@ def test_inferred_shapes_are_the_computed_ones(proto: onnx.ModelProto, size: int
             not isinstance(got, int) or got == want
             for got, want in zip(inferred.shape, value.shape, strict=True)
         )
+
+
+# One inference, many sizes.
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Each run of ONNX's inference, and whether it propagated values."""
+    found: list[bool] = []
+    native = shape_inference.infer_shapes
+
+    def counted(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+        found.append(options.get("data_prop", False))
+        return native(proto, **options)
+
+    monkeypatch.setattr(shape_inference, "infer_shapes", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [(MLP, [False]), (FLATTEN, [False, True])], ids=["floats alone", "a computed shape"]
+)
+def test_values_are_propagated_where_a_node_gives_integers(
+    text: str, wanted: list[bool], runs: list[bool]
+) -> None:
+    model = loaded(text)
+    runs.clear()
+    infer(model, dims={"N": 5})
+    assert runs == wanted
+
+
+def test_an_inference_at_many_sizes_tells_what_one_at_each_does() -> None:
+    for name, case in CASES.items():
+        model = load(build(name, case)).model
+        (first, *_) = [v for v in model.graph.inputs if v.shape is not None and len(v.shape)]
+        rest = [d if isinstance(d, int) else 4 for d in first.shape][1:]
+        kept = Inference(model)
+        for rows, trusts in ((251, False), (3, True), (509, False), (3, False), (1, True), (251, True)):
+            asked = {str(first.name): (rows, *rest)}
+            assert kept.types(shapes=asked, trusts_declared=trusts) == infer(
+                model, shapes=asked, trusts_declared=trusts
+            ), name
+
+
+def test_where_values_are_not_propagated_they_would_tell_nothing() -> None:
+    """Of the cases of ONNX's own suite and of the batch corpus."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ONNX writes its own cases, and casts numbers too large
+        suite = {case.name: case.model for case in load_model_tests(kind="node") if case.model is not None}
+    seen = 0
+    for name, proto in (suite | {n: build(n, c) for n, c in CASES.items()}).items():
+        bare = stripped(proto)
+        try:
+            found = shape_inference.infer_shapes(bare)
+        except Exception:  # noqa: BLE001 - what inference refuses is not followed either
+            continue
+        if may_follow(found.graph):
+            continue
+        seen += 1
+        more = shape_inference.infer_shapes(bare, data_prop=True)
+        assert _without_invented(more) == _without_invented(found), name
+    assert seen > 1000
+
+
+def _without_invented(proto: onnx.ModelProto) -> dict[str, str]:
+    """Types by value, without the numbers of symbols that inference made up."""
+    infos = [*proto.graph.value_info, *proto.graph.output]
+    return {info.name: re.sub(r"unk__\d+", "", str(info.type)) for info in infos}

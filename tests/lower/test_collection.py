@@ -15,6 +15,8 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
+from dask_ferro import lower
+from dask_ferro.graph.load import load
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 from tests.waiting import BOUND_S, ended
 
@@ -394,3 +396,30 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
             process.kill()
             process.communicate(timeout=BOUND_S)
     last.communicate(timeout=BOUND_S)
+
+
+@pytest.mark.parametrize(("kind", "times"), [(bytes, 1), (lambda p: p, 1), (bytearray, 2)], ids=str)
+def test_a_model_in_memory_is_loaded_once_where_it_cannot_change(kind, times, monkeypatch):
+    """Of a ModelProto the bytes that it was loaded from are kept; a bytearray is the caller's to write to."""
+    loads = []
+    monkeypatch.setattr(lower, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    proto = mlp()
+    content = kind(proto if times == 1 and kind is not bytes else proto.SerializeToString())
+    opened = ff.from_onnx(content)
+    assert len(loads) == times
+    if isinstance(content, bytearray):
+        content[:] = bytes(len(content))
+    elif content is proto:
+        proto.Clear()
+    close(opened(X).compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_a_batch_graph_takes_one_inference_a_size():
+    """Two sizes at which rows are followed, and that of a chunk; the next call takes none."""
+    opened = ff.from_onnx(mlp())
+    inference = opened._opened.inference
+    sizes, native = [], inference.types
+    inference.types = lambda **k: sizes.append(k["shapes"]["x"][0]) or native(**k)
+    for _ in range(3):
+        opened(X, batch=4).__dask_graph__()
+    assert sizes == [251, 509, 4]

@@ -96,3 +96,20 @@ def test_arrays_in_a_sequence_are_looked_at_too(kind, wraps):
     make, words = WRONG[kind][0], {"big-endian": ">f4", "masked": "masked"}[kind]
     with pytest.raises(ff.ConfigError, match=f"input 's' holds .*{words}"):
         ff.from_onnx(made)({"s": wraps([np.ones((2, 3), np.float32), make()])}).compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("batch", ["N", 1])
+def test_what_fitted_the_last_time_lets_nothing_else_through(kind, batch):
+    """What one task found of dtypes and shapes serves the next alone where it has the same."""
+    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    weights = {"w": np.ones((1, 3), np.float32)}
+    opened = ff.from_onnx(model(nodes, {"x": [batch, 3]}, {"y": [batch, 3]}, weights))
+    make, words = WRONG[kind]
+    right = np.ones((2 if batch == "N" else 1, 3), np.float32)
+    for given in (right, right[:1], right):
+        got = opened(dask.delayed(given)).compute(scheduler="sync")
+        np.testing.assert_array_equal(got, given + 1)
+    with pytest.raises(ff.ConfigError, match=f"input 'x'.*({words})"):
+        opened(dask.delayed(make)()).compute(scheduler="sync")
+    np.testing.assert_array_equal(opened(dask.delayed(right)).compute(scheduler="sync"), right + 1)
