@@ -156,9 +156,12 @@ class Waits:
         found = self._look(idle, now)
         moves = overdue_moves(stealing.policy, found.snapshot, stealing.state, stealing.links, ledger.hosts)
         moved = self._enact(moves, now)
-        told = waits_of(found, stealing.links, ledger.hosts)
-        told = [wait for wait in told if wait.key not in moved]
-        told += [*self._asked(idle, now), *(self.elsewhere(idle) if idle else ())]
+        told = self._asked(idle, now)
+        known = moved.union(
+            ts.key for ts in stealing.in_flight
+        )  # shown as what may not move, and it is on its way
+        told += [wait for wait in waits_of(found, stealing.links, ledger.hosts) if wait.key not in known]
+        told += self.elsewhere(idle) if idle else ()
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)
         self._turn += 1

@@ -239,3 +239,37 @@ def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason():
         assert await _soon(held, "the one that waited") == 2
 
     on_cluster(test, workers=2)
+
+
+def test_a_task_that_its_worker_was_asked_for_is_told_once_and_as_that():
+    """It is shown to policies as one that may not move, as actors are, since it is on its way."""
+
+    async def test(client, scheduler):
+        busy = sorted(scheduler.workers)[0]
+        alone = client.submit(_inc, 0, workers=[busy])
+        await finished_async(alone)
+        comm = scheduler.stream_comms[busy]
+        send = comm.send
+        comm.send = lambda *messages: send(*(m for m in messages if m["op"] != "steal-request"))
+        await ff.install(client)
+        (worker,) = (w for w in client.cluster.workers.values() if w.address == busy)
+        worker.periodic_callbacks["heartbeat"].stop()
+        blocker = client.submit(_block, "asked", workers=[busy], key="blocker-asked")
+        await _running(scheduler, blocker.key)
+        held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
+        waits = scheduler.extensions["stealing"].waits
+        told = []
+
+        def is_told():
+            told.append([wait.reason for wait in waits.now if wait.key == held.key])
+            return told[-1] == ["silent"]
+
+        try:
+            await until_async(is_told, "what was asked for to be told", seconds=SOON, seen=lambda: told[-3:])
+            assert {tuple(reasons) for reasons in told} <= {(), ("soon",), ("asked",), ("silent",)}
+        finally:
+            comm.send = send
+            await Event("asked", client=client).set()
+        assert await _soon(held, "the one that waited") == 2
+
+    on_cluster(test, workers=3)
