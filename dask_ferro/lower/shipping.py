@@ -6,13 +6,17 @@ path says so with a `ConfigError`.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.digest import of_bytes
 from dask_ferro.lower.inputs import Feed, sent
@@ -20,6 +24,7 @@ from dask_ferro.lower.inputs import Feed, sent
 if TYPE_CHECKING:
     from dask_ferro.lower.opened import Opened
 
+logger = logging.getLogger(__name__)
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
 
@@ -65,11 +70,34 @@ def _content(opened: Opened) -> np.ndarray[Any, Any]:
     return content
 
 
+def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Return what a function gives on each worker, by address; nothing when one does not answer in time.
+
+    One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
+    that comes to a worker which does not see its files says so itself.
+    """
+    seconds = config.seconds("scheduler.answer")
+
+    async def asked() -> dict[str, Any]:
+        found: dict[str, Any] = await asyncio.wait_for(client.run(function, *args), seconds)
+        return found
+
+    try:
+        answers: dict[str, Any] = client.sync(asked)
+    except TimeoutError:
+        logger.warning(
+            "not all workers at %s said within %g s which files they see (ferro.scheduler.answer); going on",
+            client.scheduler.address, seconds,
+        )  # fmt: skip
+        return {}
+    return answers
+
+
 def _all_see(client: Any, path: str) -> bool:
     known = _asked.setdefault(client, {})
     if path not in known:
-        answers = client.run(sees, path).values()
-        if not answers:  # no worker yet, so nothing to remember
+        answers = ask_workers(client, sees, path).values()
+        if not answers:  # no worker yet, or one that hangs: nothing to remember
             return True
         known[path] = all(answers)
     return known[path]

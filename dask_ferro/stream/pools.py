@@ -24,7 +24,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs import current_client
 from dask_ferro.lower.opened import Opened
-from dask_ferro.lower.shipping import copy_for
+from dask_ferro.lower.shipping import ask_workers, copy_for
 from dask_ferro.stream.drive import LOOK_S, Lost
 from dask_ferro.stream.task import Call, Job, first_row, run_chunk, unseen
 
@@ -152,8 +152,24 @@ class ClientPool:
         """Threads of all workers; of at least one, if they are still to come."""
         now = time.monotonic()
         if not self._size or now - self._known_at > _SIZE_KNOWN_S:
-            self._size, self._known_at = sum(self._client.nthreads().values()), now
+            self._size, self._known_at = sum(self._threads().values()), now
         return max(1, int(self._size))
+
+    def _check_open(self) -> None:
+        """Raise when the client was closed; a future whose callback went with the client's loop never ends."""
+        if self._client.status in ("closing", "closed"):
+            from distributed.client import ClosedClientError
+
+            raise ClosedClientError("the client of the run was closed")
+
+    def _threads(self) -> Any:
+        """Return the threads of the workers."""
+        self._check_open()
+        try:
+            return self._client.nthreads()
+        except AttributeError:  # Dask's, of a client that was closed just now
+            self._check_open()
+            raise
 
     def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
         """Return what `task.first_row` does, from a worker."""
@@ -176,7 +192,7 @@ class ClientPool:
         self._await_worker()
         self._send_shared()
         parts = [sink.path for sink in job.sinks]
-        seen = self._client.run(unseen, paths, job.journal, job.run, parts)
+        seen = ask_workers(self._client, unseen, paths, job.journal, job.run, parts)
         blind = {w: p for w, p in seen.items() if p is not None}
         if blind:
             worker, path = next(iter(blind.items()))
@@ -238,7 +254,7 @@ class ClientPool:
 
     def _await_worker(self) -> None:
         """Return when there is a worker; a task that waits has an elastic cluster start one."""
-        if not self._client.nthreads():
+        if not self._threads():
             self._result(self._client.submit(os.getpid, pure=False))
 
     def _result(self, future: Any) -> Any:
@@ -251,9 +267,10 @@ class ClientPool:
                 self.look()
 
     def look(self) -> None:
-        """Say when there has been no worker for a while."""
+        """Say when there has been no worker for a while; raise when the client was closed: nothing would end."""
+        self._check_open()
         if self._client.status == "running" and self._absence.is_to_be_told(
-            bool(self._client.nthreads()), time.monotonic()
+            bool(self._threads()), time.monotonic()
         ):
             logger.warning(
                 "the cluster at %s has no workers; ff.run waits for one, and then goes on",

@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -13,6 +14,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
+from dask_ferro.lower.shipping import ask_workers, sees
 from dask_ferro.runtime import reach
 from tests.waiting import until
 
@@ -169,3 +171,20 @@ def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_co
     ):
         bounded(client.run_on_scheduler, refused, dumps(Refusing()))
     assert isinstance(told.value.__cause__, FileNotFoundError)
+
+
+def test_what_workers_see_is_not_asked_for_longer_than_that():
+    """Whether they see the model's file is asked at its first use: one that hangs held up every compute."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, timeout=WAITS) as client,
+    ):
+        pids = client.run(os.getpid)
+        assert set(ask_workers(client, sees, __file__).values()) == {True}
+        hung = min(pids)
+        os.kill(pids[hung], signal.SIGSTOP)
+        try:
+            with dask.config.set({"ferro.scheduler.answer": "1s"}):
+                assert bounded(ask_workers, client, sees, __file__) == {}
+        finally:
+            os.kill(pids[hung], signal.SIGCONT)

@@ -21,6 +21,7 @@ from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
+from dask_ferro.stream.pools import ClientPool
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 from tests.waiting import BOUND_S, ended, until
 
@@ -328,3 +329,18 @@ def test_memory_is_that_of_a_few_chunks(client, tmp_path):
     idle = 150e6  # Dask, numpy, ONNX and its runtime
     assert sum(peak.values()) < 2 * idle + 160e6
     assert np.load(tmp_path / "y.npy", mmap_mode="r").shape == (rows, 300)
+
+
+def test_a_run_whose_client_was_closed_ends(tmp_path):
+    """A future's callback goes with the client's loop: nothing would ever end, and the look at the pool says so."""
+    from distributed import Client, LocalCluster
+    from distributed.client import ClosedClientError
+
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+        client = Client(cluster)
+        pool = ClientPool(client)
+        pool.look()
+        client.close()
+        for asks in (pool.look, lambda: pool.slots, pool._await_worker):
+            with pytest.raises(ClosedClientError, match="client of the run was closed"):
+                asks()
