@@ -171,10 +171,11 @@ def again(header: Header, layouts: Sequence[Layout], places: Mapping[str, Place]
     sound = sound_chunks([t.sink() for t in targets], notes)
     mended = tuple(sorted({n.chunk for n in notes}.difference(sound)))
     whole = len(sound) == targets[0].layout.chunks.count
-    for index, target in enumerate(targets):
-        if not whole and target.is_published and not _is_ours(target.sink(), index, notes):
+    out = [(index, target) for index, target in enumerate(targets) if target.is_published and not whole]
+    if others := [target for index, target in out if not _is_ours(target.sink(), index, notes)]:
+        for target in others:  # all of them, before what is left is asked whose it is
             _keep(target)
-            return anew(replace(header, run=new_run()), layouts, places, journal)
+        return anew(replace(header, run=new_run()), layouts, places, journal)
     if whole and journal.is_finished(header.run):
         journal.drop_logs()  # killed at the very end, a run left some
     return Start(header, targets, frozenset(sound), mended, sound)

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -155,6 +156,8 @@ def _acquired(sink: str) -> Hold:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         _handles.add(handle)
         try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "a lock has to be a file", path)
             shared = _flock(handle, sink, path)
             found = _said(path)
             if found is not None and not (shared and found.get("machine") == _machine()):
@@ -216,7 +219,7 @@ def _said(path: str) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):  # not one of ours
         return None
     return found if isinstance(found, dict) else None
 

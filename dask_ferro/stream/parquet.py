@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+from dask.utils import natural_sort_key
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
@@ -41,7 +42,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """Columns of parquet files, which are one table in the order of their names."""
+    """Columns of parquet files, which are one table in the order of their names, as Dask reads them: 2 before 10."""
 
     path: str
     files: tuple[str, ...]
@@ -208,7 +209,13 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
 def _files(path: str) -> tuple[str, ...]:
     if not os.path.isdir(path):
         return (path,)
-    found = sorted(n for n in os.listdir(path) if n.endswith(SUFFIXES) and n[0] not in "._")
+    names = [n for n in os.listdir(path) if n[0] not in "._"]
+    found = sorted((n for n in names if n.endswith(SUFFIXES)), key=natural_sort_key)
+    if not found and (partitions := sorted(n for n in names if "=" in n)):
+        raise ConfigError(
+            f"source {path!r} is a partitioned folder ({partitions[0]!r}), and its files have no order of rows;"
+            " give the files of one partition, or a dask array of the table"
+        )
     if not found:
         raise ConfigError(f"source {path!r} is a folder without parquet files")
     return tuple(os.path.join(path, n) for n in found)

@@ -134,11 +134,13 @@ def _open_path(path: str, name: str, axes: int | None) -> Source:
 
 def _kind_of_source(path: str) -> str:
     """Return the format of a path, which may go on inside a zarr group or to a column of a parquet table."""
-    _refuse_url(path, "source")
+    _refuse_unfit(path, "source")
     trail = path.rstrip("/")
     holder = trail if os.path.exists(trail) else os.path.dirname(trail)
     if not os.path.exists(holder) or (holder != trail and not _kind_by_name(holder)):
         raise ConfigError(f"source {path!r} does not exist")
+    if not (os.path.isfile(holder) or os.path.isdir(holder)):
+        raise ConfigError(f"source {path!r} is neither a file nor a folder")
     kind = _kind_by_name(holder) or _kind_by_content(holder)
     if kind is None:
         raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
@@ -158,10 +160,13 @@ def _kind_by_content(path: str) -> str | None:
     names = os.listdir(path)
     if any(mark in names for mark in MARKS):
         return "zarr"
-    return "parquet" if any(n.endswith(SUFFIXES) for n in names) else None
+    holds = any(n.endswith(SUFFIXES) or ("=" in n and os.path.isdir(os.path.join(path, n))) for n in names)
+    return "parquet" if holds else None
 
 
-def _refuse_url(path: str, what: str) -> None:
+def _refuse_unfit(path: str, what: str) -> None:
+    if not path or "\0" in path:
+        raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
     if "://" in path:
         raise ConfigError(
             f"{what} {path!r} is an address; wanted a path that all workers see"
@@ -243,7 +248,7 @@ def _path(sink: Any) -> str:
     if not isinstance(sink, (str, os.PathLike)):
         raise ConfigError(f"sink is a {type(sink).__name__}; wanted a path ending in {_WANTED}, or a folder")
     path = os.fspath(sink)
-    _refuse_url(path, "sink")
+    _refuse_unfit(path, "sink")
     return path
 
 

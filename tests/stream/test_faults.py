@@ -469,6 +469,30 @@ def elsewhere(**more):
     Path("y.npy.ferro-lock").write_text(json.dumps(said))
 
 
+def test_a_lock_that_is_no_file_is_refused_and_not_waited_for():
+    os.mkfifo("y.npy.ferro-lock")
+    with pytest.raises(ff.ConfigError, match=r"a lock has to be a file \('.*y.npy.ferro-lock'\)"):
+        ff.run(mlp(), SIX, "y.npy")
+
+
+def test_a_lock_that_says_nothing_to_be_understood_is_nobodys():
+    Path("y.npy.ferro-lock").write_text("[" * 100_000)
+    ff.run(mlp(), SIX, "y.npy")
+    close(np.load("y.npy"), mlp_reference(SIX))
+
+
+def test_of_several_outputs_that_nobody_knows_any_more_all_are_kept():
+    sinks = {"b1": "b1.npy", "total": "t.npy"}
+    ff.run(diamond(), X, sinks, batch=BATCH)
+    (journal,) = Path(".").glob("*.ferro-progress")
+    (journal / "finished").unlink()
+    ff.run(diamond(), X, sinks, batch=BATCH)
+    for path, wanted in zip(("b1.npy", "t.npy"), (diamond_reference(X)[n] for n in sinks), strict=True):
+        close(np.load(path), wanted)
+        (kept,) = Path(".").glob(f"{path}.*.changed")
+        close(np.load(kept), wanted)
+
+
 def test_a_run_on_another_host_that_gives_signs_of_life_holds_the_sink():
     """Its lock is not seen here, as on file systems that keep locks to one host."""
     elsewhere()

@@ -328,6 +328,38 @@ def test_parquet_folder_is_read_in_the_order_of_names(tmp_path):
     assert len(pickle.dumps(source.pieces(Chunks(10, 2))(3))) < 1000  # names the files that it reads, not all
 
 
+def test_parquet_folder_is_read_in_the_order_in_which_dask_reads_it(tmp_path):
+    """Dask does not pad the numbers of its parts."""
+    for number in range(12):
+        pq.write_table(
+            pa.table({"v": pa.array([[number] * 4], LISTS["list"])}), tmp_path / f"part.{number}.parquet"
+        )
+    got = read(open_source(str(tmp_path), spec()), Chunks(12, 5))
+    np.testing.assert_array_equal(got[:, 0], range(12))
+
+
+def test_a_partitioned_folder_is_called_that(tmp_path):
+    (tmp_path / "k=1").mkdir()
+    pq.write_table(pa.table({"v": [1.0]}), tmp_path / "k=1" / "p.parquet")
+    with pytest.raises(ff.ConfigError, match=r"partitioned folder \('k=1'\).*one partition"):
+        open_source(str(tmp_path), spec())
+
+
+@pytest.mark.parametrize("path", ["", "x\0.npy"])
+def test_what_is_no_path_is_called_that(path):
+    with pytest.raises(ff.ConfigError, match="is no path"):
+        open_source(path, spec())
+    with pytest.raises(ff.ConfigError, match="is no path"):
+        named_places(["y"], path, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_source_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(ff.ConfigError, match="neither a file nor a folder"):
+        open_source(str(tmp_path / "x.npy"), spec())
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
