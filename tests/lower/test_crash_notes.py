@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -29,6 +30,16 @@ def ends_the_process(number):
     with noted(get_worker(), "/models/deadly.onnx", lambda: "'ratio' (Div)"):
         signal.pthread_kill(threading.get_ident(), number)
         time.sleep(30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _notes_of_their_own(tmp_path_factory):
+    """The processes of a user share a folder of notes; other tests, and whatever else runs here, have theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        own = str(tmp_path_factory.mktemp("notes"))
+        patch.setenv("TMPDIR", own)
+        patch.setattr(tempfile, "tempdir", own)
+        yield
 
 
 @pytest.fixture(scope="module")
