@@ -398,7 +398,11 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     last.communicate(timeout=BOUND_S)
 
 
-@pytest.mark.parametrize(("kind", "times"), [(bytes, 1), (lambda p: p, 1), (bytearray, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [(bytes, 1), (lambda p: p, 1), (bytearray, 2)],
+    ids=["bytes", "ModelProto", "bytearray"],
+)
 def test_a_model_in_memory_is_loaded_once_where_it_cannot_change(kind, times, monkeypatch):
     """Of a ModelProto the bytes that it was loaded from are kept; a bytearray is the caller's to write to."""
     loads = []
