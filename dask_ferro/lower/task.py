@@ -137,7 +137,9 @@ def run_bundle(
         with within(run_seconds()):
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
-        named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
+        name = f"model {model.path!r}: "
+        headline = error.headline.removeprefix(name)  # what a dead worker left a note of has it already
+        named = type(error)(f"{name}{headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__
     except Exception as error:
