@@ -1,4 +1,4 @@
-"""Bundles on inputs without elements, such as a chunk of no rows.
+"""Bundles, and runs of nodes within one, on arrays without elements, such as a chunk of no rows.
 
 ONNX Runtime ends the process on a GRU or LSTM without rows, and raises of ranks on norms.  So no node that reads
 nothing is run by an engine that was not seen to take it (`TAKES_NOTHING`): nodes go one by one, and a result that by

@@ -44,6 +44,7 @@ WEIGHTS: dict[str, Any] = {
     **{f"r{k}": np.ones((1, n * 3, 3), np.float32) for k, n in (("r", 1), ("g", 3), ("l", 4))},
     "v12": np.array([1, 2]),
     "low": np.float32(-100),
+    "yes": np.array(True),
     "row": np.ones((1, 4), np.float32),
     "wc": np.ones((2, 4, 3), np.float32),
     "bias": np.float32([1, 2, 3, 4]),

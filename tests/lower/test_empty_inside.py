@@ -44,6 +44,45 @@ def test_it_is_the_same_at_every_granularity(children: Zygote, way: str, reader:
         np.testing.assert_array_equal(np.array(answers[0]["values"], wanted.dtype), wanted.ravel())
 
 
+# Bodies that read, carry or make a value without elements.
+BODIES = {
+    "a branch reads it": (
+        "s = Slice(x, v9, v99, v0) m = ReduceMax<keepdims=0>(x) c = Greater(m, low)"
+        " y = If(c)<then_branch = t () => (a) { q, a = GRU<hidden_size=3>(s, wg, rg) },"
+        " else_branch = e () => (b) { b = Identity(x) }>"
+    ),
+    "a loop reads it": (
+        "s = Slice(x, v9, v99, v0) t = Transpose<perm=[1,0,2]>(s) n = Squeeze(v2)"
+        " y = Loop(n, yes, t)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w) {"
+        " d = Identity(c) p, q = GRU<hidden_size=3>(z, wg, rg) k = Identity(q) w = Identity(z) }>"
+    ),
+    "a scan reduces a part": (
+        "m = ReduceMax<keepdims=0>(x, v12) o, y = Scan<num_scan_inputs=1, body = l (float[A] z, float[B,C] r) => (w, k)"
+        " { w = Identity(z) q = Slice(r, v9, v99, v0) k = ReduceMean<keepdims=0>(q, v0) }>(m, x)"
+    ),
+    "a loop lets it grow": (
+        "s = Slice(x, v9, v99, v0) n = Squeeze(v2)"
+        " y = Loop(n, yes, s)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w)"
+        " { d = Identity(c) w = Concat<axis=0>(z, x) }>"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_are_the_same_at_every_granularity(children: Zygote, name: str) -> None:
+    ended = [
+        children.run("tests.lower.empty_models:computed", source=BODIES[name], granularity=granularity)
+        for granularity in GRANULARITIES
+    ]
+    assert all(one.is_alive for one in ended), ended
+    assert all(one.answer == ended[0].answer for one in ended), ended
+    assert "raised" not in ended[0].answer, ended[0].answer
+    wanted = by_reference(BODIES[name])
+    if wanted is not None and "refused" not in ended[0].answer:
+        np.testing.assert_array_equal(np.array(ended[0].answer["values"], wanted.dtype), wanted.ravel())
+
+
 def by_reference(source: str) -> np.ndarray | None:
     """What onnx's reference gives; None where it cannot compute it."""
     try:
