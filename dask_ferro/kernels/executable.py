@@ -8,7 +8,7 @@ engine each (`route`), with the values between two runs handed over as arrays.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import array_api_compat.numpy as numpy_namespace
@@ -40,6 +40,9 @@ class Check(Protocol):
 
 CHECK = "ferro.check"
 
+# Computes the nodes between values of which some have no elements: their names, those of the results, the arrays.
+OnNothing = Callable[[Sequence[str], Sequence[str], Sequence[Any]], Sequence[Any]]
+
 
 class Step(NamedTuple):
     """One run in a bundle: reads and writes values of the bundle by name."""
@@ -47,6 +50,14 @@ class Step(NamedTuple):
     run: Run
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+
+
+def reads_nothing(arrays: Iterable[Any]) -> bool:
+    """Whether one of the arrays has no elements."""
+    for value in arrays:  # noqa: SIM110 - asked of each task: `any` takes three times as long
+        if type(value) is np.ndarray and value.size == 0:
+            return True
+    return False
 
 
 class ArrayRun:
@@ -98,8 +109,10 @@ class Executable:
         outputs: Sequence[str],
         weights: Mapping[str, Any],
         check: Check | None = None,
+        on_nothing: OnNothing | None = None,
     ) -> None:
         self._check = check
+        self._on_nothing = on_nothing
         self._weights = dict(weights)  # those that are outputs themselves
         self._steps = tuple(steps)
         self._inputs = tuple(inputs)
@@ -118,14 +131,18 @@ class Executable:
             return self._steps[0].run(*arrays)
         values = self._weights | dict(zip(self._inputs, arrays, strict=True))
         for step in self._steps:
-            results = step.run(*(values[name] for name in step.reads))
+            given = [values[name] for name in step.reads]
+            if self._on_nothing is not None and reads_nothing(given):
+                results = self._on_nothing(step.reads, step.writes, given)
+            else:
+                results = step.run(*given)
             values.update(zip(step.writes, results, strict=True))
         return tuple(values[name] for name in self._outputs)
 
     def watched(self, watch: Watch) -> Executable:
         """Return the same bundle, on the same weights, with its ops handed to `watch`."""
         steps = [Step(step.run.watched(watch), step.reads, step.writes) for step in self._steps]
-        return Executable(steps, self._inputs, self._outputs, self._weights, self._check)
+        return Executable(steps, self._inputs, self._outputs, self._weights, self._check, self._on_nothing)
 
 
 def checked(
@@ -185,6 +202,7 @@ def compile_bundle(
     prepack: bool = True,
     exact: bool = False,
     device: Device | None = None,
+    on_nothing: OnNothing | None = None,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for the engines that were chosen for it.
 
@@ -204,6 +222,8 @@ def compile_bundle(
         Whether its bits may not depend on where the model is cut.
     device : Device, optional
         Where the arrays of a run of engine "onnxruntime-device" lie.
+    on_nothing : callable, optional
+        Computes a run, in place of its engine, that is handed arrays without elements.
     """
     check: Check | None = model.meta.get(CHECK)
     if check is not None:
@@ -230,7 +250,12 @@ def compile_bundle(
     if check is not None:
         check()
     return Executable(
-        steps, inputs, outputs, {n: t.numpy() for n, t in given.items() if t is not None}, check
+        steps,
+        inputs,
+        outputs,
+        {n: t.numpy() for n, t in given.items() if t is not None},
+        check,
+        on_nothing,
     )
 
 

@@ -5,19 +5,21 @@ of our own domain is the array table's.  A very small bundle goes to the array t
 of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
 both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
 Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
+
+A node that an engine was not seen to compute of no elements begins a run where a node before it, of the same run, may
+leave none: what goes from one run into the next is looked at (`executable`), and so is what comes into a bundle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.kernels import array
+from dask_ferro.kernels import array, emptiness
 from dask_ferro.kernels.capability import onnxruntime_supports, schema_of
 from dask_ferro.kernels.extract import bodies
 from dask_ferro.kernels.wrong import differs_between_engines, wrong_in_reference
@@ -40,6 +42,12 @@ class Support(NamedTuple):
     touched_bytes: float
     problem: str
     alike: bool = True  # whether its engines give the same, special values included
+    # Positions of the nodes that make what it reads and that may have no elements; whether its own results may have
+    # none then, and whether it may make such of others.
+    after: tuple[int, ...] = ()
+    passes_on: bool = False
+    is_origin: bool = False
+    takes_nothing: bool = True  # whether ONNX Runtime computes it rightly of no elements
 
 
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
@@ -53,6 +61,8 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")
+    if "reference" in able and bodies(node) and emptiness.is_harmed(node):
+        return ("reference",)
     return tuple(able)
 
 
@@ -67,7 +77,20 @@ def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
 def support(model: ir.Model) -> list[Support]:
     """Return, for each node of the main graph in order, the engines that declare it."""
     opsets = dict(model.opset_imports)
-    return [_support(node, opsets) for node in model.graph]
+    nodes = list(model.graph)
+    flow = emptiness.Flow(nodes)
+    if not flow.origins:
+        return [_support(node, opsets) for node in nodes]
+    places = {node: position for position, node in enumerate(nodes)}
+    return [
+        _support(node, opsets)._replace(
+            after=tuple(dict.fromkeys(places[maker] for maker in flow.makers(node) if maker in places)),
+            passes_on=node in flow.readers,
+            is_origin=node in flow.origins,
+            takes_nothing=node.domain == "" and node.op_type in emptiness.TAKEN,
+        )
+        for node in nodes
+    ]
 
 
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
@@ -103,10 +126,28 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     nodes : sequence of int
         The bundle's nodes, by position in the main graph, ascending.
     """
-    if nodes and _is_tiny([rows[i] for i in nodes]):
+    if nodes and _is_tiny([rows[i] for i in nodes]) and not _looks_inside(rows, nodes):
         return (("array", len(nodes)),)
-    picked = [rows[i].engines[0] for i in nodes]
-    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+    runs: list[tuple[Engine, int]] = []
+    unseen: set[int] = set()  # nodes of the run whose results may have no elements
+    for i in nodes:
+        row = rows[i]
+        engine = row.engines[0]
+        may_read_nothing = not unseen.isdisjoint(row.after)
+        if runs and runs[-1][0] == engine and (row.takes_nothing or not may_read_nothing):
+            runs[-1] = (engine, runs[-1][1] + 1)
+        else:
+            runs.append((engine, 1))
+            unseen.clear()
+            may_read_nothing = False
+        if row.is_origin or (row.passes_on and may_read_nothing):
+            unseen.add(i)
+    return tuple(runs)
+
+
+def _looks_inside(rows: Sequence[Support], nodes: Sequence[int]) -> bool:
+    """Whether a node may read nothing of what another one of the bundle makes, and has to be looked at."""
+    return any(not rows[i].takes_nothing and not set(rows[i].after).isdisjoint(nodes) for i in nodes)
 
 
 def _is_tiny(rows: Sequence[Support]) -> bool:

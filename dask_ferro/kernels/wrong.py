@@ -230,6 +230,7 @@ REFERENCE: tuple[Wrong, ...] = (
         lambda n, v: v < 14 and _trains(n, v),
         "takes the running statistics for the batch's",
     ),
+    Wrong("Loop", lambda n, v: not _has_input(n, 1), "makes no trip where no condition is given"),
     Wrong("Scan", lambda n, v: v < 9, "takes the optional first input of opset 8 for a state"),
     Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
     Wrong("ReduceSumSquare", lambda n, v: _dtype(n) in _INTEGERS - {D.INT64}, "gives 64 bits for fewer"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Loaded, load
 from dask_ferro.kernels.cache import Cache
-from dask_ferro.kernels.executable import Executable, compile_bundle, nodes_between
+from dask_ferro.kernels.executable import Executable, compile_bundle, nodes_between, reads_nothing
 from dask_ferro.kernels.host_memory import Returns
 from dask_ferro.kernels.ondevice import DeviceExecutable
 from dask_ferro.kernels.resident import Residency
@@ -31,7 +31,7 @@ from dask_ferro.lower.crash_notes import noted
 from dask_ferro.lower.device_engines import chosen
 from dask_ferro.lower.late import Expectations, arrived
 from dask_ferro.lower.limits import limits, run_seconds
-from dask_ferro.lower.no_rows import reads_nothing, run_on_nothing
+from dask_ferro.lower.no_rows import run_on_nothing
 from dask_ferro.lower.outputs import together, together_by_name
 from dask_ferro.lower.row_count import RowCount, check_count
 from dask_ferro.lower.threads import intra_op_threads, this_worker
@@ -137,7 +137,9 @@ def run_bundle(
         with within(run_seconds()):
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
-        named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
+        name = f"model {model.path!r}: "
+        headline = error.headline.removeprefix(name)  # what a dead worker left a note of has it already
+        named = type(error)(f"{name}{headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__
     except Exception as error:
@@ -249,14 +251,16 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
+        model = open_model(ref, copy).model
         return compile_bundle(
-            open_model(ref, copy).model,
+            model,
             bundle.inputs,
             bundle.outputs,
             bundle.engines,
             threads=threads,
             prepack=prepack,
             exact=bundle.exact,
+            on_nothing=partial(run_on_nothing, model),
         )
 
     return _current(key, build)  # type: ignore[no-any-return]

@@ -105,8 +105,11 @@ def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client(client):
     aborting = threading.Thread(target=_abort_once_noted, args=(pid, b"long"))
     aborting.start()
     try:
-        with pytest.raises(ff.UnsupportedOp, match=r"engine ended the worker process \(Aborted\).*long"):
+        with pytest.raises(
+            ff.UnsupportedOp, match=r"engine ended the worker process \(Aborted\).*long"
+        ) as raised:
             call(np.ones(2, np.float32)).compute()
+        assert str(raised.value).count("model '") == 1
     finally:
         aborting.join(timeout=60)
 

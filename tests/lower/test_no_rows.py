@@ -112,6 +112,7 @@ SOMETHING = {
     "Compress": ([floats(0, 3), np.zeros(0, bool)], {}),
     "ScatterND": ([floats(2, 3), np.zeros((0, 1), np.int64), floats(0, 3)], {}),
     "ScatterElements": ([floats(2, 3), np.zeros((0, 3), np.int64), floats(0, 3)], {"axis": 0}),
+    "Einsum": ([floats(2, 0), floats(0, 3)], {"equation": "ij,jk->ik"}),
     **{op: ([floats(0, 3), np.array([0])], {}) for op in TAKES_NOTHING if op.startswith("Reduce")},
 }
 
