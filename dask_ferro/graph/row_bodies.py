@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.operands import bodies, reads
 from dask_ferro.graph.placements import Site
-from dask_ferro.graph.row_states import FREE, Finding, Rows, State
+from dask_ferro.graph.row_states import FREE, Counts, Finding, Rows, State
 
 Look: TypeAlias = Callable[[ir.Value | None], State]
 # Given a body and the states of its inputs, those of its outputs.
@@ -99,14 +99,14 @@ def _without(state: State, axis: int) -> State:
     """The state of one step of what is scanned along another axis than that of the rows."""
     if isinstance(state, Rows):
         return Rows(state.dim - (state.dim > axis), state.before)
-    return state
+    return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _with(state: State, axis: int) -> State:
     """The state of all steps, put side by side along a new axis."""
     if isinstance(state, Rows):
         return Rows(state.dim + (state.dim >= axis), state.before)
-    return state
+    return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _captured(node: ir.Node, body: ir.Graph) -> list[ir.Value]:

@@ -25,6 +25,7 @@ from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import Types, bodies, reads, type_of
 from dask_ferro.graph.placements import Dims, Rule, Site
 from dask_ferro.graph.row_bodies import branched, scanned
+from dask_ferro.graph.row_counts import misplaced
 from dask_ferro.graph.row_ml import ml_state
 from dask_ferro.graph.row_rules import (
     BY_ELEMENT,
@@ -198,7 +199,9 @@ class _Walk:
         """The state of one value for every row, in a shape that is made of sizes."""
         if depends is None or sum(depends) != 1:
             return self._unknown(node, "makes a shape of the number of rows")
-        dim = depends.index(True)
+        dim, made = depends.index(True), type_of(node.outputs[0], self.types).shape
+        if made is not None and isinstance(made[dim], int) and made[dim] != self.rows:
+            return self._unknown(node, "makes a shape of the number of rows")
         if node.op_type != "ConstantOfShape":
             shape = type_of(node.inputs[0], self.types).shape if node.inputs[0] is not None else None
             if shape is None or (len(depends) - dim <= len(shape) and shape[dim - len(depends)] != 1):
@@ -213,6 +216,9 @@ class _Walk:
             made = ml_state(site, states)
             state = made if isinstance(made, Rows) else Finding(made.sure, f"node {_label(node)} {made.why}")
             return (state,) * count
+        is_misplaced = misplaced(site, states)
+        if is_misplaced is not False:
+            return (self._by_count(node, sure=bool(is_misplaced)),) * count
         if node.op_type in RESHAPES:
             return (self._reshaped(node, states),) * count
         moved = self._moved(node, site, states)
@@ -234,11 +240,9 @@ class _Walk:
         count = len(node.outputs)
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            if isinstance(state, Free) or i == rule.shape:
-                continue
-            if isinstance(state, Counts):
-                if i < len(rule.inputs):
-                    return (self._by_count(node, state),) * count
+            if isinstance(
+                state, (Free, Counts)
+            ):  # `misplaced` has seen to it that these are but lengths of the rows
                 continue
             assert isinstance(state, Rows)
             dims = rule.inputs[i] if i < len(rule.inputs) else ()
@@ -262,8 +266,8 @@ class _Walk:
             return Rows(outputs[i].index(label), before)
         return self._sure(node, "combines them all")
 
-    def _by_count(self, node: ir.Node, state: Counts) -> Finding:
-        if state.depends is None:
+    def _by_count(self, node: ir.Node, *, sure: bool) -> Finding:
+        if not sure:
             return self._unknown(node, "may compute with their number")
         return self._sure(node, "computes with their number")
 
@@ -282,9 +286,8 @@ class _Walk:
             return found or self._unknown(node, "takes them apart")
         shape = states[1] if len(states) > 1 else FREE
         if isinstance(shape, Counts) and shape.depends and shape.depends[0] and state == Rows(0):
-            return (
-                Rows(0) if sum(shape.depends) == 1 else self._unknown(node, "has a shape that is not known")
-            )
+            keeps = sum(shape.depends) == 1 and shape.exact  # half of their number puts two of them together
+            return Rows(0) if keeps else self._unknown(node, "has a shape that is not known")
         wanted = self._site(node).constant(1) if len(states) > 1 else None
         if wanted and wanted[0] == -1 and state == Rows(0) and _known(before):
             whole = prod(before[1:])  # type: ignore[index, arg-type]

@@ -168,6 +168,75 @@ def test_rows_are_independent_in(case):
     assert found(nodes, **how) == {}
 
 
+COUNT = [node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "zero"], ["n"])]
+TAKEN_FOR_ELSE = {
+    "how often to repeat": ([node("Expand", ["x", "n"], ["y"])], ("N", 1)),
+    "a new axis": (
+        [
+            node("Unsqueeze", ["x", "one"], ["u"]),
+            node("Concat", ["one", "n", "one"], ["w"], axis=0),
+            node("Expand", ["u", "w"], ["y"]),
+        ],
+        ("N", 4),
+    ),
+    "a length of images": (
+        [node("Concat", ["n", "one", "n", "one"], ["w"], axis=0), node("Resize", ["x", "", "", "w"], ["y"])],
+        ("N", 1, 4, 4),
+    ),
+    "a diagonal": ([node("Trilu", ["x", "n"], ["y"])], ("N", 4, 4)),
+    "an axis to add": ([node("Unsqueeze", ["x", "n"], ["y"])], ("N", 4)),
+    "an axis to take": ([node("Squeeze", ["x", "n"], ["y"])], ("N", 1, 4)),
+    "an axis to sum": ([node("ReduceSum", ["x", "n"], ["y"])], ("N", 4)),
+    "a count of copies": (
+        [node("Concat", ["one", "n"], ["w"], axis=0), node("Tile", ["x", "w"], ["y"])],
+        ("N", 4),
+    ),
+    "a count of the largest": ([node("TopK", ["x", "n"], ["y", "i"])], ("N", 4)),
+    "a margin": (
+        [
+            node("Concat", ["zero", "zero", "zero", "n"], ["w"], axis=0),
+            node("Pad", ["x", "w"], ["y"]),
+        ],
+        ("N", 4),
+    ),
+    "where columns end": ([node("Slice", ["x", "zero", "n", "one"], ["y"])], ("N", 4)),
+    "a part of columns": (
+        [node("Concat", ["n", "n"], ["w"], axis=0), node("Split", ["x", "w"], ["y", "z"], axis=1)],
+        ("N", 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_FOR_ELSE)
+def test_the_number_of_rows_is_surely_taken_for(what):
+    nodes, shape = TAKEN_FOR_ELSE[what]
+    (sure, why) = found([*COUNT, *nodes], shape, weights={"zero": ints(0), "one": ints(1)})["y"]
+    assert sure, why
+
+
+def test_the_number_of_rows_may_be_the_length_of_their_axis():
+    widened = [node("Concat", ["n", "four"], ["w"], axis=0), node("Expand", ["x", "w"], ["y"])]
+    resized = [
+        node("Concat", ["n", "one", "four", "four"], ["w"], axis=0),
+        node("Resize", ["x", "", "", "w"], ["y"]),
+    ]
+    weights = {"zero": ints(0), "one": ints(1), "four": ints(4)}
+    assert found([*COUNT, *widened], ("N", 1), weights={n: weights[n] for n in ("zero", "four")}) == {}
+    assert found([*COUNT, *resized], ("N", 1, 2, 2), weights=weights) == {}
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_a_part_of_the_number_of_rows_is_not_their_number(op):
+    nodes = [
+        *COUNT,
+        node(op, ["n", "two"], ["h"]),
+        node("Concat", ["h", "rest"], ["w"], axis=0),
+        node("Reshape", ["x", "w"], ["y"]),
+    ]
+    weights = {"zero": ints(0), "two": ints(2), "rest": ints(-1)}
+    assert "has a shape that is not known" in found(nodes, weights=weights)["y"][1]
+
+
 def test_indices_of_a_pool_count_through_all_rows_and_its_values_do_not():
     got = found([node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], ("N", 1, 4, 4), outputs=("y", "i"))
     assert list(got) == ["i"]

@@ -89,6 +89,32 @@ def test_a_model_that_may_combine_rows_is_tried_before_it_is_streamed(tmp_path):
     assert not (tmp_path / "y.npy").exists()
 
 
+def repeated_by_count():
+    """Sum each row as often as there are rows: times 2 in chunks of 2."""
+    nodes = [
+        node("Shape", ["x"], ["shape"], end=1),
+        node("ReduceSum", ["x", "one"], ["s"], keepdims=1),
+        node("Expand", ["s", "shape"], ["e"], name="expand"),
+        node("ReduceSum", ["e", "one"], ["y"], keepdims=1),
+    ]
+    weights = {"one": np.array([1])}
+    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 1]}, weights, opset=17, name="repeated")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda m, sink: m(X, batch=5),
+        lambda m, sink: m(da.from_array(X, chunks=(5, 6))),
+        lambda m, sink: ff.run(m, X, sink, batch=5, progress=False),
+    ],
+    ids=["batch", "dask", "run"],
+)
+def test_a_model_that_repeats_by_the_number_of_rows_is_not_cut(given, tmp_path):
+    with pytest.raises(ff.ConfigError, match=r"node 'expand' \(Expand\) computes with their number"):
+        given(ff.from_onnx(repeated_by_count()), tmp_path / "y.npy")
+
+
 @pytest.mark.parametrize(
     "outputs", [[None, 3], ["unk__7", 3], ["M", 3]], ids=["nothing", "invented", "other"]
 )
