@@ -124,14 +124,16 @@ class _Walk:
             return (next((s for s in found if s.sure), found[0]),) * count
         if all(s == FREE for s in states):
             return (FREE,) * count
-        made: Sequence[State] | str | None = None
+        made: Sequence[State | str] | str | None = None
         if node.op_type == "Scan" and self.opset >= 9:
             made = scanned(site, self.state, self._through)
         elif node.op_type == "If":
             made = branched(site, self.state, self._through)
         if isinstance(made, str):
             return (self._sure(node, made),) * count
-        return made or (self._unknown(node, "has a body, which is not looked into"),) * count
+        if not made:
+            return (self._unknown(node, "has a body, which is not looked into"),) * count
+        return [self._sure(node, s) if isinstance(s, str) else s for s in made]
 
     def _through(self, body: ir.Graph, states: Sequence[State]) -> Sequence[State]:
         """The states of a body's outputs."""

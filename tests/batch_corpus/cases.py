@@ -255,6 +255,39 @@ CASES: dict[str, Case] = {
         CUT,
         "y = Scan <num_scan_inputs = 1, body = b (float[4] e) => (float[4] o) { o = Relu (e) }> (x)",
     ),
+    "a scan over the rows beside a number": Case(
+        CUT,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Identity (h)  o = Add (e, h) }> (b4, x)",
+    ),
+    "a scan over the rows that adds them up unread": Case(
+        CUT,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, e)  o = Relu (e) }> (b4, x)",
+    ),
+    "a scan over the rows that counts": Case(
+        REFUSED,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, h)  o = Add (e, h) }> (b4, x)",
+    ),
+    "a scan over the rows that gives its count": Case(
+        REFUSED,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, h)  o = Identity (h) }> (b4, x)",
+    ),
+    "a scan over the rows whose count is given on later": Case(
+        REFUSED,
+        "a, b, y = Scan <num_scan_inputs = 1,"
+        " body = b (float[4] h, float[4] k, float[4] e) => (float[4] g, float[4] l, float[4] o)"
+        " { g = Identity (h)  l = Identity (h)  o = Add (e, k) }> (b4, s4, x)",
+    ),
+    "a loop over the rows that counts": Case(
+        REFUSED,
+        "s = Shape (x); n = Gather (s, zero);"
+        " a, y = Loop <body = b (int64 i, bool c, float[4] h) => (bool d, float[4] g, float[4] o)"
+        " { d = Identity (c)  g = Add (h, h)  r = Gather (x, i)  o = Add (r, h) }> (n, , b4)",
+        rows=(2, 14), empty=False,
+    ),
     "a scan of time steps": Case(
         CUT,
         "t = Transpose <perm = [1,0,2]> (x); z = ReduceSum <keepdims = 0> (x, v1); s = Sub (z, z);"
