@@ -52,7 +52,10 @@ def _is_misplaced(o: Site, position: int, counts: Counts, data: State) -> bool |
         o.node.op_type == "Expand"
     ):  # aligned from the back, and longer than what it stretches where it has more axes
         own -= o.rank()
-    return any(depends and axis != own for depends, axis in zip(counts.depends, axes, strict=True))
+    others = [axis for depends, axis in zip(counts.depends, axes, strict=True) if depends and axis != own]
+    if o.node.op_type == "Slice" and others and all(o.shape(0)[axis] == 1 for axis in others):
+        return None  # an axis of one is taken whole, however many rows there are
+    return bool(others)
 
 
 def _spells_sizes(o: Site, position: int) -> bool:

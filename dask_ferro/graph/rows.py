@@ -234,7 +234,7 @@ class _Walk:
             return (part(node, "picks some by their number"),) * count
         rule = row_rule(site)
         if rule is None:
-            sure, why = without_rule(node)
+            sure, why = without_rule(site, states)
             return (Finding(sure, f"node {_label(node)} {why}"),) * count
         return self._by_rule(node, site, states, rule)
 

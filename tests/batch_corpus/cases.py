@@ -159,6 +159,10 @@ CASES: dict[str, Case] = {
     "rows expanded to as many": Case(
         CUT, "s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, v4); y = Expand (x, w)", "float[N,1] x"
     ),
+    "an axis of one sliced up to their number": Case(
+        TRIED, "s = Shape (x); n = Gather (s, v0); y = Slice (x, v0, n, v1)", "float[N,1,4] x", rows=(1, 14),
+        empty=False,
+    ),
     "two runs of rows apart by their number": Case(
         TRIED, "c = Concat <axis = 0> (x, x); s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, n);"
         " a, b = Split <axis = 0> (c, w); y = Add (a, b)", rows=(1, 14), empty=False,
@@ -558,6 +562,34 @@ CASES: dict[str, Case] = {
     ),
     "not zero": Case(REFUSED, "i = NonZero (x); t = Transpose (i); y = Cast <to = 1> (t)"),
     "distinct": Case(REFUSED, "y = Unique (x)", "float[N] x"),
+    "distinct by another domain": Case(
+        REFUSED, "a, i, c = com.microsoft.Unique (x); f = Cast <to = 1> (i); y = Sub (x, f)", "float[N] x",
+        rows=(1, 14), empty=False,
+    ),
+    "distinct rows": Case(REFUSED, "y = Unique <axis = 0> (x)", rows=(1, 14), empty=False),
+    "distinct columns": Case(REFUSED, "y = Unique <axis = 1> (x)", rows=(1, 14), empty=False),
+    "rows by the number of what they are alike": Case(
+        REFUSED, "a, i, v, c = Unique <axis = 0> (x); y = Cast <to = 1> (v)", rows=(1, 14), empty=False
+    ),
+    "columns by the number of what they are alike": Case(
+        REFUSED, "a, i, v, c = Unique <axis = 1> (x); g = Gather <axis = 1> (x, v); y = Add (g, x)", rows=(1, 14),
+        empty=False,
+    ),
+    "rows compressed by themselves": Case(
+        TRIED, "m = ReduceMax <keepdims = 0, axes = [1]> (x); c = Cast <to = 9> (m); y = Compress <axis = 0> (x, c)",
+        rows=(1, 14), empty=False,
+    ),
+    "columns compressed by rows": Case(
+        REFUSED, "m = ReduceMax <keepdims = 0, axes = [1]> (x); c = Cast <to = 9> (m); y = Compress <axis = 1> (x, c)",
+        rows=(1, 5), empty=False,
+    ),
+    "elements compressed": Case(
+        REFUSED, "c = Compress (x, pick); y = ReduceSum <keepdims = 1> (c)", rows=(1, 14), empty=False
+    ),
+    "as many rows as the model says, picked": Case(
+        REFUSED, "z = NonZero (b4); i = Squeeze (z, v0); g = Gather (x, i); y = ReduceSum <keepdims = 0> (g, v0)",
+        rows=(4, 14), empty=False,
+    ),
     "compressed": Case(REFUSED, "y = Compress <axis = 0> (x, pick)", rows=(4, 14), empty=False),
     "quantized by range": Case(REFUSED, "q, s, z = DynamicQuantizeLinear (x); y = DequantizeLinear (q, s, z)"),
     "product quantized by range": Case(

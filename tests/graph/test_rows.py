@@ -237,6 +237,35 @@ def test_a_part_of_the_number_of_rows_is_not_their_number(op):
     assert "has a shape that is not known" in found(nodes, weights=weights)["y"][1]
 
 
+OF_ANY_SIZE = {
+    "distinct rows": node("Unique", ["x"], ["y"], axis=0),
+    "distinct columns": node("Unique", ["x"], ["y"], axis=1),
+    "distinct elements": node("Unique", ["x"], ["y"]),
+    "what is not zero": node("NonZero", ["x"], ["y"]),
+    "boxes that overlap little": node("NonMaxSuppression", ["boxes", "x"], ["y"]),
+    "rows that are picked": node("Compress", ["x", "all"], ["y"], axis=0),
+    "rows picked from behind": node("Compress", ["x", "all"], ["y"], axis=-2),
+    "elements that are picked": node("Compress", ["x", "all"], ["y"]),
+    "rows by indices of any number": node("Gather", ["x", "some"], ["y"]),
+    "as many of the largest as are not zero": node("TopK", ["x", "many"], ["y", "i"], axis=0),
+}
+
+
+@pytest.mark.parametrize("what", OF_ANY_SIZE)
+def test_rows_surely_depend_on_each_other_though_the_size_is_known_only_when_it_runs(what):
+    before = [
+        node("NonZero", ["w"], ["z"]),
+        node("Squeeze", ["z", "zero"], ["some"]),
+        node("Shape", ["some"], ["many"]),
+        node("Greater", ["w", "w"], ["all"]),
+        node("Identity", ["wide"], ["boxes"]),
+    ]
+    weights = {"w": np.ones(4, np.float32), "zero": ints(0), "wide": np.ones((1, 4, 4), np.float32)}
+    shape = ("N", 1, 4) if "boxes" in what else ("N", 4)
+    (sure, why) = found([*before, OF_ANY_SIZE[what]], shape, weights=weights)["y"]
+    assert sure, why
+
+
 def test_indices_of_a_pool_count_through_all_rows_and_its_values_do_not():
     got = found([node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], ("N", 1, 4, 4), outputs=("y", "i"))
     assert list(got) == ["i"]
