@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.operands import bodies, reads
 from dask_ferro.graph.placements import Site
-from dask_ferro.graph.row_states import FREE, Finding, Rows, State
+from dask_ferro.graph.row_states import FREE, Counts, Finding, Rows, State
 
 Look: TypeAlias = Callable[[ir.Value | None], State]
 # Given a body and the states of its inputs, those of its outputs.
@@ -29,8 +29,8 @@ def branched(o: Site, state: Look, walk: Walk) -> Sequence[State] | None:
     return one if one == other else None
 
 
-def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State] | str | None:
-    """Return the states of what a Scan gives; text: how it surely combines rows; None: not known.
+def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
+    """Return the states of what a Scan gives; text, of one or of all: how it surely combines rows; None: not known.
 
     Parameters
     ----------
@@ -61,20 +61,35 @@ def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State] | str | None:
 
 def _over_rows(
     o: Site, body: ir.Graph, carried: int, axes: Sequence[int], places: Sequence[int], state: Look
-) -> Sequence[State] | str | None:
-    """A Scan from row to row: each is computed by itself if the loop state does not change with them."""
+) -> Sequence[State | str] | str | None:
+    """A Scan from row to row: each is computed by itself if it reads no loop state that changes."""
     given = list(o.node.inputs)
     if any(state(v) != FREE for v in [*given[:carried], *_captured(o.node, body)]):
         return None
     wanted = [Rows(axis) for axis in axes]
     if [state(v) for v in given[carried:]] != wanted or any(_listed(o, "scan_input_directions", len(axes))):
         return None
-    moving = _made_from(body, body.inputs[carried:])
-    if any(v in moving for v in body.outputs[:carried]):
-        return "hands numbers on from row to row"
     if any(_listed(o, "scan_output_directions", len(places))):
         return "gives them in the reverse order"
-    return [*(FREE for _ in range(carried)), *(Rows(place) for place in places)]
+    changing = [i for i in range(carried) if not _stays(body, i)]
+    after = _made_from(body, [body.inputs[i] for i in changing])
+    moving = _made_from(body, body.inputs[carried:])
+    hands_on = any(body.outputs[i] in moving for i in changing)
+    why = (
+        "hands numbers on from row to row" if hands_on else "counts its steps, and starts anew in each chunk"
+    )
+    states: list[State | str] = [why if i in changing else FREE for i in range(carried)]
+    for out, place in zip(body.outputs[carried:], places, strict=True):
+        states.append(why if out in after else Rows(place))
+    return states
+
+
+def _stays(body: ir.Graph, position: int) -> bool:
+    """Whether each step gives a loop state as it came."""
+    value: ir.Value | None = body.outputs[position]
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value is body.inputs[position]
 
 
 def _settled(
@@ -99,14 +114,14 @@ def _without(state: State, axis: int) -> State:
     """The state of one step of what is scanned along another axis than that of the rows."""
     if isinstance(state, Rows):
         return Rows(state.dim - (state.dim > axis), state.before)
-    return state
+    return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _with(state: State, axis: int) -> State:
     """The state of all steps, put side by side along a new axis."""
     if isinstance(state, Rows):
         return Rows(state.dim + (state.dim >= axis), state.before)
-    return state
+    return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _captured(node: ir.Node, body: ir.Graph) -> list[ir.Value]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import onnx_ir as ir
-
 from dask_ferro.graph import placement_table
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.operands import bodies
@@ -33,7 +31,13 @@ _WITHOUT_RULE: Mapping[str, str] = {
     "EyeLike": "computes with their order",
     "NonMaxSuppression": "numbers the rows of a chunk from 0",
     "NonZero": "numbers the rows of a chunk from 0",
+    "Unique": "compares them with each other",
 }
+_RUNNING = ("CumProd", "CumSum")
+# What `combines` tells of from the shape of the data alone.
+_BY_AXIS = frozenset(
+    ["ArgMax", "ArgMin", "TopK", "LpNormalization", "Gather", "Softmax", "LogSoftmax", "Hardmax"]
+)
 _RANDOM = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
@@ -57,16 +61,35 @@ def row_rule(o: Site) -> Rule | None:
     return placement_table.rule(o) if row is None else row(o)
 
 
-def without_rule(node: ir.Node) -> tuple[bool, str]:
-    """Return what a node without a rule does to rows, and whether that is sure."""
-    if node.op_type in ("CumSum", "CumProd"):
-        axis = node.inputs[1] if len(node.inputs) > 1 else None
-        if axis is not None and ir.convenience.get_const_tensor(axis) is not None:
+def without_rule(o: Site, states: Sequence[State]) -> tuple[bool, str]:
+    """Return what a node without a rule does to rows, and whether that is sure.
+
+    A node has none where a shape is not known, which of a result may be so because its size depends on the data.
+    """
+    kind = o.node.op_type
+    standard = o.node.domain in ("", "ai.onnx")
+    if o.node.domain == "com.microsoft" and kind.startswith("DynamicQuantize"):
+        return True, _WITHOUT_RULE["DynamicQuantizeLinear"]
+    if kind in _WITHOUT_RULE and (standard or kind == "Unique"):
+        axis = o.constant(1) if kind in _RUNNING else None
+        if axis is None:
+            return True, _WITHOUT_RULE[kind]
+        if not isinstance(states[0], Rows) or not o.rank() or axis[0] % o.rank() != states[0].dim:
             return False, "may run along them"
-    why = _WITHOUT_RULE.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if why is None and node.domain == "com.microsoft" and node.op_type.startswith("DynamicQuantize"):
-        why = _WITHOUT_RULE["DynamicQuantizeLinear"]
-    return (True, why) if why else (False, "is not known to keep them apart")
+        return True, "works along the axis of the rows"
+    if standard and kind in _BY_AXIS and isinstance(states[0], Rows) and o.rank():
+        why = combines(o, 0, states[0].dim)
+        if why:
+            return True, why
+    if standard and kind == "Compress":
+        data, picks = states
+        flat = "axis" not in o.node.attributes
+        along = isinstance(data, Rows) and bool(o.rank()) and o.axis(0) == data.dim
+        if flat or along != isinstance(
+            picks, Rows
+        ):  # rows that vanish by themselves are seen by their number
+            return True, "picks some by their number"
+    return False, "is not known to keep them apart"
 
 
 def draws(o: Site) -> bool:

@@ -25,6 +25,7 @@ from dask_ferro.graph.nested import with_bodies
 from dask_ferro.graph.operands import Types, bodies, reads, type_of
 from dask_ferro.graph.placements import Dims, Rule, Site
 from dask_ferro.graph.row_bodies import branched, scanned
+from dask_ferro.graph.row_counts import misplaced
 from dask_ferro.graph.row_ml import ml_state
 from dask_ferro.graph.row_rules import (
     BY_ELEMENT,
@@ -123,14 +124,16 @@ class _Walk:
             return (next((s for s in found if s.sure), found[0]),) * count
         if all(s == FREE for s in states):
             return (FREE,) * count
-        made: Sequence[State] | str | None = None
+        made: Sequence[State | str] | str | None = None
         if node.op_type == "Scan" and self.opset >= 9:
             made = scanned(site, self.state, self._through)
         elif node.op_type == "If":
             made = branched(site, self.state, self._through)
         if isinstance(made, str):
             return (self._sure(node, made),) * count
-        return made or (self._unknown(node, "has a body, which is not looked into"),) * count
+        if not made:
+            return (self._unknown(node, "has a body, which is not looked into"),) * count
+        return [self._sure(node, s) if isinstance(s, str) else s for s in made]
 
     def _through(self, body: ir.Graph, states: Sequence[State]) -> Sequence[State]:
         """The states of a body's outputs."""
@@ -198,7 +201,9 @@ class _Walk:
         """The state of one value for every row, in a shape that is made of sizes."""
         if depends is None or sum(depends) != 1:
             return self._unknown(node, "makes a shape of the number of rows")
-        dim = depends.index(True)
+        dim, made = depends.index(True), type_of(node.outputs[0], self.types).shape
+        if made is not None and isinstance(made[dim], int) and made[dim] != self.rows:
+            return self._unknown(node, "makes a shape of the number of rows")
         if node.op_type != "ConstantOfShape":
             shape = type_of(node.inputs[0], self.types).shape if node.inputs[0] is not None else None
             if shape is None or (len(depends) - dim <= len(shape) and shape[dim - len(depends)] != 1):
@@ -213,6 +218,9 @@ class _Walk:
             made = ml_state(site, states)
             state = made if isinstance(made, Rows) else Finding(made.sure, f"node {_label(node)} {made.why}")
             return (state,) * count
+        is_misplaced = misplaced(site, states)
+        if is_misplaced is not False:
+            return (self._by_count(node, sure=bool(is_misplaced)),) * count
         if node.op_type in RESHAPES:
             return (self._reshaped(node, states),) * count
         moved = self._moved(node, site, states)
@@ -226,7 +234,7 @@ class _Walk:
             return (part(node, "picks some by their number"),) * count
         rule = row_rule(site)
         if rule is None:
-            sure, why = without_rule(node)
+            sure, why = without_rule(site, states)
             return (Finding(sure, f"node {_label(node)} {why}"),) * count
         return self._by_rule(node, site, states, rule)
 
@@ -234,11 +242,9 @@ class _Walk:
         count = len(node.outputs)
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            if isinstance(state, Free) or i == rule.shape:
-                continue
-            if isinstance(state, Counts):
-                if i < len(rule.inputs):
-                    return (self._by_count(node, state),) * count
+            if isinstance(
+                state, (Free, Counts)
+            ):  # `misplaced` has seen to it that these are but lengths of the rows
                 continue
             assert isinstance(state, Rows)
             dims = rule.inputs[i] if i < len(rule.inputs) else ()
@@ -262,8 +268,8 @@ class _Walk:
             return Rows(outputs[i].index(label), before)
         return self._sure(node, "combines them all")
 
-    def _by_count(self, node: ir.Node, state: Counts) -> Finding:
-        if state.depends is None:
+    def _by_count(self, node: ir.Node, *, sure: bool) -> Finding:
+        if not sure:
             return self._unknown(node, "may compute with their number")
         return self._sure(node, "computes with their number")
 
@@ -282,9 +288,8 @@ class _Walk:
             return found or self._unknown(node, "takes them apart")
         shape = states[1] if len(states) > 1 else FREE
         if isinstance(shape, Counts) and shape.depends and shape.depends[0] and state == Rows(0):
-            return (
-                Rows(0) if sum(shape.depends) == 1 else self._unknown(node, "has a shape that is not known")
-            )
+            keeps = sum(shape.depends) == 1 and shape.exact  # half of their number puts two of them together
+            return Rows(0) if keeps else self._unknown(node, "has a shape that is not known")
         wanted = self._site(node).constant(1) if len(states) > 1 else None
         if wanted and wanted[0] == -1 and state == Rows(0) and _known(before):
             whole = prod(before[1:])  # type: ignore[index, arg-type]

@@ -23,6 +23,7 @@ from dask.core import flatten, reverse_dict, toposort
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.lower.groups import Target, are_chains, grouped, sizes
+from dask_ferro.lower.joining import rebuilt
 from dask_ferro.lower.landing import Landing, Place, opened
 from dask_ferro.lower.layer import Key, LazyLayer
 from dask_ferro.lower.lowering import slots
@@ -117,9 +118,17 @@ class ModelArray(da.Array):
     ----------
     seconds : float
         Projected, of one chunk; 0: not known.
+    model, output : str
+        Names, for an error; "" of an array that Dask made of another.
     """
 
     seconds: float = 0.0
+    model: str = ""
+    output: str = ""
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        rebuild, arguments = super().__dask_postcompute__()
+        return rebuilt, (rebuild, arguments, self.model, self.output)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the array's value.

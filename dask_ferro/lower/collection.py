@@ -33,10 +33,10 @@ from dask_ferro.lower.inputs import (
     row_chunks,
     whole_rest,
 )
+from dask_ferro.lower.joining import assemble, join
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.lowering import Lowered, lower
 from dask_ferro.lower.opened import Opened, Sized
-from dask_ferro.lower.outputs import together_by_name
 from dask_ferro.lower.render import as_html, as_text
 from dask_ferro.lower.results import results_of
 from dask_ferro.lower.row_check import check_rows
@@ -214,7 +214,7 @@ class ModelGraph(DaskMethodsMixin):
 
     def _as_dask_arrays(self) -> Any:
         self._arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in (self._arrays or {}).items()}
-        arrays = self._lowered.dask_arrays(self._seconds)
+        arrays = self._lowered.dask_arrays(self._seconds, self._opened.name)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     # -- from here to a graph ------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class ModelGraph(DaskMethodsMixin):
         lowered = self._bound._lowered
         if lowered.is_single:
             return single_key, ()
-        return assemble, lowered.assembly
+        return assemble, (*lowered.assembly, self.name)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value: an array, or a dict of arrays by name.
@@ -426,7 +426,8 @@ class OutputGraph(DaskMethodsMixin):
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         if len(self.__dask_keys__()) == 1:
             return single_key, ()
-        return join, (self._whole._opened.signature.gives[self._index],)
+        opened = self._whole._opened
+        return join, (opened.signature.gives[self._index], opened.name, self.spec.name)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the array; `kwargs` are `scheduler` and what `dask.compute` takes."""
@@ -445,43 +446,6 @@ class OutputGraph(DaskMethodsMixin):
         name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
         kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         return OutputGraph(self._whole, self._index, kept, keys)
-
-
-def join(parts: Any, along_rows: bool = True) -> Any:
-    """Return the chunks of one output as one array."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, list) for part in parts):  # a sequence: ZipMap's dicts, one a row
-        return [item for part in parts for item in part]
-    if not along_rows:
-        raise ConfigError(
-            "an output without the batch axis cannot be joined from several chunks; run without batch="
-        )
-    return np.concatenate(parts, axis=0)
-
-
-def assemble(
-    results: Any, names: tuple[str, ...], places: tuple[tuple[int, int], ...], gives: tuple[bool, ...]
-) -> Any:
-    """Return one array, or a dict of arrays by name, from the values of the collection's keys.
-
-    Parameters
-    ----------
-    results : list of lists
-        One list per key series (a bundle or an input), a value per chunk.
-    names : tuple of str
-        Of the outputs.
-    places : tuple of (series, index)
-        Where each output lies; index -1: the value itself.
-    gives : tuple of bool
-        Whether each output carries the batch.
-    """
-    joined = [
-        join([value if index < 0 else value[index] for value in results[series]], along)
-        for (series, index), along in zip(places, gives, strict=True)
-    ]
-    return joined[0] if len(names) == 1 else together_by_name(dict(zip(names, joined, strict=True)))
 
 
 def _checked_batch(batch: Any, title: str) -> int | None:

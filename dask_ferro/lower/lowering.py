@@ -159,11 +159,20 @@ class Lowered:
             return self.series[source.bundle]
         return KeySeries((self._out_name(index),), _zeros(self.types, self.signature.outputs[index].name))
 
-    def dask_arrays(self, seconds: float) -> dict[str, Any]:
-        """Return each output as a dask array chunked along the batch axis; `seconds`: projected, of a chunk."""
-        return {spec.name: self._dask_array(i, seconds) for i, spec in enumerate(self.signature.outputs)}
+    def dask_arrays(self, seconds: float, model: str) -> dict[str, Any]:
+        """Return each output as a dask array chunked along the batch axis.
 
-    def _dask_array(self, index: int, seconds: float) -> Any:
+        Parameters
+        ----------
+        seconds : float
+            Projected, of a chunk.
+        model : str
+            Its name.
+        """
+        outputs = enumerate(self.signature.outputs)
+        return {spec.name: self._dask_array(i, seconds, model) for i, spec in outputs}
+
+    def _dask_array(self, index: int, seconds: float, model: str) -> Any:
         from dask_ferro.lower.array import ModelArray
 
         spec = self.signature.outputs[index]
@@ -191,7 +200,7 @@ class Lowered:
             graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
         rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
         array = ModelArray(graph, name, (self.rows, *rest), dtype=spec.dtype)
-        array.seconds = seconds
+        array.seconds, array.model, array.output = seconds, model, spec.name
         return array
 
 

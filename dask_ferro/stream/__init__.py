@@ -166,6 +166,7 @@ def run(
         before = None if overwrite else begin.before(journal, sinks)
         if batch is None:
             batch = before.batch if before else work.default_batch(opened, sources, rows, pool.slots)
+        batch = min(batch, max(1, rows))  # numpy takes no shape of 10**30, and no more rows are there
         if rows > batch:
             check_rows(opened, work.standins(sig, sources, rows), run_here, sinks)
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))

@@ -147,6 +147,26 @@ CASES: dict[str, Case] = {
     "depth to space": Case(CUT, "y = DepthToSpace <blocksize = 2> (x)", "float[N,4,2,2] x"),
     "space to depth": Case(CUT, "y = SpaceToDepth <blocksize = 2> (x)", IMAGE),
     "resize images": Case(CUT, 'y = Resize <mode = "nearest"> (x, , scales)', IMAGE),
+    "resize images to a size": Case(
+        CUT, 's = Shape <end = 2> (x); w = Concat <axis = 0> (s, sizes88); y = Resize <mode = "nearest"> (x, , , w)',
+        IMAGE,
+    ),
+    "images resized by scales that are computed": Case(
+        TRIED, "s = Shape <end = 2> (x); a = Concat <axis = 0> (s, sizes88); f = Cast <to = 1> (a); t = Shape (x);"
+        ' g = Cast <to = 1> (t); w = Div (f, g); y = Resize <mode = "nearest"> (x, , w)', IMAGE, rows=(1, 14),
+        empty=False,
+    ),
+    "rows expanded to as many": Case(
+        CUT, "s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, v4); y = Expand (x, w)", "float[N,1] x"
+    ),
+    "an axis of one sliced up to their number": Case(
+        TRIED, "s = Shape (x); n = Gather (s, v0); y = Slice (x, v0, n, v1)", "float[N,1,4] x", rows=(1, 14),
+        empty=False,
+    ),
+    "two runs of rows apart by their number": Case(
+        TRIED, "c = Concat <axis = 0> (x, x); s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, n);"
+        " a, b = Split <axis = 0> (c, w); y = Add (a, b)", rows=(1, 14), empty=False,
+    ),
     "grid sample": Case(CUT, "y = GridSample (x, g)", "float[N,1,6,6] x; float[N,2,2,2] g"),
     "embedding": Case(CUT, "e = Gather (table, i); y = ReduceMean <axes = [1]> (e)", "int64[N,5] i"),
     "lookup": Case(CUT, "y = Gather (table, i)", "int64[N] i"),
@@ -238,6 +258,39 @@ CASES: dict[str, Case] = {
     "a scan over the rows": Case(
         CUT,
         "y = Scan <num_scan_inputs = 1, body = b (float[4] e) => (float[4] o) { o = Relu (e) }> (x)",
+    ),
+    "a scan over the rows beside a number": Case(
+        CUT,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Identity (h)  o = Add (e, h) }> (b4, x)",
+    ),
+    "a scan over the rows that adds them up unread": Case(
+        CUT,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, e)  o = Relu (e) }> (b4, x)",
+    ),
+    "a scan over the rows that counts": Case(
+        REFUSED,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, h)  o = Add (e, h) }> (b4, x)",
+    ),
+    "a scan over the rows that gives its count": Case(
+        REFUSED,
+        "a, y = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] e) => (float[4] g, float[4] o)"
+        " { g = Add (h, h)  o = Identity (h) }> (b4, x)",
+    ),
+    "a scan over the rows whose count is given on later": Case(
+        REFUSED,
+        "a, b, y = Scan <num_scan_inputs = 1,"
+        " body = b (float[4] h, float[4] k, float[4] e) => (float[4] g, float[4] l, float[4] o)"
+        " { g = Identity (h)  l = Identity (h)  o = Add (e, k) }> (b4, s4, x)",
+    ),
+    "a loop over the rows that counts": Case(
+        REFUSED,
+        "s = Shape (x); n = Gather (s, zero);"
+        " a, y = Loop <body = b (int64 i, bool c, float[4] h) => (bool d, float[4] g, float[4] o)"
+        " { d = Identity (c)  g = Add (h, h)  r = Gather (x, i)  o = Add (r, h) }> (n, , b4)",
+        rows=(2, 14), empty=False,
     ),
     "a scan of time steps": Case(
         CUT,
@@ -460,8 +513,83 @@ CASES: dict[str, Case] = {
     "times their number": Case(
         REFUSED, "s = Shape (x); n = Gather (s, zero); f = Cast <to = 1> (n); y = Mul (x, f)"
     ),
+    "rows repeated by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); e = Expand (x, n); y = ReduceSum <keepdims = 1> (e, v1)",
+        "float[N,1] x",
+    ),
+    "a new axis of their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); u = Unsqueeze (x, v1); w = Concat <axis = 0> (v1, n, v1);"
+        " e = Expand (u, w); y = ReduceSum <keepdims = 0> (e, v1)",
+    ),
+    "steps repeated by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, n, v1); e = Expand (x, w);"
+        " y = ReduceMax <axes = [1]> (e)", "float[N,1,4] x",
+    ),
+    "resized to their number": Case(
+        REFUSED, 's = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (n, n);'
+        ' r = Resize <mode = "nearest"> (x, , , w); y = ReduceSum <keepdims = 1> (r, v1)', rows=(1, 14), empty=False,
+    ),
+    "a triangle moved by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, zero); y = Trilu <upper = 0> (x, n)", CUBE
+    ),
+    "an axis by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); k = Mod (n, v2); u = Unsqueeze (x, k);"
+        " y = Reshape (u, keep_4)",
+    ),
+    "a sum along an axis by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); k = Mod (n, v1); k1 = Add (k, v1);"
+        " y = ReduceSum <keepdims = 1> (x, k1)",
+    ),
+    "columns repeated by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (v1, n); t = Tile (x, w);"
+        " y = ReduceSum <keepdims = 1> (t, v1)", rows=(1, 14), empty=False,
+    ),
+    "columns padded by their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); w = Concat <axis = 0> (v0, v0, v0, n); t = Pad (x, w, f1);"
+        " y = ReduceSum <keepdims = 1> (t, v1)", rows=(1, 14), empty=False,
+    ),
+    "as many columns as rows": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); p = Slice (x, v0, n, v1);"
+        " y = ReduceSum <keepdims = 1> (p, v1)", rows=(1, 14), empty=False,
+    ),
+    "classes by their number": Case(
+        REFUSED, "s = Shape (i); n = Gather (s, zero); o = OneHot (i, n, onoff); y = ReduceSum <keepdims = 1> (o, v1)",
+        "int64[N] i", rows=(2, 14), empty=False,
+    ),
+    "half of their number": Case(
+        REFUSED, "s = Shape (x); n = Gather (s, v0); h = Div (n, v2); w = Concat <axis = 0> (h, m1);"
+        " r = Reshape (x, w); q = Softmax <axis = 1> (r); y = Reshape (q, s)", rows=(6, 7), empty=False,
+    ),
     "not zero": Case(REFUSED, "i = NonZero (x); t = Transpose (i); y = Cast <to = 1> (t)"),
     "distinct": Case(REFUSED, "y = Unique (x)", "float[N] x"),
+    "distinct by another domain": Case(
+        REFUSED, "a, i, c = com.microsoft.Unique (x); f = Cast <to = 1> (i); y = Sub (x, f)", "float[N] x",
+        rows=(1, 14), empty=False,
+    ),
+    "distinct rows": Case(REFUSED, "y = Unique <axis = 0> (x)", rows=(1, 14), empty=False),
+    "distinct columns": Case(REFUSED, "y = Unique <axis = 1> (x)", rows=(1, 14), empty=False),
+    "rows by the number of what they are alike": Case(
+        REFUSED, "a, i, v, c = Unique <axis = 0> (x); y = Cast <to = 1> (v)", rows=(1, 14), empty=False
+    ),
+    "columns by the number of what they are alike": Case(
+        REFUSED, "a, i, v, c = Unique <axis = 1> (x); g = Gather <axis = 1> (x, v); y = Add (g, x)", rows=(1, 14),
+        empty=False,
+    ),
+    "rows compressed by themselves": Case(
+        TRIED, "m = ReduceMax <keepdims = 0, axes = [1]> (x); c = Cast <to = 9> (m); y = Compress <axis = 0> (x, c)",
+        rows=(1, 14), empty=False,
+    ),
+    "columns compressed by rows": Case(
+        REFUSED, "m = ReduceMax <keepdims = 0, axes = [1]> (x); c = Cast <to = 9> (m); y = Compress <axis = 1> (x, c)",
+        rows=(1, 5), empty=False,
+    ),
+    "elements compressed": Case(
+        REFUSED, "c = Compress (x, pick); y = ReduceSum <keepdims = 1> (c)", rows=(1, 14), empty=False
+    ),
+    "as many rows as the model says, picked": Case(
+        REFUSED, "z = NonZero (b4); i = Squeeze (z, v0); g = Gather (x, i); y = ReduceSum <keepdims = 0> (g, v0)",
+        rows=(4, 14), empty=False,
+    ),
     "compressed": Case(REFUSED, "y = Compress <axis = 0> (x, pick)", rows=(4, 14), empty=False),
     "quantized by range": Case(REFUSED, "q, s, z = DynamicQuantizeLinear (x); y = DequantizeLinear (q, s, z)"),
     "product quantized by range": Case(
@@ -556,6 +684,8 @@ WEIGHTS |= {
     "t22": _ints(2, 2),
     "back54": _ints(-1, 5, 4),
     "two_two": _ints(2, 2),
+    "keep_4": _ints(-1, 4),
+    "sizes88": _ints(8, 8),
     "low": _ints(-(2**62)),
     "w2_4": _random(2, 4),
     "mean4": _random(4) / 2,  # ONNX Runtime writes the running mean over it, so nothing else may read it

@@ -168,6 +168,104 @@ def test_rows_are_independent_in(case):
     assert found(nodes, **how) == {}
 
 
+COUNT = [node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "zero"], ["n"])]
+TAKEN_FOR_ELSE = {
+    "how often to repeat": ([node("Expand", ["x", "n"], ["y"])], ("N", 1)),
+    "a new axis": (
+        [
+            node("Unsqueeze", ["x", "one"], ["u"]),
+            node("Concat", ["one", "n", "one"], ["w"], axis=0),
+            node("Expand", ["u", "w"], ["y"]),
+        ],
+        ("N", 4),
+    ),
+    "a length of images": (
+        [node("Concat", ["n", "one", "n", "one"], ["w"], axis=0), node("Resize", ["x", "", "", "w"], ["y"])],
+        ("N", 1, 4, 4),
+    ),
+    "a diagonal": ([node("Trilu", ["x", "n"], ["y"])], ("N", 4, 4)),
+    "an axis to add": ([node("Unsqueeze", ["x", "n"], ["y"])], ("N", 4)),
+    "an axis to take": ([node("Squeeze", ["x", "n"], ["y"])], ("N", 1, 4)),
+    "an axis to sum": ([node("ReduceSum", ["x", "n"], ["y"])], ("N", 4)),
+    "a count of copies": (
+        [node("Concat", ["one", "n"], ["w"], axis=0), node("Tile", ["x", "w"], ["y"])],
+        ("N", 4),
+    ),
+    "a count of the largest": ([node("TopK", ["x", "n"], ["y", "i"])], ("N", 4)),
+    "a margin": (
+        [
+            node("Concat", ["zero", "zero", "zero", "n"], ["w"], axis=0),
+            node("Pad", ["x", "w"], ["y"]),
+        ],
+        ("N", 4),
+    ),
+    "where columns end": ([node("Slice", ["x", "zero", "n", "one"], ["y"])], ("N", 4)),
+    "a part of columns": (
+        [node("Concat", ["n", "n"], ["w"], axis=0), node("Split", ["x", "w"], ["y", "z"], axis=1)],
+        ("N", 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN_FOR_ELSE)
+def test_the_number_of_rows_is_surely_taken_for(what):
+    nodes, shape = TAKEN_FOR_ELSE[what]
+    (sure, why) = found([*COUNT, *nodes], shape, weights={"zero": ints(0), "one": ints(1)})["y"]
+    assert sure, why
+
+
+def test_the_number_of_rows_may_be_the_length_of_their_axis():
+    widened = [node("Concat", ["n", "four"], ["w"], axis=0), node("Expand", ["x", "w"], ["y"])]
+    resized = [
+        node("Concat", ["n", "one", "four", "four"], ["w"], axis=0),
+        node("Resize", ["x", "", "", "w"], ["y"]),
+    ]
+    weights = {"zero": ints(0), "one": ints(1), "four": ints(4)}
+    assert found([*COUNT, *widened], ("N", 1), weights={n: weights[n] for n in ("zero", "four")}) == {}
+    assert found([*COUNT, *resized], ("N", 1, 2, 2), weights=weights) == {}
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_a_part_of_the_number_of_rows_is_not_their_number(op):
+    nodes = [
+        *COUNT,
+        node(op, ["n", "two"], ["h"]),
+        node("Concat", ["h", "rest"], ["w"], axis=0),
+        node("Reshape", ["x", "w"], ["y"]),
+    ]
+    weights = {"zero": ints(0), "two": ints(2), "rest": ints(-1)}
+    assert "has a shape that is not known" in found(nodes, weights=weights)["y"][1]
+
+
+OF_ANY_SIZE = {
+    "distinct rows": node("Unique", ["x"], ["y"], axis=0),
+    "distinct columns": node("Unique", ["x"], ["y"], axis=1),
+    "distinct elements": node("Unique", ["x"], ["y"]),
+    "what is not zero": node("NonZero", ["x"], ["y"]),
+    "boxes that overlap little": node("NonMaxSuppression", ["boxes", "x"], ["y"]),
+    "rows that are picked": node("Compress", ["x", "all"], ["y"], axis=0),
+    "rows picked from behind": node("Compress", ["x", "all"], ["y"], axis=-2),
+    "elements that are picked": node("Compress", ["x", "all"], ["y"]),
+    "rows by indices of any number": node("Gather", ["x", "some"], ["y"]),
+    "as many of the largest as are not zero": node("TopK", ["x", "many"], ["y", "i"], axis=0),
+}
+
+
+@pytest.mark.parametrize("what", OF_ANY_SIZE)
+def test_rows_surely_depend_on_each_other_though_the_size_is_known_only_when_it_runs(what):
+    before = [
+        node("NonZero", ["w"], ["z"]),
+        node("Squeeze", ["z", "zero"], ["some"]),
+        node("Shape", ["some"], ["many"]),
+        node("Greater", ["w", "w"], ["all"]),
+        node("Identity", ["wide"], ["boxes"]),
+    ]
+    weights = {"w": np.ones(4, np.float32), "zero": ints(0), "wide": np.ones((1, 4, 4), np.float32)}
+    shape = ("N", 1, 4) if "boxes" in what else ("N", 4)
+    (sure, why) = found([*before, OF_ANY_SIZE[what]], shape, weights=weights)["y"]
+    assert sure, why
+
+
 def test_indices_of_a_pool_count_through_all_rows_and_its_values_do_not():
     got = found([node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], ("N", 1, 4, 4), outputs=("y", "i"))
     assert list(got) == ["i"]

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from dask_ferro.lower.joining import join
 from tests.graphs import mlp, mlp_reference, model
 
 node = helper.make_node
@@ -87,6 +88,32 @@ def test_a_model_that_may_combine_rows_is_tried_before_it_is_streamed(tmp_path):
     with pytest.raises(ff.ConfigError, match="differ when they are cut"):
         ff.run(secretly_centered(), X, tmp_path / "y.npy", batch=4, progress=False)
     assert not (tmp_path / "y.npy").exists()
+
+
+def repeated_by_count():
+    """Sum each row as often as there are rows: times 2 in chunks of 2."""
+    nodes = [
+        node("Shape", ["x"], ["shape"], end=1),
+        node("ReduceSum", ["x", "one"], ["s"], keepdims=1),
+        node("Expand", ["s", "shape"], ["e"], name="expand"),
+        node("ReduceSum", ["e", "one"], ["y"], keepdims=1),
+    ]
+    weights = {"one": np.array([1])}
+    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 1]}, weights, opset=17, name="repeated")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda m, sink: m(X, batch=5),
+        lambda m, sink: m(da.from_array(X, chunks=(5, 6))),
+        lambda m, sink: ff.run(m, X, sink, batch=5, progress=False),
+    ],
+    ids=["batch", "dask", "run"],
+)
+def test_a_model_that_repeats_by_the_number_of_rows_is_not_cut(given, tmp_path):
+    with pytest.raises(ff.ConfigError, match=r"node 'expand' \(Expand\) computes with their number"):
+        given(ff.from_onnx(repeated_by_count()), tmp_path / "y.npy")
 
 
 @pytest.mark.parametrize(
@@ -329,3 +356,41 @@ def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
 def test_what_names_no_inputs_is_refused(batched):
     with pytest.raises(ff.ConfigError, match=r"batched=.*, wanted names of inputs: x"):
         ff.from_onnx(unsure())(X, batch=5, batched=batched)
+
+
+def texts_apart():
+    """Split texts into words: as many columns as the longest of the rows that are computed together has."""
+    nodes = [node("StringSplit", ["x"], ["y", "n"], delimiter=" ")]
+    proto = model(nodes, {"x": ["N"]}, {"y": ["N", "M"]}, opset=20, name="texts")
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.STRING
+    return proto
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda m, x: m(x, batch=1).compute(),
+        lambda m, x: m(x, batch=1).outputs["y"].compute(),
+        lambda m, x: m(da.from_array(x, chunks=2)).compute(),
+        lambda m, x: dask.compute(m(da.from_array(x, chunks=2)))[0],
+    ],
+    ids=["batch", "output", "dask", "dask.compute"],
+)
+@pytest.mark.filterwarnings("ignore:.*its rows may depend")
+def test_chunks_of_other_widths_are_named(compute):
+    x = np.array(["a", "b c", "d e f", "g"], object)
+    with (
+        dask.config.set(scheduler="sync"),
+        pytest.raises(
+            ff.ConfigError,
+            match=r"model 'texts': output 'y' has shape .* and .*, wanted the same .* on all rows",
+        ),
+    ):
+        compute(ff.from_onnx(texts_apart()), x)
+
+
+def test_an_empty_chunk_of_another_width_is_named():
+    parts = [np.zeros((2, 1, 4)), np.zeros((0, 0, 4))]
+    with pytest.raises(ff.ConfigError, match=r"\(2, 1, 4\) of a chunk and \(0, 0, 4\) of the next, .* empty"):
+        join(parts, True, "narrow", "y")

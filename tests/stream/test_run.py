@@ -309,6 +309,14 @@ def test_a_batch_of_numpys_integers():
     assert ff.run(mlp(), "x.npy", "y.npy", batch=np.int64(20)).chunks_computed == 3
 
 
+@pytest.mark.parametrize("sink", ["y.npy", "y.zarr", "y.parquet"])
+@pytest.mark.parametrize("batch", [ROWS + 1, 2**63, 10**30])
+def test_a_batch_of_more_rows_than_there_are(batch, sink):
+    summary = ff.run(mlp(), "x.npy", sink, batch=batch)
+    assert (summary.rows, summary.chunks_computed) == (ROWS, 1)
+    close(read(sink), mlp_reference(X))
+
+
 def test_a_sink_in_the_source():
     source_of("zarr")
     with pytest.raises(ff.ConfigError, match="are the same"):
