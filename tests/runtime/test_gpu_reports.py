@@ -29,6 +29,7 @@ from dask_ferro.runtime.standin import StandIn, compute
 from dask_ferro.runtime.worker import METRIC, types_on_device
 from tests.fake_gpu import GB, FakeCupy
 from tests.runtime.test_devices import CPU, MB, Site, play, site
+from tests.waiting import until_async
 
 
 @pytest.fixture(autouse=True)
@@ -78,12 +79,12 @@ def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(monkeypatch: pyt
                 worker = await Worker(s.scheduler.address, nthreads=1, name="late")
                 s.workers.append(worker)
                 await asyncio.to_thread(gpu.asked_for_name.wait, 20)
-                await s.until(lambda: s.stealing._beats.get(worker.address, 0) > 0)
+                await until_async(lambda: s.stealing._beats.get(worker.address, 0) > 0, "the first report")
                 assert "gpu" not in told(s, worker)
                 gpu.may_tell_name.set()
-                await s.until(lambda: "gpu" in told(s, worker))
+                await until_async(lambda: "gpu" in told(s, worker), "what the GPU is")
                 row = s.ledger.rows[worker.address]
-                await s.until(lambda: row.most == 40 * GB)
+                await until_async(lambda: row.most == 40 * GB, "its bytes in the book")
                 assert told(s, worker)["gpu"]["model"] == "A100"
                 assert s.stealing.links.classes["device"].bandwidth != before
 
@@ -150,8 +151,8 @@ async def test_a_warm_device_has_room_where_its_caches_are() -> None:
             kept = s.client.submit(compute, 0.0, MB, key="kept")
             await s.gather([kept])
         await gpu.heartbeat()
-        await s.until(lambda: told(s, gpu)["gpu"]["live"] == 9 * MB)
-        await s.until(lambda: s.ledger.worker(gpu.address, 0.0).room == total - MB)
+        await until_async(lambda: told(s, gpu)["gpu"]["live"] == 9 * MB, "the bytes that are taken")
+        await until_async(lambda: s.ledger.worker(gpu.address, 0.0).room == total - MB, "its room")
 
 
 # ---- kinds of memory ---------------------------------------------------------------------------------------
@@ -183,7 +184,9 @@ async def test_a_bundle_of_several_results_lies_where_they_do() -> None:
         future = s.client.submit(lambda: values[several], key="several", workers=[gpu.address])
         await s.gather([future])
         await gpu.heartbeat()
-        await s.until(lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu")
+        await until_async(
+            lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu", "where the results lie"
+        )
         assert "dask_ferro.kernels.device_results.DeviceResults" in types_on_device(gpu)
 
 
@@ -197,7 +200,7 @@ def test_two_models_of_gpus_are_two_classes_of_one_kind() -> None:
             s.workers.append(await Worker(s.scheduler.address, nthreads=1, name="slow", plugins=(slow,)))
             row = s.ledger.rows[s.workers[2].address]
             other = "gpu: stand-in, 5 times a core"
-            await s.until(lambda: row.device == other)
+            await until_async(lambda: row.device == other, "the other class")
             assert s.ledger.rows[s.workers[1].address].device == "gpu"
             speeds = s.ledger.durations.speeds
             assert speeds["gpu"].flops / speeds[other].flops == 4.0
