@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,12 @@ def made(source: str) -> ModelProto:
     return model
 
 
-def computed(source: str, granularity: str) -> dict[str, Any]:
-    """What a model gives on `X`, or how it is refused."""
+def computed(source: str, granularities: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What a model gives on `X` at each granularity, or how it is refused."""
+    return {granularity: _computed(source, granularity) for granularity in granularities}
+
+
+def _computed(source: str, granularity: str) -> dict[str, Any]:
     try:
         y = ff.from_onnx(made(source), granularity=granularity)(X).compute(scheduler="sync")
     except (ff.ConfigError, ff.ModelError, ff.UnsupportedOp) as error:

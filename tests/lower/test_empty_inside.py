@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,19 +26,22 @@ def children() -> Iterator[Zygote]:
         yield running
 
 
+def everywhere(children: Zygote, source: str) -> list[dict[str, Any]]:
+    """Return what a model gives at all granularities, which has to be the same, and no process may die of it."""
+    ended = children.run("tests.lower.empty_models:computed", source=source, granularities=GRANULARITIES)
+    assert ended.is_alive, ended
+    assert "raised" not in ended.answer, ended
+    answers = [ended.answer[granularity] for granularity in GRANULARITIES]
+    assert all(answer == answers[0] for answer in answers), ended
+    return answers
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the reference's mean of nothing
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("way", [*WAYS, "in a branch"])
 def test_it_is_the_same_at_every_granularity(children: Zygote, way: str, reader: str) -> None:
     source = inside("sliced", reader) if way == "in a branch" else f"{WAYS[way]} {READERS[reader]}"
-    ended = {
-        granularity: children.run("tests.lower.empty_models:computed", source=source, granularity=granularity)
-        for granularity in GRANULARITIES
-    }
-    assert all(one.is_alive for one in ended.values()), {g: one.signal for g, one in ended.items()}
-    answers = [one.answer for one in ended.values()]
-    assert all(answer == answers[0] for answer in answers), ended
-    assert "raised" not in answers[0], answers[0]
+    answers = everywhere(children, source)
     wanted = by_reference(source)
     if wanted is not None and "refused" not in answers[0]:
         assert (answers[0]["shape"], answers[0]["dtype"]) == (list(wanted.shape), str(wanted.dtype))
@@ -71,16 +75,10 @@ BODIES = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies_are_the_same_at_every_granularity(children: Zygote, name: str) -> None:
-    ended = [
-        children.run("tests.lower.empty_models:computed", source=BODIES[name], granularity=granularity)
-        for granularity in GRANULARITIES
-    ]
-    assert all(one.is_alive for one in ended), ended
-    assert all(one.answer == ended[0].answer for one in ended), ended
-    assert "raised" not in ended[0].answer, ended[0].answer
+    answer, *_ = everywhere(children, BODIES[name])
     wanted = by_reference(BODIES[name])
-    if wanted is not None and "refused" not in ended[0].answer:
-        np.testing.assert_array_equal(np.array(ended[0].answer["values"], wanted.dtype), wanted.ravel())
+    if wanted is not None and "refused" not in answer:
+        np.testing.assert_array_equal(np.array(answer["values"], wanted.dtype), wanted.ravel())
 
 
 def by_reference(source: str) -> np.ndarray | None:
