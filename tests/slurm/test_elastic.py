@@ -185,16 +185,19 @@ def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
     first = queue(s.cluster)
     waiting = [job for job, state in first.items() if state == "PENDING"]
     assert waiting
-    head, seen, lost = min(waiting, key=job_number), set(first), []
+    head, seen, lost, late = min(waiting, key=job_number), set(first), [], set()
 
     def done() -> bool:
         now = queue(s.cluster)
+        if lost:  # before that it may still ask for its seventh
+            late.update(set(now) - seen)
         seen.update(now)
         lost.extend(job for job in waiting if job not in now and job not in lost)
         return all(future.done() for future in futures)
 
     until(done, "220 tasks of a second", seconds=300.0, every=0.2)
-    assert seen == set(first)  # nobody was submitted after somebody was cancelled
+    assert not late  # nobody was submitted after somebody was cancelled
+    assert len(seen) <= 7
     assert head not in lost[:-1]  # of those that wait, the first goes last
 
 
