@@ -53,11 +53,9 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
 
 
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:
-    """Return the graphs among the attributes of a node."""
+    """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
     found: list[ir.Graph] = []
-    for (
-        attribute
-    ) in node.attributes.data.values():  # asked of each node many times: its own loop is in Python
+    for attribute in node.attributes.data.values():  # not `values()`, which loops in Python
         if attribute.type in _GRAPHS and not attribute.is_ref():
             found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
     return found

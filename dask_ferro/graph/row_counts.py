@@ -48,9 +48,7 @@ def _is_misplaced(o: Site, position: int, counts: Counts, data: State) -> bool |
     axes, own = _axes(o, position, len(counts.depends)), data.dim
     if axes is None or len(axes) != len(counts.depends):
         return None
-    if (
-        o.node.op_type == "Expand"
-    ):  # aligned from the back, and longer than what it stretches where it has more axes
+    if o.node.op_type == "Expand":  # aligned from the back, and maybe of more axes than what it stretches
         own -= o.rank()
     others = [axis for depends, axis in zip(counts.depends, axes, strict=True) if depends and axis != own]
     if o.node.op_type == "Slice" and others and all(o.shape(0)[axis] == 1 for axis in others):

@@ -20,32 +20,16 @@ import onnx_ir as ir
 from dask_ferro.kernels.extract import bodies
 
 # What makes an empty value of full ones, unless its sizes or its arguments show that it does not.
-_SHRINKING = frozenset(
-    {
-        *("Slice", "Compress", "NonZero", "Split", "SplitToSequence", "Unique", "NonMaxSuppression", "Range"),
-        *("ConstantOfShape", "Expand", "Tile", "TopK", "Pad", "Resize", "Upsample", "CenterCropPad", "Loop"),
-        *("StringSplit", "SequenceEmpty", "MaxPool", "AveragePool", "LpPool", "OneHot", "STFT", "Crop"),
-    }
-)
+_SHRINKING = frozenset({
+    "Slice", "Compress", "NonZero", "Split", "SplitToSequence", "Unique", "NonMaxSuppression", "Range",
+    "ConstantOfShape", "Expand", "Tile", "TopK", "Pad", "Resize", "Upsample", "CenterCropPad", "Loop",
+    "StringSplit", "SequenceEmpty", "MaxPool", "AveragePool", "LpPool", "OneHot", "STFT", "Crop",
+})  # fmt: skip
 # Of a list of sizes or positions, what these give is as large as before, or larger.
-_KEEP_POSITIVE = frozenset(
-    {
-        *(
-            "Gather",
-            "Unsqueeze",
-            "Squeeze",
-            "Cast",
-            "Concat",
-            "Identity",
-            "Mul",
-            "Add",
-            "Reshape",
-            "Max",
-            "Min",
-        ),
-        *("ReduceProd", "ReduceMax", "ReduceMin", "Flatten", "Expand", "Slice"),
-    }
-)
+_KEEP_POSITIVE = frozenset({
+    "Gather", "Unsqueeze", "Squeeze", "Cast", "Concat", "Identity", "Mul", "Add", "Reshape", "Max", "Min",
+    "ReduceProd", "ReduceMax", "ReduceMin", "Flatten", "Expand", "Slice",
+})  # fmt: skip
 # Where the first input alone has the shape of the result.
 _SHAPED_BY_FIRST = frozenset({"ScatterND", "ScatterElements", "Scatter", "CastLike"})
 _POSITIVE_BY_FIRST = frozenset(
@@ -58,110 +42,23 @@ _SHORT = 64
 
 # Of values without elements ONNX Runtime (1.31) computes these as the standard says, or refuses what the others refuse
 # too: tests/kernels/test_empties.py runs each.  The rest are looked at when they run.
-TAKEN = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd"),
-        *(
-            "BitwiseNot",
-            "BitwiseOr",
-            "BitwiseXor",
-            "Cast",
-            "CastLike",
-            "Ceil",
-            "Celu",
-            "Clip",
-            "Compress",
-            "Concat",
-        ),
-        *(
-            "Cos",
-            "Cosh",
-            "CumProd",
-            "CumSum",
-            "DepthToSpace",
-            "DequantizeLinear",
-            "Div",
-            "Dropout",
-            "Elu",
-            "Equal",
-        ),
-        *(
-            "Erf",
-            "Exp",
-            "Expand",
-            "Flatten",
-            "Floor",
-            "Gather",
-            "GatherElements",
-            "GatherND",
-            "Gelu",
-            "Greater",
-        ),
-        *(
-            "GreaterOrEqual",
-            "HardSigmoid",
-            "HardSwish",
-            "Hardmax",
-            "Identity",
-            "IsInf",
-            "IsNaN",
-            "LeakyRelu",
-            "Less",
-        ),
-        *(
-            "LessOrEqual",
-            "Log",
-            "LogSoftmax",
-            "LpNormalization",
-            "Max",
-            "Min",
-            "Mish",
-            "Mod",
-            "Mul",
-            "Neg",
-            "NonZero",
-        ),
-        *(
-            "Not",
-            "OneHot",
-            "Or",
-            "PRelu",
-            "Pad",
-            "Pow",
-            "QuantizeLinear",
-            "Reciprocal",
-            "Relu",
-            "Round",
-            "Selu",
-        ),
-        *(
-            "Shape",
-            "Shrink",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-            "Sinh",
-            "Size",
-            "Slice",
-            "Softmax",
-            "Softplus",
-            "Softsign",
-        ),
-        *("SpaceToDepth", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile"),
-        *("Transpose", "Trilu", "Unsqueeze", "Where", "Xor", "EyeLike", "Constant"),
-    }
-)
+TAKEN = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Compress", "Concat",
+    "Cos", "Cosh", "CumProd", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Dropout", "Elu", "Equal",
+    "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Gelu", "Greater",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less",
+    "LessOrEqual", "Log", "LogSoftmax", "LpNormalization", "Max", "Min", "Mish", "Mod", "Mul", "Neg", "NonZero",
+    "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
+    "Shape", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus", "Softsign",
+    "SpaceToDepth", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu",
+    "Unsqueeze", "Where", "Xor", "EyeLike", "Constant",
+})  # fmt: skip
 # Of these it makes other numbers or shapes, or ends the process: a body that may hand them nothing runs elsewhere.
-_HARMED = frozenset(
-    {
-        *("GRU", "LSTM", "Attention", "Conv", "Einsum"),
-        *(
-            f"Reduce{kind}"
-            for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp")
-        ),
-        "ReduceSumSquare",
-    }
-)
+_HARMED = frozenset({
+    "GRU", "LSTM", "Attention", "Conv", "Einsum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
+    "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
+})  # fmt: skip
 # Products over an axis without elements: both factors have none.
 _HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
 
@@ -205,8 +102,8 @@ class Flow:
 
     def _follow(self, node: ir.Node) -> None:
         inputs = [v for v in node.inputs if v is not None]
-        reads = [v in self.empty or is_empty_weight(v) for v in inputs]
-        self.harmed = self.harmed or (node.domain == "" and _harms(node.op_type, reads))
+        nothing = [v in self.empty or is_empty_weight(v) for v in inputs]
+        self.harmed = self.harmed or (node.domain == "" and _harms(node.op_type, nothing))
         if self._gives_positive(node, inputs):
             self._positive.update(node.outputs)
         if node.domain == "" and node.op_type in ("Shape", "Size", "Constant"):
@@ -242,10 +139,10 @@ class Flow:
 
     def _is_origin(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
         """Whether a node without bodies may make nothing of something."""
-        shrinks = node.domain == "" and node.op_type in _SHRINKING and not self._keeps(node)
-        return shrinks or (
-            node.op_type != "Resize" and any(map(is_empty_weight, inputs))
-        )  # it may have no `roi`
+        if node.domain == "" and node.op_type in _SHRINKING and not self._keeps(node):
+            return True
+        # A Resize has an empty `roi`, as a rule.
+        return node.op_type != "Resize" and any(map(is_empty_weight, inputs))
 
     def _passes_on(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
         """Whether a node's results may have no elements where its inputs have none."""
@@ -309,15 +206,13 @@ def _is_handed_nothing(node: ir.Node, body: ir.Graph, value: ir.Value) -> bool:
     return any(i is value and given is not None and is_empty_weight(given) for i, given in pairs)
 
 
-def _harms(op: str, reads: Sequence[bool]) -> bool:
+def _harms(op: str, nothing: Sequence[bool]) -> bool:
     """Whether ONNX Runtime computes an operator wrongly, or ends the process, where inputs have no elements."""
-    return (op in _HARMED and any(reads)) or (op in _HARMED_BY_BOTH and all(reads[:2]))
+    return (op in _HARMED and any(nothing)) or (op in _HARMED_BY_BOTH and all(nothing[:2]))
 
 
 def _used(node: ir.Node) -> Iterable[ir.Value]:
-    for value in node.inputs:
-        if value is not None:
-            yield value
+    yield from (value for value in node.inputs if value is not None)
     for body in bodies(node):
         yield from body.outputs
         for inner in body:
@@ -366,7 +261,7 @@ def _attribute(node: ir.Node, name: str, default: Any) -> Any:
 
 
 def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    data, ends = _input(node, 0), _input(node, 1 + 1)
+    data, ends = _input(node, 0), _input(node, 2)
     starts = _numbers(_input(node, 1))
     if len(node.inputs) == 1:  # opset < 10
         starts, until = _attribute(node, "starts", None), _attribute(node, "ends", None)

@@ -50,9 +50,7 @@ class Piece(NamedTuple):
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
     found: list[ir.Graph] = []
-    for (
-        attribute
-    ) in node.attributes.data.values():  # asked of each node many times: its own loop is in Python
+    for attribute in node.attributes.data.values():  # not `values()`, which loops in Python
         if attribute.type in _GRAPHS and not attribute.is_ref():
             found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
     return found

@@ -39,7 +39,6 @@ class Book:
         Device bytes that are taken on a worker or on their way there; asked of those with `most`.
     holds : callable (address) -> int
         Bytes of the results that a worker holds.
-
     unbound : callable (list of Entry) -> list of Entry
         Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
 

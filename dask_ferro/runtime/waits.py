@@ -157,9 +157,8 @@ class Waits:
         moves = overdue_moves(stealing.policy, found.snapshot, stealing.state, stealing.links, ledger.hosts)
         moved = self._enact(moves, now)
         told = self._asked(idle, now)
-        known = moved.union(
-            ts.key for ts in stealing.in_flight
-        )  # shown as what may not move, and it is on its way
+        # What was asked for is shown as what may not move, as actors are.
+        known = moved.union(ts.key for ts in stealing.in_flight)
         told += [wait for wait in waits_of(found, stealing.links, ledger.hosts) if wait.key not in known]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)

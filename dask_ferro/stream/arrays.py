@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from dask.base import tokenize
@@ -25,6 +25,8 @@ from dask_ferro.stream.formats import Array, numeric
 class ArraySource:
     """A numpy array (or a mapping of a file) in this process."""
 
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = False
     array: Array
     grain: int = 1
 
@@ -47,16 +49,6 @@ class ArraySource:
         """Return a token of the content."""
         return f"array {tokenize(self.array)}"
 
-    @property
-    def tells_content(self) -> bool:
-        """Whether another content has another fingerprint: yes."""
-        return True
-
-    @property
-    def checks_reads(self) -> bool:
-        """Whether a read refuses other rows: no, an array may be written to."""
-        return False
-
     def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
         """Return the rows by chunk number."""
         return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
@@ -66,6 +58,8 @@ class ArraySource:
 class DaskSource:
     """A dask array of known size."""
 
+    tells_content: ClassVar[bool] = False
+    checks_reads: ClassVar[bool] = True
     array: Any
 
     @property
@@ -92,16 +86,6 @@ class DaskSource:
     def fingerprint(self) -> str:
         """Return the array's name; who makes the array chooses it, and a file that it reads may change under it."""
         return f"dask array {self.array.name}"
-
-    @property
-    def tells_content(self) -> bool:
-        """Whether another content has another fingerprint: no, only its name is known."""
-        return False
-
-    @property
-    def checks_reads(self) -> bool:
-        """Whether it is noted what was read: yes, by digests."""
-        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
         """Return the chunks by number, as delayed values of little graphs of their own."""

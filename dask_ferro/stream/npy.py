@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -29,6 +29,8 @@ from dask_ferro.stream.stamps import Stamp, check_unchanged, stamp_of
 class NpySource:
     """An array in a `.npy` file; `offset` is where its data begins."""
 
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = True
     path: str
     offset: int
     shape: tuple[int, ...]
@@ -50,16 +52,6 @@ class NpySource:
     def fingerprint(self) -> str:
         """Return path, size and time of the last change."""
         return f"{self.path}, {stamp_of(self.path)}"
-
-    @property
-    def tells_content(self) -> bool:
-        """Whether another content has another fingerprint: yes."""
-        return True
-
-    @property
-    def checks_reads(self) -> bool:
-        """Whether a read refuses rows of another file: yes."""
-        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], NpyPiece]:
         """Return the pieces of the file by chunk number."""

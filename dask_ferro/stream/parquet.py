@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from dask.utils import natural_sort_key
@@ -44,6 +44,8 @@ def _pyarrow() -> tuple[Any, Any]:
 class ParquetSource:
     """Columns of parquet files, which are one table in the order of their names, as Dask reads them: 2 before 10."""
 
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = True
     path: str
     files: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -65,16 +67,6 @@ class ParquetSource:
     @cached_property
     def _stops(self) -> list[int]:
         return list(accumulate(self.lengths))
-
-    @property
-    def tells_content(self) -> bool:
-        """Whether another content has another fingerprint: yes."""
-        return True
-
-    @property
-    def checks_reads(self) -> bool:
-        """Whether a read refuses rows of other files: yes."""
-        return True
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ParquetPiece]:
         """Return the row ranges by chunk number."""

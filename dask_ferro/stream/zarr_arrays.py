@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ def _zarr() -> Any:
 class ZarrSource:
     """A zarr array in a folder."""
 
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = False
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -55,16 +57,6 @@ class ZarrSource:
     def fingerprint(self) -> str:
         """Return path, number, size and latest change of its files, and a digest of all these."""
         return f"{self.path}, {stamps_of(files_in(self.path), self.path)}"
-
-    @property
-    def tells_content(self) -> bool:
-        """Whether another content has another fingerprint: yes."""
-        return True
-
-    @property
-    def checks_reads(self) -> bool:
-        """Whether a read refuses rows of other files: no, zarr opens them."""
-        return False
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ZarrPiece]:
         """Return the regions by chunk number."""
