@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
@@ -16,6 +15,7 @@ from distributed.protocol.pickle import dumps
 import dask_ferro as ff
 from dask_ferro.lower.shipping import ask_workers, sees
 from dask_ferro.runtime import reach
+from tests.hung import processes, stopped
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -40,14 +40,10 @@ def bounded(call, *arguments, **options):
 
 
 def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, timeout=WAITS) as client,
-    ):
+    with processes() as client:
         pids = client.run(os.getpid)
         hung, well = sorted(pids)
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
+        with stopped(pids[hung]):
             with pytest.warns(RuntimeWarning, match=rf"ff\.install: {hung} did not answer within 1 s"):
                 bounded(ff.install, client, answer=1.0)
             assert client.submit(int, 3, workers=[well]).result(timeout=WAITS) == 3
@@ -55,22 +51,17 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
                 lambda: client.run(plugins, workers=[well]) == {well: ["ferro-worker"]},
                 "the plugin of the other",
             )
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         until(
             lambda: client.run(plugins, workers=[hung]) == {hung: ["ferro-worker"]},
             "the plugin of the late one",
         )
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
+        with stopped(pids[hung]):
             with pytest.warns(RuntimeWarning, match=rf"ff\.uninstall: {hung} did not answer within 1 s"):
                 bounded(ff.uninstall, client)
             with pytest.warns(RuntimeWarning, match=hung):  # and again, behind what is still on its way
                 bounded(ff.install, client, answer=1.0)
             with pytest.warns(RuntimeWarning, match=hung):
                 bounded(ff.uninstall, client)
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         until(lambda: not any(client.run(plugins).values()), "the end of all plugins")
         assert client.submit(int, 4, workers=[hung]).result(timeout=WAITS) == 4
 
@@ -86,10 +77,7 @@ def sleeps(worker, seed):
 
 
 def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, timeout=WAITS) as client,
-    ):
+    with processes() as client:
         pids = client.run(os.getpid)
         client.run(imported)  # what took seconds
         ff.install(client, answer=2.0)
@@ -97,8 +85,7 @@ def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
         recording = ff.trace(client, ops=True)
         for worker in pids:  # they import what it takes, and are asked whether they see the model's file
             sleeps(worker, 0)
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
+        with stopped(pids[hung]):
             with pytest.warns(
                 RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*from when it"
             ):
@@ -108,8 +95,6 @@ def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
                 RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*not in the trace"
             ):
                 bounded(recording.__exit__, None, None, None)
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         assert [(op.worker, op.prefix) for op in recording.trace.of("op")] == [(well, "Sleep")] * 2
         assert recording.trace.counts["workers_without_ops"] == 1
         until(
@@ -119,10 +104,7 @@ def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
 
 
 def test_a_worker_that_hangs_within_the_block_holds_up_no_trace_and_the_next_one_has_its_ops():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, timeout=WAITS) as client,
-    ):
+    with processes() as client:
         pids = client.run(os.getpid)
         client.run(imported)  # what took seconds
         ff.install(client, answer=2.0)
@@ -133,12 +115,8 @@ def test_a_worker_that_hangs_within_the_block_holds_up_no_trace_and_the_next_one
         recording.__enter__()
         sleeps(hung, 1)
         sleeps(well, 2)
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
-            with pytest.warns(RuntimeWarning, match=rf"ff\.trace: {hung} did not"):
-                bounded(recording.__exit__, None, None, None)
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
+        with stopped(pids[hung]), pytest.warns(RuntimeWarning, match=rf"ff\.trace: {hung} did not"):
+            bounded(recording.__exit__, None, None, None)
         assert {op.worker for op in recording.trace.of("op")} == {well}
         until(
             lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()),
@@ -175,16 +153,9 @@ def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_co
 
 def test_what_workers_see_is_not_asked_for_longer_than_that():
     """Whether they see the model's file is asked at its first use: one that hangs held up every compute."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, timeout=WAITS) as client,
-    ):
+    with processes() as client:
         pids = client.run(os.getpid)
         assert set(ask_workers(client, sees, __file__).values()) == {True}
         hung = min(pids)
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
-            with dask.config.set({"ferro.scheduler.answer": "1s"}):
-                assert bounded(ask_workers, client, sees, __file__) == {}
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
+        with stopped(pids[hung]), dask.config.set({"ferro.scheduler.answer": "1s"}):
+            assert bounded(ask_workers, client, sees, __file__) == {}

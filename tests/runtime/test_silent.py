@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from functools import partial
 
-from distributed import Client, Event, LocalCluster, wait
+from distributed import Event, wait
 
 import dask_ferro as ff
 from dask_ferro.runtime import waits as module
+from tests.hung import processes, stopped
 from tests.runtime.test_scheduler import on_cluster
-from tests.runtime.test_waits import SOON, _block, _inc, _pid, _running, _soon
+from tests.runtime.test_waits import SOON, _block, _inc, _running, _soon
 from tests.waiting import finished_async, until, until_async
 
 _until = partial(until_async, seconds=SOON)
@@ -108,16 +108,12 @@ def _slow(i):
 def test_all_that_waits_at_a_silent_worker_leaves_soon():
     """Silence is found out once: each further task does not wait for as long again."""
     count = 40
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with processes() as client:
         ff.install(client)
-        pids = client.run(_pid)
+        pids = client.run(os.getpid)
         hung = min(pids)
         wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
+        with stopped(pids[hung]):
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(count)]
             until(
@@ -126,24 +122,18 @@ def test_all_that_waits_at_a_silent_worker_leaves_soon():
                 seconds=SOON,
                 seen=lambda: sum(f.done() for f in behind),
             )
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         assert client.gather(behind) == list(range(count))
 
 
 def test_roots_that_are_queued_pass_a_silent_worker_by():
     """It has a slot, as far as Dask knows; what is put there would wait until it is found out again."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with processes() as client:
         ff.install(client)
-        pids = client.run(_pid)
+        pids = client.run(os.getpid)
         hung = min(pids)
         wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
-            waits = cluster.scheduler.extensions["stealing"].waits
+        with stopped(pids[hung]):
+            waits = client.cluster.scheduler.extensions["stealing"].waits
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(2)]
             until(
@@ -155,13 +145,11 @@ def test_roots_that_are_queued_pass_a_silent_worker_by():
             given = set()
 
             def done():
-                given.update(ts.key for ts in list(cluster.scheduler.workers[hung].processing))
+                given.update(ts.key for ts in list(client.cluster.scheduler.workers[hung].processing))
                 return all(f.done() for f in roots)
 
             until(done, "the roots, on the worker that is left", seconds=SOON, every=0.005)
             assert not given & {f.key for f in roots}
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         assert client.gather(behind + roots) == [0, 1, *range(30)]
         until(
             lambda: not waits.silent, "the worker to be heard again", seconds=SOON, seen=lambda: waits.silent

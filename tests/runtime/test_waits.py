@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.runtime.top import look
 from tests.graphs import model
+from tests.hung import processes, stopped
 from tests.runtime.test_scheduler import on_cluster
 from tests.waiting import finished_async, opened, until_async
 
@@ -110,28 +110,18 @@ def test_calls_of_a_model_do_not_wait_for_a_task_that_sleeps():
         blocker.result(timeout=SOON)
 
 
-def _pid():
-    return os.getpid()
-
-
 def test_tasks_leave_a_worker_that_does_not_answer():
     """A worker process that hangs keeps the one that it was to start first, and none that wait behind it."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with processes() as client:
         ff.install(client)
-        pids = client.run(_pid)
+        pids = client.run(os.getpid)
         hung = min(pids)
         wait(client.map(_short, range(4), pure=False), timeout=SOON)  # their duration is known
-        os.kill(pids[hung], signal.SIGSTOP)
-        try:
+        with stopped(pids[hung]):
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_short, i, **where) for i in range(6)]
             done = as_completed(behind, with_results=True, timeout=SOON)
             assert len([result for _, (_, result) in zip(range(5), done, strict=False)]) == 5
-        finally:
-            os.kill(pids[hung], signal.SIGCONT)
         assert client.gather(behind) == list(range(6))
 
 
