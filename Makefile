@@ -22,14 +22,16 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
-# Workers in one process count all that it holds as theirs, so their tests get a small one; so do those of ONNX's suite,
-# whose largest model takes 1.1 GB beside all that was imported before. Both parts always run.
+# Workers in one process count all that it holds as theirs, so their tests get a small one.  Real models and ONNX's suite
+# take over 1 GB beside what a process has imported, so they come before PyTorch and others.  All three parts always run.
+LEAVING := tests/runtime/test_leaving.py
+SUITE := tests/suite
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
 	@status=0; set -x; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/runtime/test_leaving.py tests/suite/test_backend.py \
-	    || status=$$?; \
+	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder \
-	    --ignore tests/runtime/test_leaving.py --ignore tests/suite/test_backend.py || status=$$?; \
+	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
 
 memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.kernels.host_memory import give_back
+from tests.suite.reference import apart, whole_model
 
 ROOT = Path(__file__).parents[2]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -20,18 +19,11 @@ NAMES = sorted(p.stem for p in LIGHT.glob("light_*.onnx"))
 GRANULARITIES = ["auto", "op", "model", 0.02]
 
 
-@pytest.fixture(autouse=True)
-def _references_are_given_back() -> Iterator[None]:
-    """The reference of VGG-19 takes 1 GB for a moment, of which glibc would keep a part."""
-    yield
-    give_back()
-
-
-def whole_model(model: bytes, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Return what one ONNX Runtime session makes of it."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+@cache
+def light_reference(name: str) -> list[np.ndarray]:
+    """Return the outputs of a light model for `feeds_of` one row, computed once for all granularities."""
+    path = LIGHT / f"{name}.onnx"
+    return apart(str(path), feeds_of(path, 1))
 
 
 def example(name: str) -> onnx.ModelProto:
@@ -50,10 +42,9 @@ def example(name: str) -> onnx.ModelProto:
     return build[name]()
 
 
-def check(path: Path, feeds: dict[str, np.ndarray], granularity, scheduler) -> None:
+def check(path: Path, feeds: dict[str, np.ndarray], wanted: list[np.ndarray], granularity, scheduler) -> None:
     model = ff.from_onnx(path, granularity=granularity)
     got = model(feeds).compute(**({"scheduler": scheduler} if scheduler else {}))
-    wanted = whole_model(path.read_bytes(), feeds)
     names = list(model.outputs)
     for name, reference in zip(names, wanted, strict=True):
         value = got if len(names) == 1 else got[name]
@@ -75,7 +66,7 @@ def feeds_of(path: Path, rows: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", NAMES)
 def test_light_model_alone(name, granularity):
     path = LIGHT / f"{name}.onnx"
-    check(path, feeds_of(path, 1), granularity, "sync")
+    check(path, feeds_of(path, 1), light_reference(name), granularity, "sync")
 
 
 @pytest.mark.suite
@@ -84,7 +75,7 @@ def test_light_model_alone(name, granularity):
 @pytest.mark.parametrize("name", NAMES)
 def test_light_model_on_a_cluster(client, name, granularity):
     path = LIGHT / f"{name}.onnx"
-    check(path, feeds_of(path, 1), granularity, None)
+    check(path, feeds_of(path, 1), light_reference(name), granularity, None)
 
 
 @pytest.mark.suite
@@ -106,7 +97,8 @@ def test_light_model_gives_the_stored_output(name):
 def test_example_alone(tmp_path, name, granularity):
     path = tmp_path / f"{name}.onnx"
     path.write_bytes(example(name).SerializeToString())
-    check(path, feeds_of(path, 3), granularity, "sync")
+    feeds = feeds_of(path, 3)
+    check(path, feeds, whole_model(str(path), feeds), granularity, "sync")
 
 
 @pytest.mark.cluster
@@ -115,7 +107,8 @@ def test_example_alone(tmp_path, name, granularity):
 def test_example_on_a_cluster(client, tmp_path, name, granularity):
     path = tmp_path / f"{name}.onnx"
     path.write_bytes(example(name).SerializeToString())
-    check(path, feeds_of(path, 3), granularity, None)
+    feeds = feeds_of(path, 3)
+    check(path, feeds, whole_model(str(path), feeds), granularity, None)
     model = ff.from_onnx(path, granularity=granularity)
     feeds = feeds_of(path, 8)
     whole = model(feeds).compute()
