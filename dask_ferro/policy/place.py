@@ -33,6 +33,13 @@ class Placement:
     ----------
     margin : float
         Seconds by which a task has to finish earlier elsewhere to leave the worker that holds its inputs.
+    steals : bool
+        Whether what waits too long is stolen.  Who switches that off wants tasks beside their data: then one of unknown
+        seconds leaves its inputs for who has nothing to do now, as a guess may be thousands of times what it takes, and
+        a short one only for more than `late`.
+    late : float
+        That margin for a task that takes no time; from there it falls to `margin` for one that takes as long as that.
+        News of what has ended are under way for so long while the scheduler is busy, and its worker looks busy.
     transfer_margin : float
         The same as a share of what the transfer is projected to take.
     candidates : int
@@ -51,6 +58,8 @@ class Placement:
     """
 
     margin: float = 0.005
+    steals: bool = True
+    late: float = 0.02
     transfer_margin: float = 0.5
     candidates: int = 4
     soon: float = 1.0
@@ -110,10 +119,15 @@ class Placement:
         seconds = task.on(worker)
         finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
         if transfer:
-            finish += self.margin + self.transfer_margin * transfer
+            finish += self._margin(task.seconds) + self.transfer_margin * transfer
         if not task.fits(worker):
             finish += links.spilling(task.bytes_on(worker) - max(worker.room or 0, 0))
         return finish
+
+    def _margin(self, seconds: float) -> float:
+        """Return the seconds by which a task that takes so long has to finish earlier elsewhere."""
+        share = min(seconds / self.margin, 1.0) if self.margin and not self.steals else 1.0
+        return self.late + (self.margin - self.late) * share
 
     def may_begin(self, task: Task, worker: Worker) -> bool:
         """Whether a worker's device has room for a task, or will make some: nothing that it does frees any."""
@@ -173,31 +187,33 @@ class Placement:
         begins = max(worker.starts_in, links.seconds(task.inputs, worker, hosts))
         return worker.has_time(begins, (task.seconds if seconds is None else seconds) + self.spare)
 
-    def stays(self, seconds: float, first: float) -> bool:
+    def stays(self, seconds: float, known: bool, first: float) -> bool:
         """Whether a task stays with the holder of its inputs, however long the queue there.
 
         Parameters
         ----------
         seconds : float
             Projected, of the task.
+        known : bool
+            Whether they are more than a guess.
         first : float
             Seconds until the first of all workers runs dry.
         """
-        return first > self.soon * seconds
+        return first > (self.soon * seconds if known or self.steals else 0.0)
 
-    def settles(self, seconds: float, starts_in: float, first: float, largest: int) -> bool:
+    def settles(self, seconds: float, known: bool, starts_in: float, first: float, largest: int) -> bool:
         """Whether `choose` would give a task to the one holder of all its inputs, known without a look at the others.
 
         Parameters
         ----------
-        seconds, first : float
+        seconds, known, first
             As for `stays`.
         starts_in : float
             Seconds until the task would start at the holder.
         largest : int
             Bytes of its largest input.
         """
-        return self.stays(seconds, first) or starts_in <= self.margin or largest > self.light
+        return self.stays(seconds, known, first) or starts_in <= self._margin(seconds) or largest > self.light
 
     def _near(self, task: Task, workers: list[Worker]) -> list[Worker]:
         """Return the holders of the task's inputs, or of the large ones, and who else may take it now."""
@@ -210,7 +226,9 @@ class Placement:
         theirs = {w.device for w in holders}
         others = [w for w in workers if w not in holders and (w.device not in theirs or not heavy)]
         return holders + [
-            w for w in others if w.device not in theirs or not self.stays(task.seconds, w.runs_dry_in)
+            w
+            for w in others
+            if w.device not in theirs or not self.stays(task.seconds, task.known, w.runs_dry_in)
         ]
 
 

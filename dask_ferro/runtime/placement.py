@@ -266,7 +266,7 @@ class Placing:
         lasting = self._lasting(seconds, known)
         if lasting and row.ends_at < now + starts_in + lasting:
             return False
-        return placing.settles(seconds, starts_in, ledger.first(now), largest)
+        return placing.settles(seconds, known, starts_in, ledger.first(now), largest)
 
     def queued(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""

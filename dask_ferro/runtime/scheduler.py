@@ -99,10 +99,11 @@ class FerroScheduler(SchedulerPlugin):
         stock = seams.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
         await seams.quiet(stock, scheduler)
-        self.stealing = Stealing(scheduler, self.settings.resolved(stock is not None))
+        settings = self.settings.resolved(stock is not None)
+        self.stealing = Stealing(scheduler, settings)
         seams.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
-        self.placing = Placing(scheduler, self.stealing, self.settings)
+        self.placing = Placing(scheduler, self.stealing, settings)
         self.events = Events(scheduler, self.stealing, self.settings.events)
         if self.settings.placement:
             ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)

@@ -96,7 +96,7 @@ class Settings:
         return settings
 
     def resolved(self, stock: bool) -> Settings:
-        """Return the settings with "auto" decided.
+        """Return the settings with "auto" decided, and placement told whether anything is stolen.
 
         Parameters
         ----------
@@ -104,7 +104,8 @@ class Settings:
             Whether the scheduler has Dask's own stealing, which `distributed.scheduler.work-stealing` switches off.
             Then nothing is stolen, unless a policy was asked for by its name.
         """
-        return self if self.stealing != AUTO else replace(self, stealing=_POLICY if stock else OFF)
+        policy = self.stealing if self.stealing != AUTO else _POLICY if stock else OFF
+        return replace(self, stealing=policy, placing=replace(self.placing, steals=policy != OFF))
 
     def _check(self) -> None:
         """Refuse values of the wrong kind before they reach a scheduler."""

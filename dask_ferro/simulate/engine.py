@@ -7,6 +7,7 @@ really takes.  Equal arguments give equal traces: there is no clock, and chance 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.snapshot import Address
@@ -116,6 +117,7 @@ def _decider(
         return StockStealing(scheduler, seed)
     if policy == "stock-none":
         return Stock(scheduler)
+    placement = replace(placement, steals=policy != "none")
     return Ours(scheduler, policy, placement, parameters, seed)
 
 

@@ -105,24 +105,55 @@ def test_a_worker_that_is_weighed_twice_counts_once() -> None:
     assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"
 
 
+HOLDING = Placement(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
+
+
 @pytest.mark.parametrize(
-    ("running", "other", "nbytes", "settled"),
+    ("placement", "seconds", "running", "other", "nbytes", "known", "settled"),
     [
-        pytest.param(0.001, 0.0, 10, True, id="settles where the holder is as good as free"),
-        pytest.param(9.0, 0.2, 10, True, id="settles where nobody else runs dry in time"),
-        pytest.param(9.0, 0.0, 2 * MB, True, id="settles with a large input"),
-        pytest.param(9.0, 0.0, 10, False, id="looks around where another worker is free"),
+        pytest.param(
+            PLACEMENT, 0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"
+        ),
+        pytest.param(
+            PLACEMENT, 0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"
+        ),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 2 * MB, True, True, id="settles with a large input"),
+        pytest.param(
+            PLACEMENT, 0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"
+        ),
+        pytest.param(
+            PLACEMENT, 0.1, 9.0, 0.01, 10, False, False, id="goes by a guess where tasks are stolen"
+        ),
+        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, True, False, id="looks around where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, False, True, id="goes by no guess where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 9.0, 0.0, 10, False, False, id="goes by a guess to who is free now"),
+        pytest.param(
+            PLACEMENT, 0.0, 0.01, 0.0, 10, True, False, id="leaves for little where tasks are stolen"
+        ),
+        pytest.param(
+            HOLDING, 0.0, 0.01, 0.0, 10, True, True, id="is too short to leave where no task is stolen"
+        ),
+        pytest.param(
+            HOLDING, 0.1, 0.01, 0.0, 10, True, False, id="is long enough to leave where no task is stolen"
+        ),
+        pytest.param(HOLDING, 0.0, 0.03, 0.0, 10, True, False, id="is short, and would wait for long"),
     ],
 )
 def test_a_task_whose_inputs_one_worker_holds(
-    running: float, other: float, nbytes: int, settled: bool
+    placement: Placement,
+    seconds: float,
+    running: float,
+    other: float,
+    nbytes: int,
+    known: bool,
+    settled: bool,
 ) -> None:
     """And where it settles, `choose` says the same of all workers."""
-    ready = task("t", 0.1, inputs=(needs(nbytes, "a"),))
+    ready = task("t", seconds, inputs=(needs(nbytes, "a"),), known=known)
     workers = [
         s.worker._replace(runs_dry_in=s.worker.starts_in)
         for s in (stand("a", running=running), stand("b", running=other) if other else stand("b"))
     ]
     first = min(w.starts_in for w in workers)
-    assert PLACEMENT.settles(0.1, running, first, nbytes) is settled
-    assert PLACEMENT.choose(ready, workers, free_links(), {}) == ("a" if settled else "b")
+    assert placement.settles(seconds, known, running, first, nbytes) is settled
+    assert placement.choose(ready, workers, free_links(), {}) == ("a" if settled else "b")

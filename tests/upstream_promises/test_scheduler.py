@@ -12,6 +12,7 @@ import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 
+import dask
 from distributed import Event, Status, Worker, secede, wait
 
 from tests.runtime.test_entry_points import blocked, on_a_scene, same
@@ -55,6 +56,28 @@ def test_a_restricted_task_runs_where_it_must():
         assert holders(s, many) == {s.second.address}
 
     on_a_scene(test, options={})
+
+
+def test_readers_stay_with_their_inputs_while_nobody_is_free():
+    """However long a guess says that they take: sums of small blocks took copies of their neighbours elsewhere."""
+
+    async def test(s):
+        (block,) = await s.client.scatter([bytes(800)], workers=[s.first.address])
+        with dask.annotate(ferro={"seconds": 0.01}):
+            own = [s.client.submit(blocked, "go", workers=[s.second.address], pure=False) for i in range(31)]
+        ahead = s.client.submit(blocked, "go", workers=[s.first.address], key="ahead-0")
+        await until_async(lambda: len(s.second.processing) == 31 and s.first.processing, "work for both")
+        readers = [s.client.submit(len, block, key=f"reader-{i}") for i in range(3)]
+        known = s.scheduler.tasks
+        await until_async(
+            lambda: all(f.key in known and s.task(f.key).processing_on for f in readers), "three readers"
+        )
+        assert {s.task(f.key).processing_on for f in readers} == {s.first}
+        await Event("go", s.client).set()
+        assert await asyncio.wait_for(s.client.gather(readers), 60) == [800] * 3
+        await asyncio.wait_for(wait([ahead, *own]), 60)
+
+    on_a_scene(test, workers=2, options={"stealing": "none"})
 
 
 def test_a_paused_worker_is_given_nothing_and_a_new_one_is():
@@ -235,7 +258,7 @@ OURS = {
     "test_get_prefix_duration": INTERNAL,
     "test_unknown_task_duration_config": INTERNAL,
     "test_quiet_cluster_round_robin": PLACEMENT,
-    "test_decide_worker_coschedule_order_neighbors": PLACEMENT,
+    "test_decide_worker_coschedule_order_neighbors": test_readers_stay_with_their_inputs_while_nobody_is_free,
     "test_decide_worker_with_many_independent_leaves": PLACEMENT,
     "test_saturation_factor": "Dask's own queueing of roots, which is asked first; passes unchanged",
     "test_rootish_taskgroup_configuration": "Dask's own queueing of roots, which is asked first; passes unchanged",
