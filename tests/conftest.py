@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import dask_ferro as ff
+from dask_ferro.kernels.host_memory import give_back
 from tests import needs, peak
 
 # How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
@@ -79,6 +80,13 @@ def _logging_is_left_as_it_was() -> Iterator[None]:
     before = logging.root.level
     yield
     logging.root.setLevel(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _freed_memory_goes_back() -> Iterator[None]:
+    """A test process runs half of all modules, and glibc keeps what each of them freed."""
+    yield
+    give_back()
 
 
 @pytest.fixture(scope="session")
