@@ -23,7 +23,7 @@ settings.load_profile("busy machines")
 
 
 # Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
-dask.config.set({"ferro.cache.bytes": "256MiB"})
+dask.config.set({"ferro.cache.bytes": "64MiB"})
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 import dask_ferro as ff
 from dask_ferro.graph.load import load
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
