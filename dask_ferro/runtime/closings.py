@@ -108,7 +108,12 @@ class Closings:
         """Do something in the background, for which `settled` waits."""
         task = asyncio.get_running_loop().create_task(what)
         self._going.add(task)
-        task.add_done_callback(self._going.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._going.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("dask_ferro: what a closed pool needs was not all done: %r", error)
 
     async def _tell(self, kind: JobPool, job_id: str) -> None:
         log = None
@@ -116,7 +121,8 @@ class Closings:
             script = self._script(kind.name)
             log = await joblogs.last_output(self._site.ask, job_id, script, self._site.job_name)
             kind.explain(log.brief(), log.shown())
-        kind.is_explained = True
+        else:
+            kind.explain()
         text = f"dask_ferro: pool {told_closed([kind.pool(time(), '')])}"
         logger.warning("%s", text)
         message = {

@@ -153,9 +153,10 @@ class JobPool:
         self.times_closed += 1
         return True
 
-    def explain(self, brief: str, output: str) -> None:
-        """Add what the job that closed it printed: in a line, and as it stands."""
-        self.closed, self.output = f"{self.closed}; {brief}", output
+    def explain(self, brief: str = "", output: str = "") -> None:
+        """Add what the job that closed it printed: in a line, and as it stands; nothing where there was no such job."""
+        self.closed = "; ".join(filter(None, (self.closed, brief)))
+        self.output, self.is_explained = output, True
 
 
 def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:

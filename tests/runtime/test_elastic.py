@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Job, Pool, Staff
 from dask_ferro.runtime import synthetic
+from dask_ferro.runtime.elastic import unrunnable_because
 from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
@@ -51,6 +53,9 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
         pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
         pytest.param({"cooldown": "soon"}, "cooldown='soon'", id="a cooldown in words"),
+        pytest.param(
+            {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
+        ),
         pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
         pytest.param({"target_duration": "5s"}, "use efficiency", id="another"),
         pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
@@ -141,6 +146,26 @@ def test_demands_say_which_pools_may_run_them(needs, admitted):
     (row,) = staffed(NOW, Kinds(cpu={}, gpu={"GPU": 1}), jobs, facts, ()).demands
     assert row.pools == (None if admitted is None else frozenset(admitted))
     assert row.profile == ((1.0, 4.0),)
+
+
+SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b")
+
+
+@pytest.mark.parametrize(
+    ("pools", "jobs", "words"),
+    [
+        pytest.param(
+            (SHUT,), (), r"none can be had for now; cpu is closed until .*: no more\n    a\n    b", id="it"
+        ),
+        pytest.param((SHUT, SHUT._replace(name="gpu")), (), r"(?s)cpu is closed.*\ngpu is closed", id="both"),
+        pytest.param((SHUT, Pool("gpu")), (), "^$", id="another pool is open"),
+        pytest.param((SHUT,), (Job("cpu-0", "cpu", PENDING),), "^$", id="a job is on its way"),
+        pytest.param((SHUT._replace(closed_until=NOW),), (), "^$", id="it opens now"),
+        pytest.param((Pool("cpu", closed="sbatch is busy"),), (), "^$", id="it is asked again in a moment"),
+    ],
+)
+def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
+    assert re.search(words, unrunnable_because(Staff(NOW, pools, jobs)))
 
 
 @pytest.mark.cluster
