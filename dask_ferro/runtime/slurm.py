@@ -268,7 +268,8 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._closings.begin(self.release([job.name for job in jobs]))
 
     async def _publish(self, topic: str, message: Any) -> None:
-        await self.scheduler_comm.log_event(topic=topic, msg=message)
+        scheduler: Any = self.scheduler_comm
+        await scheduler.log_event(topic=topic, msg=message)
 
     def _follow(self, jobs: Iterable[BatchJob], rows: Mapping[str, Row], draining: frozenset[str]) -> None:
         now = time()

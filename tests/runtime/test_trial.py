@@ -121,14 +121,16 @@ def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
 )
 def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, monkeypatch):
     monkeypatch.setattr("dask_ferro.runtime.opened_cluster._WORKERS_S", 0.2)
-    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
-        with Client(cluster, set_as_default=False) as client:
-            before = {"gpu": {"why": "what was closed before", "until": 0.0, "output": ""}}
-            client.log_event("ferro", {"action": "scale", "closed": before})
-            client.log_event("ferro", {"action": "scale", "closed": closed})
-            until(lambda: len(client.get_events("ferro")) == 2, "two events")
-            with pytest.raises(ConfigError, match=re.escape(why)), connected(cluster.scheduler_address):
-                pass
+    with (
+        LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        before = {"gpu": {"why": "what was closed before", "until": 0.0, "output": ""}}
+        client.log_event("ferro", {"action": "scale", "closed": before})
+        client.log_event("ferro", {"action": "scale", "closed": closed})
+        until(lambda: len(client.get_events("ferro")) == 2, "two events")
+        with pytest.raises(ConfigError, match=re.escape(why)), connected(cluster.scheduler_address):
+            pass
 
 
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
