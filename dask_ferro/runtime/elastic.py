@@ -81,7 +81,8 @@ class Elastic(Adaptive):
     patience, patience_most : float or str, optional
         Seconds for which a job may be idle: what a new one would take to come, between these two.
     fail_unrunnable : bool, optional
-        Whether tasks fail, with the reason, while there is no worker, no job on its way, and every pool is closed.
+        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
+        no job on its way.
 
     Raises
     ------
@@ -221,8 +222,9 @@ class Elastic(Adaptive):
         self._count(staff)
         decision, self._state = scale.step(staff, self._state, self.parameters)
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
-        if self._fails and not facts["workers"] and (why := unrunnable_because(staff)):
-            await self.scheduler.ferro_fail(why=why)
+        if self._fails:
+            for resources, why in unrunnable(staff, facts):
+                await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, staff: Staff) -> Staff:
         """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
@@ -356,11 +358,32 @@ class Elastic(Adaptive):
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
 
 
-def unrunnable_because(staff: Staff) -> str:
-    """Return why no task can run for now; empty: a job is there or on its way, or a pool is open."""
-    if staff.jobs or not all(kind.closed_until > staff.now for kind in staff.pools):
-        return ""
-    return f"no worker is there, and none can be had for now; {told_closed(staff.pools)}"
+def unrunnable(staff: Staff, facts: Mapping[str, Any]) -> list[tuple[Mapping[str, float] | None, str]]:
+    """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
+
+    Every pool that could run them is closed, and has no job that is there or on its way.
+    """
+    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now} - {
+        job.pool for job in staff.jobs
+    }
+    kinds = {kind.name: kind for kind in staff.pools}
+    if gone == kinds.keys() and not facts["workers"]:
+        return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
+    found: list[tuple[Mapping[str, float] | None, str]] = []
+    for row, demand in zip(facts["demands"], staff.demands, strict=True):
+        if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
+            needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
+            why = told_closed(kinds[name] for name in sorted(demand.pools))
+            found.append(
+                (row["resources"], f"no worker has the resources {needs}, and none can be had now; {why}")
+            )
+    return found
+
+
+def is_known_by_resources(row: Mapping[str, Any]) -> bool:
+    """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
+    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
+    return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)
 
 
 def as_event(action: Action) -> dict[str, Any]:

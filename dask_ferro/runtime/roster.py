@@ -338,18 +338,20 @@ class Roster(SchedulerPlugin):
             if at != ledger.ends.get(ws.address):
                 ledger.set_end(ws.address, at)
 
-    def fail(self, comm: Any = None, why: str = "") -> int:
-        """Fail the tasks that wait for a worker, while there is none; return how many.
+    def fail(self, comm: Any = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
+        """Fail tasks that wait for a worker, while there is none for them; return how many.
 
         Parameters
         ----------
         why : str
             The text of their error.
+        resources : mapping, optional
+            Those of exactly these needs that are tied to no worker or host; None: all.
         """
         scheduler, _ = self._here()
-        if scheduler.workers:  # one has come since the caller looked
+        if scheduler.workers and resources is None:  # one has come since the caller looked
             return 0
-        keys = seams.fail_unplaced(scheduler, ConfigError(why))
+        keys = seams.fail_unplaced(scheduler, ConfigError(why), resources)
         if keys:
             logger.warning("dask_ferro: %d tasks failed that no worker can run: %s", len(keys), why)
         return len(keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -253,10 +253,21 @@ def is_restricted(task: TaskState) -> bool:
     return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
 
 
-def fail_unplaced(scheduler: Scheduler, error: Exception) -> list[Any]:
-    """Fail the tasks that no worker has, as Dask does after `no-workers-timeout`; return their keys."""
+def fail_unplaced(
+    scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
+) -> list[Any]:
+    """Fail the tasks that no worker has, as Dask does after `no-workers-timeout`; return their keys.
+
+    Parameters
+    ----------
+    resources : mapping, optional
+        Only those of exactly these needs, and of no others.
+    """
     stimulus_id = f"ferro-fail-{time()}"
     tasks = [ts for ts in (*scheduler.unrunnable, *scheduler.queued) if not ts.actor]
+    if resources is not None:
+        free = [ts for ts in tasks if not ts.worker_restrictions and not ts.host_restrictions]
+        tasks = [ts for ts in free if ts.resource_restrictions == resources]
     exception, recommendations = pickle.dumps(error), {}
     for ts in tasks:
         told = {"exception": exception, "exception_text": str(error), "cause": ts.key}

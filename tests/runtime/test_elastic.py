@@ -15,9 +15,9 @@ from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Job, Pool, Staff
+from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool, Staff
 from dask_ferro.runtime import synthetic
-from dask_ferro.runtime.elastic import unrunnable_because
+from dask_ferro.runtime.elastic import unrunnable
 from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
@@ -165,7 +165,39 @@ SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b
     ],
 )
 def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
-    assert re.search(words, unrunnable_because(Staff(NOW, pools, jobs)))
+    found = unrunnable(Staff(NOW, pools, jobs), {"workers": {}, "demands": []})
+    assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
+    assert re.search(words, "".join(why for _, why in found))
+    assert unrunnable(Staff(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
+
+
+GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
+
+
+@pytest.mark.parametrize(
+    ("needs", "pools", "jobs", "found"),
+    [
+        pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
+        pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
+        pytest.param({}, set(), (), [], id="no pool at all: that is not what a pool's closing tells"),
+        pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
+        pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
+        pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),
+        pytest.param(
+            {"resources": {"disk": 1.0}, "device": None}, {"gpu"}, (), ["disk: 1"], id="any resource"
+        ),
+        pytest.param({"workers": ["tcp://1"]}, {"gpu"}, (), [], id="so is a worker"),
+    ],
+)
+def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
+    shut = SHUT._replace(name="gpu")
+    staff = Staff(
+        NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
+    )
+    told = unrunnable(staff, {"workers": {"tcp://1": IDLE}, "demands": [GPU | needs]})
+    words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
+    assert [re.match(words, why)[1] for _, why in told] == found
+    assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)
 
 
 @pytest.mark.cluster

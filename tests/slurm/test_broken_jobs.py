@@ -137,6 +137,21 @@ def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):
     assert [future.status for future in first] == ["error"] * 3
 
 
+def test_tasks_fail_whose_only_pool_is_broken_while_others_run(slurm, tmp_path):
+    pools = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
+    site = Site(tmp_path, pools=pools)
+    try:
+        site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+        doomed = site.client.submit(abs, -1, resources={"GPU": 1})
+        assert site.client.submit(abs, -2).result(timeout=60) == 2
+        error = doomed.exception(timeout=60)
+        assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in str(
+            error
+        )
+    finally:
+        site.close()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
