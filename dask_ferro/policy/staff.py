@@ -39,6 +39,11 @@ class Pool(NamedTuple):
         Price of a second of one job, as a multiple of other pools'.
     closed : str
         Why no job of it may be asked for now (a permanent error, back-off); empty: it may.
+    closed_until : float
+        When it opens again, epoch; 0: it is open, or only waits to be asked again in a moment, or the reason is not
+        known in full yet.
+    output : str
+        The last lines of the job that closed it, on several lines; empty: there are none.
     """
 
     name: Name
@@ -52,6 +57,8 @@ class Pool(NamedTuple):
     lifetime: float = inf
     cost: float = 1.0
     closed: str = ""
+    closed_until: float = 0.0
+    output: str = ""
 
 
 class Job(NamedTuple):

@@ -121,6 +121,11 @@ class BatchJob:
             return (name,)
         return tuple(f"{name}-{i}" for i in range(self.processes))
 
+    @property
+    def seems_over(self) -> bool:
+        """Whether SLURM says that it ends, or nothing of it, and that may pass."""
+        return not self.warned_at.keys().isdisjoint((_MISSING, _ENDS))
+
     def seen(self) -> SiteJob:
         """Return it as the controller sees it."""
         return SiteJob(

@@ -39,8 +39,8 @@ from dask_ferro.policy.staff import (
 )
 from dask_ferro.runtime import roster, seams
 from dask_ferro.runtime.events import KINDS, TOPIC
-from dask_ferro.runtime.pools import Pools, SiteJob, pools_of
-from dask_ferro.runtime.scale_options import scale_parameters
+from dask_ferro.runtime.pools import Pools, SiteJob, pools_of, told_closed
+from dask_ferro.runtime.scale_options import fails_unrunnable, scale_parameters
 from dask_ferro.runtime.staffing import staffed
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ _PUBLISHED = 10.0
 _KEPT = 1000
 # A caller waits so long for submissions; those that are tried again go on after that.
 _SUBMITTING = 5.0
+# A job that had no worker before is looked at for so long, and so often: a broken script ends within a second.
+_FAILING, _LOOK = 4.0, 0.25
 # The next look comes so much later, at most: what ends before it has to go now.
 _TICK = 2.0
 # After a leave that was not possible, the next try.
@@ -78,6 +80,9 @@ class Elastic(Adaptive):
         Seconds from one change to a shrink.
     patience, patience_most : float or str, optional
         Seconds for which a job may be idle: what a new one would take to come, between these two.
+    fail_unrunnable : bool, optional
+        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
+        no job on its way.
 
     Raises
     ------
@@ -104,6 +109,7 @@ class Elastic(Adaptive):
         **options: Any,
     ) -> None:
         try:
+            self._fails = fails_unrunnable(options)
             self.parameters = scale_parameters(minimum, maximum, options)
         except ConfigError:
             seams.forget_adapting(cluster)  # Dask would give them to the next one too
@@ -151,17 +157,30 @@ class Elastic(Adaptive):
     async def settle(self) -> None:
         """Do the first step, and return when what it asked for is submitted; after some seconds in any case.
 
+        Where a pool had no worker so far, its jobs are looked at for a moment more: a broken script ends at once.
+
         Raises
         ------
         ConfigError
-            When the site refuses for good, in its own words.
+            When the site refuses for good, in its own words, or the jobs that are needed end before a worker came, with
+            the last lines that they printed.
         """
         await self.adapt()
+        await self._submitted()
+        until = time() + _FAILING
+        may_fail = getattr(self._pools, "may_fail_at_once", None)
+        while self.minimum and may_fail is not None and may_fail() and time() < until:
+            await asyncio.sleep(_LOOK)
+            await self.adapt()
+        if not self.minimum or not any(kind.closed for kind in self._pools.pools()):
+            return
+        await self._submitted()
+        if not await self._pools.reconcile():
+            raise ConfigError(f"no job can be had; {told_closed(self._pools.pools())}")
+
+    async def _submitted(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._pools.wait_submitted(), _SUBMITTING)
-        closed = [f"{kind.name}: {kind.closed}" for kind in self._pools.pools() if kind.closed]
-        if self.minimum and closed and not await self._pools.reconcile():
-            raise ConfigError(f"no job can be had; {'; '.join(closed)}")
 
     def stop(self, reason: str = "unknown") -> None:
         """Decide nothing any more.  Jobs that are leaving do leave, unless the cluster closes."""
@@ -203,6 +222,9 @@ class Elastic(Adaptive):
         self._count(staff)
         decision, self._state = scale.step(staff, self._state, self.parameters)
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
+        if self._fails:
+            for resources, why in unrunnable(staff, facts):
+                await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, staff: Staff) -> Staff:
         """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
@@ -315,6 +337,11 @@ class Elastic(Adaptive):
             "jobs": counts,
             "reasons": reasons,
             "node_seconds": self.node_seconds,
+            "closed": {
+                pool.name: {"why": pool.closed, "until": pool.closed_until, "output": pool.output}
+                for pool in staff.pools
+                if pool.closed
+            },
             "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
             "actions": [told(action) for action in decision.actions],
             "done": [as_event(action) for action in decision.actions],
@@ -324,11 +351,39 @@ class Elastic(Adaptive):
             self._acted = entry["actions"]
             for text in entry["actions"]:
                 logger.info("dask_ferro: %s", text)
-        said = (decision.why, entry["actions"], counts, entry["wanted"])
+        said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"])
         if said == self._said and staff.now < self._published + _PUBLISHED:
             return
         self._said, self._published = said, staff.now
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+
+
+def unrunnable(staff: Staff, facts: Mapping[str, Any]) -> list[tuple[Mapping[str, float] | None, str]]:
+    """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
+
+    Every pool that could run them is closed, and has no job that is there or on its way.
+    """
+    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now} - {
+        job.pool for job in staff.jobs
+    }
+    kinds = {kind.name: kind for kind in staff.pools}
+    if gone == kinds.keys() and not facts["workers"]:
+        return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
+    found: list[tuple[Mapping[str, float] | None, str]] = []
+    for row, demand in zip(facts["demands"], staff.demands, strict=True):
+        if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
+            needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
+            why = told_closed(kinds[name] for name in sorted(demand.pools))
+            found.append(
+                (row["resources"], f"no worker has the resources {needs}, and none can be had now; {why}")
+            )
+    return found
+
+
+def is_known_by_resources(row: Mapping[str, Any]) -> bool:
+    """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
+    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
+    return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)
 
 
 def as_event(action: Action) -> dict[str, Any]:

@@ -6,6 +6,7 @@ since the one before: at most one of a kind in an interval, and of bounded size,
 
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
+    {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
     {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
@@ -33,6 +34,8 @@ KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Actio
 SCALINGS = tuple(KINDS.values())
 # Of a controller that is newer than this plugin.
 OTHER = "other"
+# What says that a pool of batch jobs has closed.
+CLOSED = "pool-closed"
 OUTCOMES = ("confirmed", "refused", "stale")
 # Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
 # inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.

@@ -47,6 +47,12 @@ class JobPool:
         Renders the batch script.
     queue_wait, start_up : Mean
         Running estimates.
+    is_proven : bool
+        Whether a job of it ever had all its workers: its script works.
+    output : str
+        The last lines of the job that closed it.
+    is_explained : bool
+        Whether those were looked for; until then nobody is told when it opens again.
     """
 
     name: str
@@ -58,6 +64,9 @@ class JobPool:
     times_closed: int = 0
     closed_until: float = 0.0
     closed: str = ""
+    output: str = ""
+    is_proven: bool = False
+    is_explained: bool = False
 
     @classmethod
     def built(
@@ -93,6 +102,7 @@ class JobPool:
             Why its jobs are not accepted at the moment.
         """
         job, offer = self.job, self.offer
+        shut = now < self.closed_until
         return Pool(
             self.name,
             threads=job.worker_process_threads * job.worker_processes,
@@ -104,7 +114,9 @@ class JobPool:
             maximum=offer.maximum,
             lifetime=min(job.walltime, job.lifetime),
             cost=offer.cost,
-            closed=self.closed if now < self.closed_until else trouble,
+            closed=self.closed if shut else trouble,
+            closed_until=self.closed_until if shut and self.is_explained else 0.0,
+            output=self.output if shut else "",
         )
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
@@ -114,7 +126,7 @@ class JobPool:
         if before != RUNNING and job.state == RUNNING:
             if not job.is_measured:  # a worker that its nanny restarts comes much later than its job started
                 self._add(self.start_up, job.started_at, connected_at)
-            job.is_measured = True
+            job.is_measured = self.is_proven = True
             self.failures = self.times_closed = 0
 
     @staticmethod
@@ -122,19 +134,29 @@ class JobPool:
         if start is not None and end is not None:
             mean.add(max(end - start, 0.0))  # clocks of two machines
 
-    def fail(self, why: str, now: float) -> None:
-        """Count a job that ended before a worker came."""
+    def fail(self, why: str, now: float) -> bool:
+        """Count a job that ended before a worker came; return whether that closed the pool."""
         self.failures += 1
-        if self.failures >= _FAILURES:
-            self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
+        if self.failures < _FAILURES:
+            return False
+        return self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
 
-    def close(self, why: str, now: float) -> None:
-        """Ask for no more jobs for a while.  Jobs that were asked for together close it once."""
+    def close(self, why: str, now: float) -> bool:
+        """Ask for no more jobs for a while; return whether it was open.
+
+        Jobs that were asked for together close it once.
+        """
         if now < self.closed_until:
-            return
-        self.closed = why
+            return False
+        self.closed, self.output, self.is_explained = why, "", False
         self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
         self.times_closed += 1
+        return True
+
+    def explain(self, brief: str = "", output: str = "") -> None:
+        """Add what the job that closed it printed: in a line, and as it stands; nothing where there was no such job."""
+        self.closed = "; ".join(filter(None, (self.closed, brief)))
+        self.output, self.is_explained = output, True
 
 
 def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,11 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import Pool
+from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.interrupts import held
 from dask_ferro.runtime.local import LocalCluster
+from dask_ferro.runtime.pools import told_closed
 from dask_ferro.runtime.top import where
 
 # A cluster that is named exists; its workers may still be on their way.
@@ -53,8 +56,19 @@ def connected(address: str) -> Iterator[tuple[Client, Place]]:
         try:
             client.wait_for_workers(1, timeout=_WORKERS_S)
         except TimeoutError:
-            raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; start one") from None
+            why = closed_pools(client.get_events(TOPIC)) or "start one"
+            raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; {why}") from None
         yield client, _place(client, dashboard=True)
+
+
+def closed_pools(events: Iterable[tuple[float, Any]]) -> str:
+    """Return what an elastic controller said last of pools that are closed, in words; empty: nothing."""
+    said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
+    newest = (said[-1].get("closed") or {}) if said else {}
+    return told_closed(
+        Pool(name, closed=told["why"], closed_until=told["until"], output=told["output"])
+        for name, told in newest.items()
+    )
 
 
 @contextmanager

@@ -78,6 +78,15 @@ class StealingPicture(NamedTuple):
     waits: tuple[str, ...] = ()
 
 
+class Closed(NamedTuple):
+    """A pool of which no job is asked for: why, until when (epoch; 0: nobody knows), and its last job's last lines."""
+
+    pool: str
+    why: str
+    until: float = 0.0
+    output: str = ""
+
+
 class Scaling(NamedTuple):
     """One decision of the elastic controller."""
 
@@ -88,6 +97,7 @@ class Scaling(NamedTuple):
     actions: tuple[str, ...]
     node_seconds: float
     queue_wait: Mapping[str, float | None]
+    closed: tuple[Closed, ...] = ()
 
 
 class ElasticPicture(NamedTuple):
@@ -252,7 +262,12 @@ def _decision(at: float, message: Mapping[str, Any]) -> Scaling:
         tuple(message.get("actions") or ()),
         message.get("node_seconds") or 0.0,
         message.get("queue_wait") or {},
+        tuple(_closed(str(pool), told) for pool, told in (message.get("closed") or {}).items()),
     )
+
+
+def _closed(pool: str, told: Mapping[str, Any]) -> Closed:
+    return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "")
 
 
 def _departure(action: str, message: Mapping[str, Any]) -> str:

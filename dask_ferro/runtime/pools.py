@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from time import localtime, strftime
 from typing import Any, NamedTuple, Protocol
 
 from dask.utils import parse_bytes
@@ -113,6 +114,22 @@ def pools_of(cluster: Any) -> Pools:
     )
 
 
+def told_closed(kinds: Iterable[Pool]) -> str:
+    """Return in words why pools are closed and until when, with what their last jobs printed.
+
+    >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
+    'cpu is closed: no more'
+    """
+    said = []
+    for kind in kinds:
+        if kind.closed:
+            at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
+            said.append(
+                f"{kind.name} is closed{at}: {kind.closed}" + (f"\n{kind.output}" if kind.output else "")
+            )
+    return "\n".join(said)
+
+
 class SpecPools:
     """The one pool of a `distributed.SpecCluster`.
 
@@ -146,7 +163,9 @@ class SpecPools:
             memory = _bytes(options.get("memory_limit")) * processes
         wait = _QUEUE_WAIT if self._is_batch else 0.0
         closed = self._trouble if time() < self._closed_until else ""
-        return (Pool(DEFAULT, threads, processes, memory, wait, self._start_up.value, closed=closed),)
+        until = self._closed_until if closed else 0.0
+        start_up = self._start_up.value
+        return (Pool(DEFAULT, threads, processes, memory, wait, start_up, closed=closed, closed_until=until),)
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Return the jobs of the specification, without those that ended by themselves."""

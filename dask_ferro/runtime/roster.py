@@ -4,6 +4,7 @@
     ferro_leave(addresses, ...)    let workers go with nothing lost (`leaving`)
     ferro_stay(addresses)          take that back
     ferro_ends(ends, ...)          when workers' jobs end
+    ferro_fail(why)                fail the tasks that no worker has
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
 (the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
@@ -12,6 +13,7 @@ the scheduler's time.  Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -21,14 +23,19 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic, time
 from distributed.scheduler import WorkerState
 
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import seams
 from dask_ferro.runtime.demand import Demands
 from dask_ferro.runtime.leaving import Leaving
 from dask_ferro.runtime.moving import free_bytes
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import METRIC
 
+logger = logging.getLogger(__name__)
+
 NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
+FAIL = "ferro_fail"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -89,6 +96,7 @@ class Roster(SchedulerPlugin):
             STAY: self.stay,
             LEAVE: self.leave,
             ENDS: self.ends,
+            FAIL: self.fail,
             REMOVE: self.remove,
         }
         scheduler.handlers.update(own)
@@ -98,7 +106,7 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -329,6 +337,24 @@ class Roster(SchedulerPlugin):
             at = self._end(ws)
             if at != ledger.ends.get(ws.address):
                 ledger.set_end(ws.address, at)
+
+    def fail(self, comm: Any = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
+        """Fail tasks that wait for a worker, while there is none for them; return how many.
+
+        Parameters
+        ----------
+        why : str
+            The text of their error.
+        resources : mapping, optional
+            Those of exactly these needs that are tied to no worker or host; None: all.
+        """
+        scheduler, _ = self._here()
+        if scheduler.workers and resources is None:  # one has come since the caller looked
+            return 0
+        keys = seams.fail_unplaced(scheduler, ConfigError(why), resources)
+        if keys:
+            logger.warning("dask_ferro: %d tasks failed that no worker can run: %s", len(keys), why)
+        return len(keys)
 
 
 def reserve(seconds: float) -> float:

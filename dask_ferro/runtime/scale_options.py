@@ -40,7 +40,7 @@ def scale_parameters(
                 f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
             )
     durations = {name: name.replace("_", "-") for name in _DURATIONS}
-    known = {"efficiency", "max_pending", *durations}
+    known = {"efficiency", "max_pending", "fail_unrunnable", *durations}
     if unknown := sorted(set(options) - known):
         raise ConfigError(
             f"ff.Elastic: unknown {', '.join(unknown)}; wanted some of interval, minimum, maximum, "
@@ -57,6 +57,7 @@ def scale_parameters(
     pending = math.inf if pending is None else pending
     if isinstance(pending, bool) or not isinstance(pending, int | float) or pending < 1:
         raise ConfigError(f"ff.Elastic: got max_pending={pending!r}, wanted a number of jobs of at least 1")
+    fails_unrunnable(options)
     seconds = {
         name: config.seconds(f"elastic.{key}") if options.get(name) is None else _seconds(name, options[name])
         for name, key in durations.items()
@@ -69,6 +70,22 @@ def scale_parameters(
         notice=_NOTICE,
         **seconds,
     )
+
+
+def fails_unrunnable(options: Mapping[str, Any]) -> bool:
+    """Return whether tasks fail that wait for a worker while every pool is closed.
+
+    Raises
+    ------
+    ConfigError
+        For a value that is neither true nor false.
+    """
+    value = options.get("fail_unrunnable")
+    if value is None:
+        return config.flag("elastic.fail-unrunnable")
+    if not isinstance(value, bool):
+        raise ConfigError(f"ff.Elastic: got fail_unrunnable={value!r}, wanted True or False")
+    return value
 
 
 def _seconds(name: str, value: Any) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
+from distributed.protocol import pickle
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
@@ -25,7 +26,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "no_workers_timeout", "queued",
         "release_resources", "running", "send_task_to_worker",
         "stimulus_queue_slots_maybe_opened", "stream_comms", "task_groups", "task_prefixes",
-        "transition_counter", "transitions", "unrunnable", "valid_workers",
+        "transition", "transition_counter", "transitions", "unrunnable", "valid_workers",
         "worker_plugins", "worker_send",
     ),
     "distributed.scheduler.WorkerState": (
@@ -250,6 +251,29 @@ def stock_placement(scheduler: Scheduler, task: TaskState) -> WorkerState | None
 def is_restricted(task: TaskState) -> bool:
     """Whether a task may not, or would rather not, run on every worker."""
     return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
+
+
+def fail_unplaced(
+    scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
+) -> list[Any]:
+    """Fail the tasks that no worker has, as Dask does after `no-workers-timeout`; return their keys.
+
+    Parameters
+    ----------
+    resources : mapping, optional
+        Only those of exactly these needs, and of no others.
+    """
+    stimulus_id = f"ferro-fail-{time()}"
+    tasks = [ts for ts in (*scheduler.unrunnable, *scheduler.queued) if not ts.actor]
+    if resources is not None:
+        free = [ts for ts in tasks if not ts.worker_restrictions and not ts.host_restrictions]
+        tasks = [ts for ts in free if ts.resource_restrictions == resources]
+    exception, recommendations = pickle.dumps(error), {}
+    for ts in tasks:
+        told = {"exception": exception, "exception_text": str(error), "cause": ts.key}
+        recommendations.update(scheduler.transition(ts.key, "erred", stimulus_id=stimulus_id, **told))
+    scheduler.transitions(recommendations, stimulus_id)
+    return [ts.key for ts in tasks]
 
 
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:

@@ -19,12 +19,13 @@ import dask_jobqueue.slurm
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
+from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.pools import DEFAULT, SiteJob
+from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
 from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.slurmsite import Refused, Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
@@ -107,6 +108,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._site = Site(self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
+        self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
         self._graces: dict[str, float] = {}
         options |= {"job_name": self._tag, "signal_ahead": signal_ahead, "grace": grace}
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
@@ -194,6 +196,40 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         await self._submission.withdraw(jobs)
         await self._cancellation.gone(job for job in jobs if job.job_id)
 
+    def may_fail_at_once(self) -> bool:
+        """Whether a job of a pool that had no worker so far may be about to end: its script may be broken."""
+        now = time()
+        kinds = {name: kind for name, kind in self._pool_records.items() if not kind.is_proven}
+        jobs = [job for job in self._book.values() if job.pool in kinds]
+        return any(kinds[job.pool].failures or is_young(job, now) for job in jobs)
+
+    def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
+        """Wait until so many workers are connected.  A client of this cluster waits here too.
+
+        Raises
+        ------
+        ConfigError
+            When they cannot come for now, since the pools are closed: why, until when, and the last lines of the
+            job that closed them.
+        TimeoutError
+            After `timeout` seconds.
+        """
+        if not isinstance(n_workers, int) or n_workers < 1:
+            return super().wait_for_workers(n_workers, timeout)
+        return self.sync(self._wait_unless_closed, n_workers, timeout)
+
+    async def _wait_unless_closed(self, count: int, timeout: float | None) -> None:
+        waits: Any = super().wait_for_workers(count, timeout)
+        await self._closings.unless_closed(waits, lambda: self._why_not(count))
+
+    def _why_not(self, count: int) -> str:
+        """Return why so many workers cannot come for now; empty: they may."""
+        there = {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+        pools = self.pools()
+        if len(there | self.plan) >= count or not all(pool.closed_until for pool in pools):
+            return ""
+        return f"{count} workers cannot come for now: " + told_closed(pools)
+
     async def wait_submitted(self) -> None:
         """Return when all that was requested is in the queue, or refused for good.
 
@@ -202,7 +238,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         ConfigError
             In SLURM's own words.
         """
-        if errors := await self._submission.settled():
+        if errors := [*await self._submission.settled(), *await self._closings.settled()]:
             raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -212,12 +248,28 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             job.submitted_at = time()
             job.enter(PENDING, job.submitted_at)
             job.reason = ""
+            self._closings.check(self._kind(job.pool))
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
-        self._kind(jobs[0].pool).close(words, time())
+        kind = self._kind(jobs[0].pool)
+        if kind.close(words, time()):
+            self._closings.tell(kind)
         for job in jobs:
             self._book.pop(job.name, None)
+
+    def _never_starts(self, pool: str, words: str) -> None:
+        """Close a pool whose jobs SLURM would never start, and take back those that wait."""
+        kind, jobs = self._kind(pool), [job for job in self._book.values() if job.pool == pool]
+        if kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
+            return  # it did start some
+        if kind.close(words, time()):
+            self._closings.tell(kind)
+        self._closings.begin(self.release([job.name for job in jobs]))
+
+    async def _publish(self, topic: str, message: Any) -> None:
+        scheduler: Any = self.scheduler_comm
+        await scheduler.log_event(topic=topic, msg=message)
 
     def _follow(self, jobs: Iterable[BatchJob], rows: Mapping[str, Row], draining: frozenset[str]) -> None:
         now = time()
@@ -240,10 +292,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
-        if ending.refused:
-            self._kind(job.pool).close(f"job {job.job_id}: {ending.why}", now)
-        elif ending.failed:
-            self._kind(job.pool).fail(f"job {job.job_id}: {ending.why}", now)
+        kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
+        if ending.refused and kind.close(why, now):
+            self._closings.tell(kind)
+        elif ending.failed and not ending.refused and kind.fail(why, now):
+            self._closings.tell(kind, "" if never_ran(job) else job.job_id)
 
     def _cancel_strays(self, rows: Mapping[str, Row]) -> None:
         """End what nobody follows: jobs whose submission was thought to have failed."""
@@ -313,6 +366,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""
         landed = await self._submission.close(_LAST_SUBMISSION)
+        await self._closings.close()
         gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS)
         await self._cancellation.close()
         self._book.clear()

@@ -111,6 +111,20 @@ class Site:
         )  # fmt: skip
         return squeue.rows(out)
 
+    async def ask(self, *command: str, stdin: str = "") -> str:
+        """Return what a command prints that only tells something; it is given up after some seconds.
+
+        Raises
+        ------
+        Refused
+            With SLURM's words.
+        """
+        try:
+            async with asyncio.timeout(_ASKED):
+                return await _run(*command, stdin=stdin)
+        except TimeoutError:
+            raise Refused(f"{command[0]} did not answer within {_ASKED:g} s", squeue.TRANSIENT) from None
+
     async def graces(self) -> dict[str, float]:
         """Return the seconds that partitions grant to preempted jobs; nothing where SLURM does not say."""
         try:

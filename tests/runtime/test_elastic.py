@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool, Staff
 from dask_ferro.runtime import synthetic
+from dask_ferro.runtime.elastic import unrunnable
 from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
@@ -51,6 +53,9 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
         pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
         pytest.param({"cooldown": "soon"}, "cooldown='soon'", id="a cooldown in words"),
+        pytest.param(
+            {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
+        ),
         pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
         pytest.param({"target_duration": "5s"}, "use efficiency", id="another"),
         pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
@@ -141,6 +146,58 @@ def test_demands_say_which_pools_may_run_them(needs, admitted):
     (row,) = staffed(NOW, Kinds(cpu={}, gpu={"GPU": 1}), jobs, facts, ()).demands
     assert row.pools == (None if admitted is None else frozenset(admitted))
     assert row.profile == ((1.0, 4.0),)
+
+
+SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b")
+
+
+@pytest.mark.parametrize(
+    ("pools", "jobs", "words"),
+    [
+        pytest.param(
+            (SHUT,), (), r"none can be had for now; cpu is closed until .*: no more\n    a\n    b", id="it"
+        ),
+        pytest.param((SHUT, SHUT._replace(name="gpu")), (), r"(?s)cpu is closed.*\ngpu is closed", id="both"),
+        pytest.param((SHUT, Pool("gpu")), (), "^$", id="another pool is open"),
+        pytest.param((SHUT,), (Job("cpu-0", "cpu", PENDING),), "^$", id="a job is on its way"),
+        pytest.param((SHUT._replace(closed_until=NOW),), (), "^$", id="it opens now"),
+        pytest.param((Pool("cpu", closed="sbatch is busy"),), (), "^$", id="it is asked again in a moment"),
+    ],
+)
+def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
+    found = unrunnable(Staff(NOW, pools, jobs), {"workers": {}, "demands": []})
+    assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
+    assert re.search(words, "".join(why for _, why in found))
+    assert unrunnable(Staff(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
+
+
+GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
+
+
+@pytest.mark.parametrize(
+    ("needs", "pools", "jobs", "found"),
+    [
+        pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
+        pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
+        pytest.param({}, set(), (), [], id="no pool at all: that is not what a pool's closing tells"),
+        pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
+        pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
+        pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),
+        pytest.param(
+            {"resources": {"disk": 1.0}, "device": None}, {"gpu"}, (), ["disk: 1"], id="any resource"
+        ),
+        pytest.param({"workers": ["tcp://1"]}, {"gpu"}, (), [], id="so is a worker"),
+    ],
+)
+def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
+    shut = SHUT._replace(name="gpu")
+    staff = Staff(
+        NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
+    )
+    told = unrunnable(staff, {"workers": {"tcp://1": IDLE}, "demands": [GPU | needs]})
+    words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
+    assert [re.match(words, why)[1] for _, why in told] == found
+    assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)
 
 
 @pytest.mark.cluster

@@ -67,6 +67,25 @@ def test_a_site_that_holds_each_new_job_is_asked_less_and_less_often() -> None:
     assert asked == [0, 1, 2, 32, 92, 212, 452, 932]
 
 
+def test_a_pool_is_closed_by_the_third_failure_in_a_row_and_says_once_that_it_was_open() -> None:
+    pool = built()
+    assert [pool.fail(f"job {n}: FAILED", 10.0) for n in range(5)] == [False, False, True, False, False]
+    assert not pool.close("something else", 11.0)
+    said = pool.pool(12.0, trouble="")
+    assert said.closed == "3 jobs ended before a worker came; the last, job 2: FAILED"
+    assert (said.closed_until, said.output) == (0.0, "")  # why is not known in full yet
+    pool.explain("its log /e ends with 'b'", "    a\n    b")
+    said = pool.pool(12.0, trouble="")
+    assert (
+        said.closed == "3 jobs ended before a worker came; the last, job 2: FAILED; its log /e ends with 'b'"
+    )
+    assert (said.closed_until, said.output) == (40.0, "    a\n    b")
+    said = pool.pool(41.0, trouble="sbatch is busy")
+    assert (said.closed, said.closed_until, said.output) == ("sbatch is busy", 0.0, "")
+    assert pool.fail("job 5: FAILED", 41.0)  # one more is enough, and nothing of the job before is told of it
+    assert (pool.pool(42.0, "").closed_until, pool.pool(42.0, "").output) == (0.0, "")
+
+
 @pytest.mark.parametrize("name", ["a,b", "two words", "a;b", "-n", "", "$(id)", "a\n", "ä"])
 def test_a_name_that_slurms_commands_take_apart_is_refused(name: str) -> None:
     with pytest.raises(ff.ConfigError, match=r"job_name: got .*, wanted letters, digits"):

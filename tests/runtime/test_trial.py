@@ -1,16 +1,20 @@
 """What surrounds a trial: files in and out, and rows per task."""
 
+import re
 import sys
 from itertools import pairwise
 
 import distributed
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 from onnx import TensorProto, helper
 
 from dask_ferro import ConfigError, from_onnx
 from dask_ferro.runtime.array_files import read, save
+from dask_ferro.runtime.opened_cluster import connected
 from dask_ferro.runtime.trial import Request, trial
+from tests.waiting import until
 
 
 def relu(shape, *, big=1):
@@ -96,6 +100,37 @@ def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
     assert address in str(caught.value)
     with pytest.raises(ValueError, match="No client"):
         distributed.default_client()
+
+
+@pytest.mark.parametrize(
+    ("closed", "why"),
+    [
+        pytest.param({}, "no worker within 0.2 s; start one", id="nobody says why"),
+        pytest.param(
+            {
+                "cpu": {
+                    "why": "3 jobs ended before a worker came",
+                    "until": 0.0,
+                    "output": "    no such module",
+                }
+            },
+            "0.2 s; cpu is closed: 3 jobs ended before a worker came\n    no such module",
+            id="its elastic controller does",
+        ),
+    ],
+)
+def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, monkeypatch):
+    monkeypatch.setattr("dask_ferro.runtime.opened_cluster._WORKERS_S", 0.2)
+    with (
+        LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        before = {"gpu": {"why": "what was closed before", "until": 0.0, "output": ""}}
+        client.log_event("ferro", {"action": "scale", "closed": before})
+        client.log_event("ferro", {"action": "scale", "closed": closed})
+        until(lambda: len(client.get_events("ferro")) == 2, "two events")
+        with pytest.raises(ConfigError, match=re.escape(why)), connected(cluster.scheduler_address):
+            pass
 
 
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):

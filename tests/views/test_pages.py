@@ -25,7 +25,7 @@ from dask_ferro.runtime import charts, pictures
 from dask_ferro.runtime.charts import TASKS, Chart, critical_path, layered
 from dask_ferro.runtime.leaving import Leaving
 from dask_ferro.runtime.mark import Rows
-from dask_ferro.runtime.pictures import Backlog, ElasticPicture, Flow, Scaling, StealingPicture
+from dask_ferro.runtime.pictures import Backlog, Closed, ElasticPicture, Flow, Scaling, StealingPicture
 from dask_ferro.runtime.reel import News, Reel, merged
 from dask_ferro.runtime.telemetry import Telemetry
 from dask_ferro.runtime.watch import Sample, Second, Watch
@@ -301,6 +301,18 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
     )
 
 
+def test_a_pool_that_is_closed_stands_above_all_with_until_when_and_what_its_job_printed() -> None:
+    page = ElasticPage()
+    shut = Closed("cpu", "3 jobs ended <early>", 3661.0, "    a <b>\n    c")
+    decision = Scaling(100.0, 0, {}, "work", (), 0.0, {}, (shut, Closed("gpu", "busy")))
+    page.update(ElasticPicture((decision,), (), (Sample(100.0, 0, 0, 0, 1, 0),)))
+    assert "<b>pool cpu is closed until 01:01:01</b>: 3 jobs ended &lt;early&gt;" in page.closed.text
+    assert ">    a &lt;b&gt;\n    c</pre>" in page.closed.text
+    assert "<b>pool gpu is closed</b>: busy</div>" in page.closed.text
+    page.update(ElasticPicture((decision, decision._replace(time=101.0, closed=())), (), ()))
+    assert page.closed.text == ""
+
+
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
     assert sorted(["10", "\u00b2", "9"], key=pictures.natural) == ["9", "10", "\u00b2"]
 
@@ -309,6 +321,11 @@ def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
     ("message", "wanted"),
     [
         pytest.param({}, Scaling(7.0, 0, {}, "", (), 0.0, {}), id="nothing but its name"),
+        pytest.param(
+            {"closed": {"cpu": {"why": "no", "until": 9.0, "output": "a"}, "gpu": {}}},
+            Scaling(7.0, 0, {}, "", (), 0.0, {}, (Closed("cpu", "no", 9.0, "a"), Closed("gpu", ""))),
+            id="pools that are closed",
+        ),
         pytest.param(
             {
                 "time": 5.0,

@@ -14,7 +14,7 @@ from bokeh.models import ColumnDataSource
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.pictures import ElasticPicture, Scaling
+    from dask_ferro.runtime.pictures import Closed, ElasticPicture, Scaling
     from dask_ferro.runtime.watch import Sample
 
 _WINDOW = 600
@@ -36,10 +36,11 @@ class ElasticPage:
         self.jobs = _source(("time", "wanted", "requested", "wait", "waits", "held"), _STATES)
         self.load = _source(("time", "threads", "workers"), _LOAD)
         self.headline = look.line()
+        self.closed = look.line()
         self.log = look.line()
         charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
         costs = row(self._waits(), self._held(), sizing_mode="stretch_width")
-        self.root = column(self.headline, charts, costs, self.log, sizing_mode="stretch_width")
+        self.root = column(self.headline, self.closed, charts, costs, self.log, sizing_mode="stretch_width")
         self._decided: Any = None
 
     @without_property_validation
@@ -89,6 +90,8 @@ class ElasticPage:
             self.headline.text = "Nobody scales this cluster: <b>cluster.adapt(Adaptive=ff.Elastic)</b> does."
         else:
             self.headline.text = _standing(picture.decisions[-1])
+        newest = picture.decisions[-1:]
+        self.closed.text = "".join(_shut(closed) for decision in newest for closed in decision.closed)
         lines = [(d.time, d.why, "; ".join(d.actions) or "no change") for d in picture.decisions]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])
@@ -187,6 +190,14 @@ def _standing(last: Scaling) -> str:
     waits = _waits(last)
     text = f"<b>{last.wanted} wanted; {escape(counts)}</b>; {last.node_seconds:,.0f} node-seconds"
     return text + (f"; queue wait {escape(waits)}" if waits else "")
+
+
+def _shut(closed: Closed) -> str:
+    """A pool that is closed, until when (UTC, as in the table) and why; what its last job printed as it stands."""
+    until = f" until {datetime.fromtimestamp(closed.until, UTC):%H:%M:%S}" if closed.until else ""
+    text = f'<div style="color:{look.RED}"><b>pool {escape(closed.pool)} is closed{until}</b>: {escape(closed.why)}'
+    printed = f'<pre style="margin:2px 0 6px 14px">{escape(closed.output)}</pre>' if closed.output else ""
+    return f"{text}{printed}</div>"
 
 
 def _known(decision: Scaling) -> dict[str, float]:

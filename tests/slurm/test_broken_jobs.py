@@ -1,0 +1,183 @@
+"""Jobs that can never do any work, on a real SLURM: who waits for them is told why, in SLURM's words and the job's.
+
+Stock dask-jobqueue asks for them once, or again and again, and says nothing: whoever waits, waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+import dask_ferro as ff
+from dask_ferro.runtime import closings, elastic, jobpool, pictures, seams
+from dask_ferro.views.pages.elastic import ElasticPage
+from tests.slurm.test_elastic import Site, queue
+from tests.waiting import until
+
+# A client warns in its own thread, where an error would be a log.
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. pool:UserWarning")]
+
+# Seconds within which a broken script is told: three jobs one after the other, and their start.
+SOON = 15.0
+
+
+@pytest.fixture
+def broken(slurm: Path, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Makes clusters whose jobs end at once, until the file `mended` is there."""
+    opened: list[Site] = []
+
+    def open_site(**options: Any) -> Site:
+        script = f"[ -e {tmp_path}/mended ] || {{ echo 'module: no such thing <4>' >&2; exit 1; }}"
+        opened.append(Site(tmp_path, job_script_prologue=[script], **options))
+        return opened[-1]
+
+    yield open_site
+    for site in opened:
+        site.close()
+
+
+def events(site: Site) -> list[dict[str, Any]]:
+    """What was published of pools that closed."""
+    found = site.client.get_events("ferro")
+    return [message for _, message in found if message["action"] == "pool-closed"]
+
+
+def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
+    broken, caplog, monkeypatch, tmp_path
+):
+    # SLURM starts a job within a second where nobody else uses the machine.
+    monkeypatch.setattr(closings, "_UNSEEN", SOON)
+    monkeypatch.setattr(elastic, "_FAILING", SOON)
+    site = broken()
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):
+        warnings.simplefilter("always")
+        begin = time.monotonic()
+        with pytest.raises(ff.ConfigError) as raised:
+            site.cluster.scale(2)
+        assert time.monotonic() - begin < SOON
+        until(lambda: [w for w in warned if "is closed" in str(w.message)], "the client's warning")
+    (event,) = events(site)
+    assert event["log"].startswith(str(tmp_path / "logs"))
+    assert list(event["lines"]) == ["module: no such thing <4>"]
+    logged = [record.message for record in caplog.records if "is closed" in record.message]
+    said = [str(warning.message) for warning in warned if "is closed" in str(warning.message)]
+    assert (len(logged), len(said)) == (1, 1)
+    with pytest.raises(ff.ConfigError) as again:  # a client waits where its cluster does
+        site.client.wait_for_workers(1)
+    clock = time.strftime("until %H:%M:%S", time.localtime(event["until"]))
+    for text in (str(raised.value), str(again.value), logged[0], said[0]):
+        assert "jobs ended before a worker came; the last, job" in text
+        assert "FAILED (NonZeroExitCode)" in text
+        assert event["log"] in text
+        assert "\n    module: no such thing <4>" in text
+        assert clock in text
+
+
+def test_an_event_loop_is_told_too(slurm, tmp_path):
+    async def test() -> None:
+        loopback = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
+        async with (
+            ff.SLURMCluster(
+                queue="cpu",
+                cores=64,
+                memory="400MB",
+                interface="lo",
+                scheduler_options=loopback,
+                asynchronous=True,
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            with pytest.raises(ff.ConfigError, match="asked for 64 CPUs"):
+                await cluster.scale(1)
+            with pytest.raises(ff.ConfigError, match=r"1 workers cannot come for now: .*asked for 64 CPUs"):
+                await client.wait_for_workers(1)
+
+    asyncio.run(test())
+
+
+def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
+    monkeypatch.setattr(jobpool, "_CLOSED", 2.0)
+    site = broken()
+    site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
+    future = site.client.submit(abs, -7)
+    until(lambda: events(site), "the pool to close", seconds=SOON)
+
+    def shown() -> str:
+        page, scheduler = ElasticPage(), site.cluster.scheduler
+        page.update(pictures.elastic_picture(scheduler, seams.stealing_of(scheduler)))
+        return str(page.closed.text)
+
+    page = until(lambda: "closed until" in shown() and shown(), "the page to show it", seen=shown)
+    assert "pool default is closed until" in page
+    assert "module: no such thing &lt;4&gt;</pre>" in page
+    assert not future.done()
+    (tmp_path / "mended").touch()
+    assert future.result(timeout=60) == 7
+    assert not site.cluster.pools()[0].closed
+    until(lambda: not shown(), "the page to show it no more")
+
+
+def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):
+    site = broken()
+    site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+    first = site.client.map(abs, range(3))
+    total = site.client.submit(sum, first)
+    error = total.exception(timeout=SOON)
+    assert isinstance(error, ff.ConfigError)
+    assert "no worker is there, and none can be had for now; default is closed until" in str(error)
+    assert "module: no such thing <4>" in str(error)
+    assert [future.status for future in first] == ["error"] * 3
+
+
+def test_tasks_fail_whose_only_pool_is_broken_while_others_run(slurm, tmp_path):
+    pools = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
+    site = Site(tmp_path, pools=pools)
+    try:
+        site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+        doomed = site.client.submit(abs, -1, resources={"GPU": 1})
+        assert site.client.submit(abs, -2).result(timeout=60) == 2
+        error = doomed.exception(timeout=60)
+        assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in str(
+            error
+        )
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(
+            {"cores": 64},
+            "Requested node configuration is not available; PartitionConfig: asked for 64 CPUs a task, "
+            "the largest node of partition cpu has 4",
+            id="more CPUs than any node has",
+        ),
+        pytest.param(
+            {"queue": "short", "walltime": "05:00:00"},
+            "PartitionTimeLimit: asked for 05:00:00, MaxTime of partition short is 00:01:00",
+            id="more time than the partition grants",
+        ),
+    ],
+)
+def test_what_slurm_would_never_start_is_refused_at_once(slurm, tmp_path, options, words):
+    """Stock, and SLURM itself: accepted, and pending for ever."""
+    site = Site(tmp_path, **options)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(ff.ConfigError, match=words):
+            site.cluster.scale(2)
+        assert time.monotonic() - begin < SOON / 3
+        until(lambda: queue(site.cluster) == {}, "the jobs that SLURM had accepted to be taken back")
+        with pytest.raises(ff.ConfigError, match=words):
+            site.client.wait_for_workers(1)
+    finally:
+        site.close()
