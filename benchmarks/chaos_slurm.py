@@ -4,7 +4,7 @@
     python benchmarks/chaos_slurm.py --only scancel --only squeue-empty --rounds 5
     python benchmarks/chaos_slurm.py --list
 
-Four jobs of one thread; 50 results of 2 MB are held and 60 tasks of a second run when something goes wrong.  Counted:
+Four jobs of one thread, two on a node; 50 results of 2 MB are held and 60 tasks of a second run when something goes wrong.  Counted:
 results that were computed again, tasks that were started twice, wrong values, tasks that failed, whether all was done
 in time, what is left after the cluster was closed (jobs, and processes of workers), seconds, jobs and node-seconds.
 
@@ -277,7 +277,7 @@ def _preempted(partition: str, grace: int) -> Callable[[Run], None]:
 
 
 def controller_down(run: Run) -> None:
-    pid = int((Path(os.environ["SLURM_CONF"]).parents[1] / "run" / "slurmctld.pid").read_text())
+    pid = int((Path(os.environ["SLURM_CONF"]).parents[1] / "ctld" / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGTERM)
     run.later(30.0, lambda: subprocess.run([SLURM_UP], check=True, capture_output=True, timeout=120))
     _scale(run, JOBS + 2)
@@ -325,8 +325,12 @@ ROWS: Mapping[str, Row] = {
     "node-down": Row(_node_state("down", 20.0)),
     "node-drained": Row(_node_state("drain", 40.0), warned=True),
     "time-limit": Row(lambda run: None, {"walltime": "00:01:00"}, warned=True, seconds=6.0),
-    "preempted-grace": Row(_preempted("low", 5), {"queue": "low", "cores": 4, "processes": 4}, warned=True),
-    "preempted": Row(_preempted("spot", 0), {"queue": "spot", "cores": 4, "processes": 4}, warned=True),
+    "preempted-grace": Row(
+        _preempted("low", 5), {"queue": "low", "cores": 4, "processes": 4}, warned=True, seconds=4.0
+    ),
+    "preempted": Row(
+        _preempted("spot", 0), {"queue": "spot", "cores": 4, "processes": 4}, warned=True, seconds=4.0
+    ),
     "requeued": Row(lambda run: command("scontrol", "requeue", run.job())),
     "controller-down": Row(controller_down, warned=True),
     "sbatch-fails": Row(_lying("sbatch", "fail", 20.0), warned=True),
@@ -352,7 +356,7 @@ ROWS: Mapping[str, Row] = {
 def opened(contender: str, folder: str, options: Mapping[str, Any]) -> Iterator[Any]:
     """Open a cluster without jobs."""
     kind = ff.SLURMCluster if contender == "ferro" else dask_jobqueue.SLURMCluster
-    shape = {"queue": "cpu", "cores": 1, "processes": 1, "memory": "1GB", "walltime": "00:10:00"} | dict(
+    shape = {"queue": "cpu", "cores": 1, "processes": 1, "memory": "1900MB", "walltime": "00:10:00"} | dict(
         options
     )
     cluster = kind(
