@@ -4,9 +4,10 @@
     python benchmarks/chaos_slurm.py --only scancel --only squeue-empty --rounds 5
     python benchmarks/chaos_slurm.py --list
 
-Four jobs of one thread, two on a node; 50 results of 2 MB are held and 60 tasks of a second run when something goes wrong.  Counted:
-results that were computed again, tasks that were started twice, wrong values, tasks that failed, whether all was done
-in time, what is left after the cluster was closed (jobs, and processes of workers), seconds, jobs and node-seconds.
+Four jobs of one thread, two on a node; 50 results of 2 MB are held and 60 tasks of a second run when something goes
+wrong.  Counted: results that were computed again, tasks that were started twice, wrong values, tasks that failed,
+whether all was done in time, what is left after the cluster was closed (jobs, and processes of workers), seconds, jobs and
+node-seconds.
 
 A row changes the SLURM that it runs on (nodes, partitions, the controller) and puts it back.  Commands that fail, hang
 or lie are scripts in front of SLURM's own, which a folder on the PATH has.
