@@ -44,6 +44,8 @@ class Pool(NamedTuple):
         known in full yet.
     output : str
         The last lines of the job that closed it, on several lines; empty: there are none.
+    preemptible : bool
+        Whether the batch system may end its jobs without a warning.
     """
 
     name: Name
@@ -59,6 +61,7 @@ class Pool(NamedTuple):
     closed: str = ""
     closed_until: float = 0.0
     output: str = ""
+    preemptible: bool = False
 
 
 class Job(NamedTuple):

@@ -134,6 +134,7 @@ class Elastic(Adaptive):
         self._registered = False
         self._told_ends: dict[str, float] = {}
         self._told_fresh = 0.0
+        self._told_exposed: dict[str, str] = {}
         self._said: object = None
         self._acted: list[str] = []
         self._published = 0.0
@@ -246,7 +247,7 @@ class Elastic(Adaptive):
             self.node_seconds += held * max(staff.now - self._ticked, 0.0)
         self._ticked = staff.now
 
-    async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Iterable[Pool]) -> None:
+    async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Sequence[Pool]) -> None:
         """Tell the scheduler when workers' walltimes end, and how long a fresh worker has, where that has changed."""
         ends = {w: job.ends_at for job in jobs if job.ends_at is not None for w in job.workers}
         changed: dict[str, float | None] = {
@@ -258,6 +259,15 @@ class Elastic(Adaptive):
         if changed or fresh != self._told_fresh:
             await self.scheduler.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
+        await self._tell_exposed(jobs, kinds)
+
+    async def _tell_exposed(self, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
+        """Tell the scheduler whose jobs may be preempted, where that has changed."""
+        preemptible = {kind.name for kind in kinds if kind.preemptible}
+        exposed = {worker: job.name for job in jobs if job.pool in preemptible for worker in job.workers}
+        if exposed != self._told_exposed:
+            await self.scheduler.ferro_exposed(jobs=exposed)
+        self._told_exposed = exposed
 
     # -- effects -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ time later.  Durations are seconds, points in time epoch seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
@@ -45,6 +45,8 @@ class JobPool:
     ----------
     job : WorkerJob
         Renders the batch script.
+    preemptible : bool or None
+        Whether SLURM may end its jobs without a warning; None: what the partition says.
     queue_wait, start_up : Mean
         Running estimates.
     is_proven : bool
@@ -58,6 +60,7 @@ class JobPool:
     name: str
     job: WorkerJob
     offer: Offer
+    preemptible: bool | None = None
     queue_wait: Mean = field(default_factory=Mean)
     start_up: Mean = field(default_factory=Mean)
     failures: int = 0
@@ -86,20 +89,27 @@ class JobPool:
         """
         facts = {key: value for key, value in overrides.items() if key in Offer.__dataclass_fields__}
         offer = read(Offer, f"pool {name!r}", facts)
-        replaced = {key: value for key, value in overrides.items() if key not in facts}
+        preemptible = overrides.get("preemptible")
+        if preemptible is not None and not isinstance(preemptible, bool):
+            raise ConfigError(
+                f"ff.SLURMCluster: pool {name!r}: got preemptible={preemptible!r}, wanted True, False or None"
+            )
+        replaced = {k: value for k, value in overrides.items() if k not in facts and k != "preemptible"}
         try:
             job = job_cls(address, name=name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"ff.SLURMCluster: pool {name!r}: {error}") from error
-        return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
+        return cls(name, job, offer, preemptible, Mean(offer.queue_wait), Mean(offer.start_up))
 
-    def pool(self, now: float, trouble: str) -> Pool:
+    def pool(self, now: float, trouble: str, preemptible: Collection[str] = ()) -> Pool:
         """Return the policy's facts.
 
         Parameters
         ----------
         trouble : str
             Why its jobs are not accepted at the moment.
+        preemptible : collection of str
+            The partitions whose jobs SLURM may end.
         """
         job, offer = self.job, self.offer
         shut = now < self.closed_until
@@ -117,7 +127,14 @@ class JobPool:
             closed=self.closed if shut else trouble,
             closed_until=self.closed_until if shut and self.is_explained else 0.0,
             output=self.output if shut else "",
+            preemptible=self.is_preemptible(preemptible),
         )
+
+    def is_preemptible(self, partitions: Collection[str]) -> bool:
+        """Whether SLURM may end its jobs: what was said, or what one of its partitions says."""
+        if self.preemptible is not None:
+            return self.preemptible
+        return any(name in partitions for name in self.job.partitions)
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
         """Learn from a job that changed its state: how long it waited, and how long it took to be whole."""

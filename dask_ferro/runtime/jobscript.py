@@ -118,9 +118,13 @@ class WorkerJob(SLURMJob):
     def _preempted(self, graces: Mapping[str, float]) -> float:
         if self._grace is not None:
             return self._grace
+        return min((graces[name] for name in self.partitions if name in graces), default=_GRACE)
+
+    @property
+    def partitions(self) -> list[str]:
+        """The partitions that it names; "" where it names none."""
         named = re.findall(r"^#SBATCH\s+(?:-p\s*|--partition[=\s])(\S+)", str(self.job_header), re.MULTILINE)
-        partitions = named[-1].split(",") if named else [""]
-        return min((graces[name] for name in partitions if name in graces), default=_GRACE)
+        return named[-1].split(",") if named else [""]
 
     @property
     def lifetime(self) -> float:

@@ -5,6 +5,7 @@
     ferro_stay(addresses)          take that back
     ferro_ends(ends, ...)          when workers' jobs end
     ferro_fail(why)                fail the tasks that no worker has
+    ferro_exposed(jobs)            whose jobs may be preempted without warning (`copies`)
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
 (the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
@@ -25,6 +26,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.copies import Copies
 from dask_ferro.runtime.demand import Demands
 from dask_ferro.runtime.leaving import Leaving
 from dask_ferro.runtime.moving import free_bytes
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
 FAIL = "ferro_fail"
+EXPOSED = "ferro_exposed"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -62,6 +65,7 @@ class Roster(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.leaving: Leaving | None = None
+        self.copies: Copies | None = None
         self._scheduler: Scheduler | None = None
         self._demands: Demands | None = None
         self._rows: Kept[list[dict[str, Any]]] = Kept()
@@ -87,6 +91,7 @@ class Roster(SchedulerPlugin):
             await other.remove()
         self._scheduler = scheduler
         self.leaving = Leaving(scheduler)
+        self.copies = Copies(scheduler)
         self._demands = Demands(scheduler)
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
         self._paused = {a: monotonic() for a, ws in scheduler.workers.items() if ws.status == Status.paused}
@@ -97,6 +102,7 @@ class Roster(SchedulerPlugin):
             LEAVE: self.leave,
             ENDS: self.ends,
             FAIL: self.fail,
+            EXPOSED: self.exposed,
             REMOVE: self.remove,
         }
         scheduler.handlers.update(own)
@@ -106,10 +112,12 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
+        if self.copies is not None:
+            self.copies.stop()
         if self.leaving is not None:
             await self.leaving.stop()
         if (stealing := stealing_of(scheduler)) is not None:
@@ -118,7 +126,9 @@ class Roster(SchedulerPlugin):
             stealing.ledger.fresh = 0.0
 
     async def before_close(self) -> None:
-        """Let nobody leave any more: the scheduler is going."""
+        """Let nobody leave any more, and copy nothing: the scheduler is going."""
+        if self.copies is not None:
+            self.copies.stop()
         if self.leaving is not None:
             await self.leaving.stop()
 
@@ -157,9 +167,13 @@ class Roster(SchedulerPlugin):
         self._look_at = 2 * len(self._ends)  # each name is looked at twice
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Note that a worker had a task until now."""
+        """Note that a worker had a task until now, what its result took, and that one is gone."""
+        if start == "memory" and self.copies is not None:
+            self.copies.forget(key)
         if start == "processing":
             worker = kwargs.get("worker")
+            if finish == "memory" and self.copies is not None:
+                self.copies.finished(key, worker, kwargs.get("startstops"))
             if worker in self._busy:
                 self._busy[worker] = monotonic()
             if self.leaving is not None and self.leaving.is_on:
@@ -190,6 +204,7 @@ class Roster(SchedulerPlugin):
             "resources", "workers" (addresses; None: anyone), "device" (a class; None: any) and "speeds" of device
             classes.
             "queue": tasks that are ready, those that run included.
+            "copies": "results" and "bytes" that were copied so far, lest a preemption lose them.
         """
         scheduler, demands = self._here()
         now = monotonic()
@@ -199,6 +214,7 @@ class Roster(SchedulerPlugin):
             "workers": {a: self._row(ws, unique.get(a, 0), now) for a, ws in scheduler.workers.items()},
             "demands": self._rows.get(demands.rows, demands.remaining()),
             "queue": demands.ready(),
+            "copies": dict(self.copies.made) if self.copies is not None else {},
         }
 
     async def leave(
@@ -268,6 +284,18 @@ class Roster(SchedulerPlugin):
         self._fresh = self._fresh if fresh is None else fresh - reserve(fresh)
         self._told = None
         self._tell(scheduler.workers.values())
+
+    def exposed(self, comm: Any = None, jobs: Mapping[str, str] | None = None) -> None:
+        """Take note of whose jobs may be preempted without warning: what only one of them holds is copied.
+
+        Parameters
+        ----------
+        jobs : mapping of name to name
+            Of workers, those still to come as well, to the job that they are of.  It replaces what was said before.
+        """
+        self._here()
+        assert self.copies is not None
+        self.copies.expose(jobs or {})
 
     def _note(self, name: str, at: float | None, by: str) -> bool:
         """Keep a worker's end; return whether it comes later than was thought."""

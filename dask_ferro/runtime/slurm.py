@@ -49,13 +49,16 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     pools : mapping of str to mapping, optional
         Further kinds of jobs: keywords of this class by name, which replace those given here.  The arguments
         themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
-        second of one job, as a multiple of other pools'), ``queue_wait`` and ``start_up``.
+        second of one job, as a multiple of other pools'), ``queue_wait``, ``start_up`` and ``preemptible``.
     signal_ahead : float
         Seconds before the end of a job's walltime at which SLURM tells its workers to leave, by
         ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
     grace : float, optional
         Seconds that a preempted job has, from that same signal on.  By default what SLURM says that the partition
         grants; 30 where it says nothing.
+    preemptible : bool, optional
+        Whether SLURM may end the jobs without a warning: then what only one of them holds is copied to other workers
+        while there is time.  By default what SLURM says of the partition; preemption by QOS has to be said here.
     queue_wait, start_up : float
         Seconds that a job is expected to wait in the queue, and to take from its start until its workers are
         connected, until that was measured.
@@ -87,6 +90,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         pools: Mapping[str, Mapping[str, Any]] | None = None,
         signal_ahead: float = 60.0,
         grace: float | None = None,
+        preemptible: bool | None = None,
         queue_wait: float = 1.0,
         start_up: float = 3.0,
         patience: Mapping[str, float] | None = None,
@@ -95,7 +99,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"{job_name}-{uuid.uuid4().hex[:8]}"
-        guesses = {"queue_wait": queue_wait, "start_up": start_up}
+        guesses: dict[str, Any] = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
         kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
         self._kinds = {name: guesses | own for name, own in kinds.items()}
         self._pool_records: dict[str, JobPool] = {}
@@ -140,7 +144,8 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._kind(DEFAULT)
         now = time()
         return tuple(
-            kind.pool(now, self._submission.trouble(name)) for name, kind in self._pool_records.items()
+            kind.pool(now, self._submission.trouble(name), self._site.preemptible)
+            for name, kind in self._pool_records.items()
         )
 
     def resources(self, pool: str) -> dict[str, float]:

@@ -56,6 +56,9 @@ class Site:
     def __init__(self, job_name: str) -> None:
         self.job_name = job_name
         self._watchdog: Watchdog | None = None
+        self.preemptible: frozenset[str] = (
+            frozenset()
+        )  # partitions, as `graces` found them; "" is the default one
         self._draining: frozenset[str] = frozenset()
         self._nodes_at = 0.0
 
@@ -126,10 +129,15 @@ class Site:
             raise Refused(f"{command[0]} did not answer within {_ASKED:g} s", squeue.TRANSIENT) from None
 
     async def graces(self) -> dict[str, float]:
-        """Return the seconds that partitions grant to preempted jobs; nothing where SLURM does not say."""
+        """Return the seconds that partitions grant to preempted jobs, and note which those are.
+
+        Where SLURM does not say, there are none.
+        """
         try:
             async with asyncio.timeout(_ASKED):
-                return squeue.graces(await _run("scontrol", "--oneliner", "show", "partition"))
+                told = await _run("scontrol", "--oneliner", "show", "partition")
+            self.preemptible = squeue.preemptible(told)
+            return squeue.graces(told)
         except (Refused, TimeoutError) as error:
             logger.info("dask_ferro: scontrol did not tell of the partitions: %s", error)
             return {}

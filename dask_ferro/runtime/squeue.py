@@ -73,6 +73,9 @@ _STUCK = re.compile(
 # QOSUsageThreshold, which is an ordinary reason to wait.
 _HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.IGNORECASE)
 
+# Seconds in which a preempted job can move what it holds.
+_LONG_GRACE = 30
+
 # What `squeue --name`, which splits it at commas, and a shell take as one word.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
@@ -157,6 +160,29 @@ def graces(text: str) -> dict[str, float]:
             if facts.get("Default") == "YES":
                 found[""] = float(seconds)
     return found
+
+
+def preemptible(text: str) -> frozenset[str]:
+    """Return the partitions whose jobs give way to others' at once, of ``scontrol --oneliner show partition``.
+
+    The default partition is there under "" as well.  One that nobody has priority over is not preempted, whatever its
+    mode; and where half a minute is granted, what a job holds is moved then.
+
+    >>> sorted(preemptible("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL"))
+    ['b']
+    """
+    partitions = [dict(part.partition("=")[::2] for part in line.split()) for line in text.splitlines()]
+    tiers = {p["PartitionName"]: int(p.get("PriorityTier", "1")) for p in partitions if "PartitionName" in p}
+    found = set()
+    for facts in partitions:
+        name, mode = facts.get("PartitionName"), facts.get("PreemptMode", "OFF")
+        grace = facts.get("GraceTime", "")
+        is_short = not grace.isdecimal() or int(grace) < _LONG_GRACE
+        if name and mode not in ("OFF", "GANG") and is_short and tiers[name] < max(tiers.values()):
+            found.add(name)
+            if facts.get("Default") == "YES":
+                found.add("")
+    return frozenset(found)
 
 
 def _cells(line: str) -> list[str]:

@@ -172,6 +172,31 @@ def test_partitions_grant_seconds_to_preempted_jobs():
     assert squeue.graces(text.replace("GraceTime=0", "GraceTime=7")) == {"cpu": 7.0, "": 7.0, "low": 120.0}
 
 
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        pytest.param("PriorityTier=1 PreemptMode=CANCEL GraceTime=0", {"low"}, id="cancelled"),
+        pytest.param(
+            "PriorityTier=1 PreemptMode=REQUEUE GraceTime=5", {"low"}, id="requeued after some seconds"
+        ),
+        pytest.param("PriorityTier=1 PreemptMode=REQUEUE", {"low"}, id="nothing is said of a grace"),
+        pytest.param(
+            "PriorityTier=1 PreemptMode=CANCEL Default=YES", {"low", ""}, id="the default partition"
+        ),
+        pytest.param(
+            "PriorityTier=1 PreemptMode=CANCEL GraceTime=60", set(), id="a minute is enough to move"
+        ),
+        pytest.param("PriorityTier=1 PreemptMode=OFF", set(), id="not preempted"),
+        pytest.param("PriorityTier=1 PreemptMode=GANG", set(), id="takes turns"),
+        pytest.param("PriorityTier=2 PreemptMode=CANCEL", set(), id="nobody comes before it"),
+    ],
+)
+def test_partitions_whose_jobs_give_way_at_once(facts, found):
+    text = f"PartitionName=cpu PriorityTier=2 PreemptMode=OFF\nPartitionName=low {facts}\n"
+    assert squeue.preemptible(text) == found
+    assert squeue.preemptible("") == squeue.preemptible("slurm is not here") == frozenset()
+
+
 def test_local_time_is_read_too():
     assert squeue.moment("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
 

@@ -279,6 +279,39 @@ def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
         command("scancel", other)
 
 
+def test_preemption_without_a_warning_loses_no_result_that_had_time_to_be_copied(site):
+    """GraceTime=0, SLURM's default: all 24 were lost.  The default pool is safe, and takes the copies."""
+    command("scontrol", "update", "partitionname=spot", "gracetime=0")
+    try:
+        one = {"minimum": 1, "maximum": 1}
+        s = site(cores=4, signal_ahead=0, pools={"default": one, "spot": {"queue": "spot", **one}})
+        s.cluster.adapt(minimum=2, maximum=2)
+        s.connected(2)
+        preemptible = {kind.name: kind.preemptible for kind in s.cluster.pools()}
+        assert preemptible == {"default": False, "spot": True}
+        (spot,) = (address for address, facts in s.workers.items() if "spot" in str(facts["name"]))
+        held = s.submit(24, 0.1, workers=[spot], allow_other_workers=True)
+        finished(held)
+        assert any(spot in where for where in s.client.who_has(held).values())
+        until(
+            lambda: all(set(where) - {spot} for where in s.client.who_has(held).values()),
+            "each result to be somewhere else too",
+            seen=lambda: s.client.who_has(held),
+        )
+        lines = command("squeue", "-h", "-r", "-o", "%P %N", "--name", s.cluster.job_name).split("\n")
+        node = dict(line.split() for line in lines if line.strip())["spot"]
+        other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
+                        "sleep 60").strip()  # fmt: skip
+        try:
+            until(lambda: spot not in s.workers, "the end of the preempted job")
+            assert s.client.gather(held) == list(range(24))
+            assert max(s.started().values()) == 1
+        finally:
+            command("scancel", other)
+    finally:
+        command("scontrol", "update", "partitionname=spot", "gracetime=5")
+
+
 def test_scaling_down_again_and_again_during_one_task_raises_nothing(site):
     """Stock: KilledWorker, since the user's own scale-down counts as a death of the worker."""
     s = site()

@@ -1,0 +1,199 @@
+"""Copies of what a preemption would lose: made in time, kept by Dask's memory manager, and no more than needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import dask
+import pytest
+from distributed import Client, Scheduler, Worker
+from distributed.active_memory_manager import ReduceReplicas
+
+from dask_ferro.runtime import copies as module
+from dask_ferro.runtime.roster import Roster
+from tests.waiting import finished_async, until_async
+
+CHECKED = {
+    "distributed.scheduler.validate": True,
+    "distributed.worker.validate": True,
+    "distributed.worker.memory.pause": False,
+    "distributed.scheduler.active-memory-manager.start": False,  # the tests run it
+}
+RAN: Counter[str] = Counter()
+
+
+def made(name, seconds, nbytes=1000):
+    """Count, take some time, and return some bytes."""
+    RAN[name] += 1
+    time.sleep(seconds)
+    return bytes(nbytes)
+
+
+class Play:
+    """A scheduler with the roster, and workers by name."""
+
+    def __init__(self, client, scheduler, workers):
+        self.client, self.scheduler, self.workers = client, scheduler, workers
+
+    async def expose(self, **jobs):
+        await self.client.scheduler.ferro_exposed(jobs=jobs)
+
+    def on(self, worker, name, seconds, **options):
+        where = [self.workers[worker].address]
+        return self.client.submit(
+            made, name, seconds, key=name, workers=where, allow_other_workers=True, **options
+        )
+
+    def holders(self, future):
+        return {str(ws.name) for ws in self.scheduler.tasks[future.key].who_has or ()}
+
+    async def lose(self, worker):
+        await self.scheduler.remove_worker(self.workers[worker].address, stimulus_id="preempted")
+
+
+def play(test, *names, **config):
+    """Run a test with workers of these names."""
+    RAN.clear()
+
+    async def run():
+        with pytest.MonkeyPatch.context() as patch, dask.config.set(CHECKED | config):
+            patch.setattr(module, "_LOOK", 0.1)
+            patch.setattr(module, "_SETTLED", 0.1)
+            async with (
+                Scheduler(port=0, dashboard_address=":0") as scheduler,
+                Client(scheduler.address, asynchronous=True) as client,
+            ):
+                await client.register_plugin(Roster())
+                workers = {
+                    name: await Worker(scheduler.address, nthreads=1, name=name, memory_limit="64GB")
+                    for name in names
+                }
+                try:
+                    await test(Play(client, scheduler, workers))
+                finally:
+                    await asyncio.gather(*(worker.close() for worker in workers.values()))
+
+    asyncio.run(run())
+
+
+def test_a_preemption_without_warning_loses_nothing_that_was_copied():
+    async def test(p):
+        await p.expose(spot="job-1")
+        held = [p.on("spot", f"dear-{i}", 0.1) for i in range(8)]
+        await finished_async(held)
+        await until_async(lambda: all(p.holders(f) == {"spot", "safe"} for f in held), "a copy of each")
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.made["results"] == 8, "all of them to be counted")
+        await p.lose("spot")
+        assert [len(value) for value in await p.client.gather(held)] == [1000] * 8
+        assert set(RAN.values()) == {1}
+        assert (await p.client.scheduler.ferro_roster())["copies"] == {
+            "results": 8,
+            "bytes": sum(p.scheduler.tasks[f.key].nbytes for f in held),
+        }
+
+    play(test, "spot", "safe")
+
+
+def test_what_is_cheap_or_safe_is_not_copied():
+    async def test(p):
+        await p.expose(spot="job-1")
+        cheap, safe, dear = (
+            p.on("spot", "cheap", 0.0),
+            p.on("safe", "safe-one", 0.1),
+            p.on("spot", "dear", 0.1),
+        )
+        await finished_async([cheap, safe, dear])
+        await until_async(lambda: len(p.holders(dear)) == 2, "a copy of the dear one")
+        assert (p.holders(cheap), p.holders(safe)) == ({"spot"}, {"safe"})
+
+    play(test, "spot", "safe")
+
+
+def test_scattered_data_and_the_end_of_a_chain_are_dear():
+    async def test(p):
+        await p.expose(spot="job-1")
+        scattered = await p.client.scatter(bytes(1000), workers=[p.workers["spot"].address])
+        first = p.on("spot", "first", 0.2)
+        last = p.client.submit(len, first, key="last", workers=[p.workers["spot"].address])
+        await finished_async([last])
+        del first  # to compute the last again, it would have to be as well
+        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of a length that took long")
+        await until_async(lambda: p.holders(scattered) == {"spot", "safe"}, "a copy of the scattered one")
+
+    play(test, "spot", "safe")
+
+
+def test_two_preemptible_jobs_keep_a_copy_for_each_other_and_workers_of_one_job_do_not():
+    async def test(p):
+        await p.expose(a="job-1", b="job-1", c="job-2")
+        held = p.on("a", "dear", 0.1)
+        await finished_async([held])
+        await until_async(lambda: p.holders(held) == {"a", "c"}, "a copy in the other job")
+
+    play(test, "a", "b", "c")
+
+
+def test_dasks_memory_manager_keeps_copies_while_they_are_wanted():
+    async def test(p):
+        manager = p.scheduler.extensions["amm"]
+        before = set(manager.policies)
+        assert {type(policy) for policy in before} == {ReduceReplicas}
+        await p.expose(spot="job-1")
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([dear])
+        await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
+        third = p.client.submit(len, dear, workers=[p.workers["other"].address], key="reads it")
+        await finished_async([third])
+        assert len(p.holders(dear)) == 3
+        manager.run_once()
+        await until_async(lambda: len(p.holders(dear)) == 2, "one copy too many to be dropped")
+        for _ in range(3):
+            manager.run_once()
+            await asyncio.sleep(0)
+        assert len(p.holders(dear)) == 2
+        assert p.holders(dear) != {"spot"}
+        await p.expose()
+        assert manager.policies == before
+        manager.run_once()
+        await until_async(lambda: len(p.holders(dear)) == 1, "the copy to be dropped")
+
+    play(test, "spot", "safe", "other")
+
+
+def test_copies_have_a_share_of_memory_and_none_where_that_is_zero():
+    async def test(p):
+        assert p.scheduler.plugins["ferro-roster"].copies.copying.share == 0
+        await p.expose(spot="job-1")
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([dear])
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        copies._look(time.monotonic())
+        copies._look(time.monotonic() + 2 * module._SETTLED)
+        assert not copies._coming
+
+    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 0})
+
+
+def test_what_is_forgotten_leaves_no_trace():
+    async def test(p):
+        await p.expose(spot="job-1")
+        held = [p.on("spot", f"dear-{i}", 0.05) for i in range(4)]
+        await finished_async(held)
+        keys = [future.key for future in held]
+        await until_async(
+            lambda: all(len(p.scheduler.tasks[key].who_has) == 2 for key in keys), "a copy of each"
+        )
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: len(copies.kept) == 4, "all of them to be counted")
+        assert len(copies._seconds) == 4
+        del held
+        await until_async(lambda: not p.scheduler.tasks, "the scheduler to forget")
+        copies._look(time.monotonic())
+        assert [len(book) for book in (copies.kept, copies._seconds, copies._since, copies._coming)] == [
+            0
+        ] * 4
+
+    play(test, "spot", "safe")
