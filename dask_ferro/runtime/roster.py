@@ -4,6 +4,7 @@
     ferro_leave(addresses, ...)    let workers go with nothing lost (`leaving`)
     ferro_stay(addresses)          take that back
     ferro_ends(ends, ...)          when workers' jobs end
+    ferro_over()                   that the cluster ends: nobody has to leave in order any more
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
 (the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
@@ -29,6 +30,7 @@ from dask_ferro.runtime.worker import METRIC
 
 NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
+OVER = "ferro_over"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -55,6 +57,7 @@ class Roster(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.leaving: Leaving | None = None
+        self._over = False
         self._scheduler: Scheduler | None = None
         self._demands: Demands | None = None
         self._rows: Kept[list[dict[str, Any]]] = Kept()
@@ -89,6 +92,7 @@ class Roster(SchedulerPlugin):
             STAY: self.stay,
             LEAVE: self.leave,
             ENDS: self.ends,
+            OVER: self.over,
             REMOVE: self.remove,
         }
         scheduler.handlers.update(own)
@@ -98,7 +102,7 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, OVER, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -111,8 +115,7 @@ class Roster(SchedulerPlugin):
 
     async def before_close(self) -> None:
         """Let nobody leave any more: the scheduler is going."""
-        if self.leaving is not None:
-            await self.leaving.stop()
+        await self.over()
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -220,13 +223,23 @@ class Roster(SchedulerPlugin):
         Returns
         -------
         dict
-            "left": addresses; "stayed": for each address the reason.
+            "left": addresses; "stayed": for each address the reason; "over": whether the cluster ends.
         """
         self._here()
         assert self.leaving is not None
         asked = list(addresses)
-        stayed = await self.leaving.leave(asked, seconds, must)
-        return {"left": [a for a in asked if a not in stayed], "stayed": stayed}
+        stayed = (
+            dict.fromkeys(asked, "the cluster ends")
+            if self._over
+            else await self.leaving.leave(asked, seconds, must)
+        )
+        return {"left": [a for a in asked if a not in stayed], "stayed": stayed, "over": self._over}
+
+    async def over(self, comm: Any = None) -> None:
+        """Take note that the cluster ends: those that leave stay, and nobody else has to."""
+        self._over = True
+        if self.leaving is not None:
+            await self.leaving.stop()
 
     def stay(self, comm: Any = None, addresses: Iterable[str] = ()) -> None:
         """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""
