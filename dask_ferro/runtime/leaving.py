@@ -232,7 +232,9 @@ class Leaving:
             if not departure.must and (why := self._obstacle(departure)):
                 new.remove(departure)
                 self._stay(departure, why)
-        while (free := [d for d in new if not d.must]) and not self.moving.place(self._leavers(), self._bounded()):
+        while (free := [d for d in new if not d.must]) and not self.moving.place(
+            self._leavers(), self._bounded()
+        ):
             heaviest = self._heaviest(free)
             new.remove(heaviest)
             self._stay(heaviest, self._no_room())

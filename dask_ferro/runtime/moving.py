@@ -108,9 +108,7 @@ class Moving:
             return
         tasks = self.scheduler.tasks
         there = {key: tasks[key] for key in self.moves if key in tasks}
-        soon = self._by_worth(
-            ts for ts in there.values() if not (ts.who_has or set()).isdisjoint(bounded)
-        )
+        soon = self._by_worth(ts for ts in there.values() if not (ts.who_has or set()).isdisjoint(bounded))
         first = {key: self.moves[key] for key in soon}
         self.moves = first | {key: move for key, move in self.moves.items() if key not in first}
 

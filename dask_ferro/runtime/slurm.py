@@ -327,7 +327,6 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             logger.warning(text, self._tag)
         return landed and gone
 
-
     async def _tell_over(self) -> None:
         """Let jobs that are cancelled end at once: nobody will need what their workers hold."""
         scheduler: Any = self.scheduler_comm

@@ -52,7 +52,9 @@ def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_ov
         long = s.client.submit(waits, *files, workers=first, allow_other_workers=True)
     until(lambda: s.started()["long"] == 1, "the long task to start")
     for _ in range(5):
-        there = until(lambda: len(found := connected(s)) >= 2 and found, "a job to cancel, and one that stays")
+        there = until(
+            lambda: len(found := connected(s)) >= 2 and found, "a job to cancel, and one that stays"
+        )
         victim = there[0].job_id
         command("scancel", victim)
         s.queued(lambda jobs, gone=victim: gone not in jobs, "the job to be gone")
@@ -86,7 +88,9 @@ PROGRAM = """
 """
 
 
-def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_wait_for_no_task(slurm, tmp_path):
+def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_wait_for_no_task(
+    slurm, tmp_path
+):
     """Nobody is left who could cancel them.  A worker that ran a task was there for 33 s more."""
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True) as killed:
