@@ -1,8 +1,8 @@
 """The batch script of a worker job: dask-jobqueue's, whose worker is told of its end and is known by name.
 
-The script stays: it starts the worker, passes SIGUSR1 and SIGTERM on to it, and waits.  Its name follows from what SLURM tells the
-script (the index in an array, how often it was requeued), so that one script serves a whole array and no name comes
-twice.  Durations are seconds.
+The script stays: it starts the worker, passes SIGUSR1 and SIGTERM on to it, and waits.  Its name follows from what
+SLURM tells the script (the index in an array, how often it was requeued), so that one script serves a whole array and
+no name comes twice.  Durations are seconds.
 """
 
 from __future__ import annotations

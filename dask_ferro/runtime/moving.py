@@ -1,10 +1,10 @@
 """Where the results of leavers go, and how they get there.
 
 Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
-receivers fetch a bounded amount at a time.  Where a leaver's time is bounded, what it holds goes first, in the order of
-`policy.worth`: what costs most to compute again, for each byte.  A receiver that goes, pauses or is silent loses what it was to fetch to
-others.  Where there is not enough room, as much as fits can be placed: receivers spill then.  Nothing here says who
-leaves, nor when one may.  Sizes are bytes, durations seconds.
+receivers fetch a bounded amount at a time.  Where a leaver's time is bounded, what it holds goes first, in the order
+of `policy.worth`: what costs most to compute again, for each byte.  A receiver that goes, pauses or is silent loses
+what it was to fetch to others.  Where there is not enough room, as much as fits can be placed: receivers spill then.
+Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
 """
 
 from __future__ import annotations

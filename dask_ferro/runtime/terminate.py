@@ -67,7 +67,7 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
 
 
 def hold(seconds: float) -> None:
-    """Let this process live for so many seconds after SIGTERM, or until the second one; outside the main thread, as is."""
+    """Let this process outlive SIGTERM by so many seconds, or until the second one; no other thread can."""
     loop = asyncio.get_running_loop()
     with suppress(ValueError):
         _hear(_First(lambda: loop.call_later(seconds, _die), _die))

@@ -177,7 +177,8 @@ def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_i
         signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.{name}}})
         print("ready", flush=True)
         for got in range(1, 4):
-            signal.sigwait({{signal.{name}}})
+            if signal.sigtimedwait({{signal.{name}}}, 20) is None:
+                sys.exit(1)
             print(got, flush=True)
         sys.exit(7)
     """

@@ -1,4 +1,4 @@
-"""SIGTERM on a real SLURM, as a plain `scancel` or a node that shuts down sends it; and jobs whose cluster was killed."""
+"""SIGTERM on a real SLURM, as a plain `scancel` or a node that shuts down sends it; jobs whose cluster was killed."""
 
 from __future__ import annotations
 
