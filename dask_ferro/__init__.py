@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 __version__: str
 
+# Before all other imports, that Ctrl-C ends a command line that has not begun yet; it does nothing elsewhere.
+import_module("dask_ferro.early").listen()
+globals().pop("early", None)
+
 # name -> (module, attribute); None is the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ConfigError": ("dask_ferro.errors", "ConfigError"),
@@ -147,6 +151,8 @@ globals().pop("trace", None)
 
 def _loaded(name: str, module: str) -> Any:
     """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
+    if module == "dask_ferro.runtime.slurm":
+        import_module("dask_ferro.early").load_jobqueue()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -19,6 +19,7 @@ import click
 from dask_ferro.commands.faults import Group, leave
 from dask_ferro.commands.replay import replay
 from dask_ferro.commands.top import top
+from dask_ferro.early import at_once, load_jobqueue
 
 if TYPE_CHECKING:
     from signal import Signals
@@ -308,14 +309,16 @@ def cluster(
     dask ferro cluster --config slurm-gpu --min 0 --max 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
-    from dask_ferro.runtime.jobconfig import load
+    with at_once():
+        load_jobqueue()
+        from dask_ferro.runtime.jobconfig import load
 
-    config = load(source)
-    if dry_run:
-        _print_scripts(config.scripts())
-        return
-    named = {} if name is None else {"name": name, "job_name": name}
-    stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
+        config = load(source)
+        if dry_run:
+            _print_scripts(config.scripts())
+            return
+        named = {} if name is None else {"name": name, "job_name": name}
+        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
     if stopped_by is None:
         click.echo("a client shut the cluster down", err=True)
     else:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from distributed import Client
 
 from dask_ferro.cli import main
 from dask_ferro.runtime.standing import summary
-from tests.standing import command
+from tests.standing import PROGRAM, command
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobqueue_configs"
 
@@ -85,6 +87,55 @@ def test_a_dry_run_prints_every_pools_script(tmp_path):
         "# ---- pool large",
         "#SBATCH --cpus-per-task=4",
     ]
+
+
+# Loaded by Python at its start: Ctrl-C when a module is about to be imported.
+CUSTOM = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED_AT"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+@pytest.mark.parametrize("program", [["dask-ferro"], ["dask", "ferro"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dask_ferro.commands.faults",
+        "dask_ferro.runtime.jobconfig",
+        "dask_jobqueue",
+        "dask_jobqueue.htcondor",
+        "dask_ferro.runtime.standing",
+    ],
+)
+def test_ctrl_c_while_it_imports_ends_it_with_one_line(module, program, tmp_path):
+    """dask-jobqueue ends a program at Ctrl-C with status 0 and no word, from its import on."""
+    (tmp_path / "sitecustomize.py").write_text(CUSTOM)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [PROGRAM.parent / program[0], *program[1:], "cluster", "--config", "local-test"],
+        env=os.environ | {"PYTHONPATH": path, "INTERRUPTED_AT": module},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
+    program = "import dask_ferro as ff, signal; ff.SLURMCluster; signal.raise_signal(signal.SIGINT)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from dask_ferro.early import over
+
 
 @contextmanager
 def one_status_per_fault(debug: bool = False) -> Iterator[None]:
@@ -68,6 +70,8 @@ class Command(click.Command):
         from dask_ferro.runtime.interrupts import kept
 
         with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
+            if not isinstance(self, click.Group):  # a group's imports are over when it has found its command
+                over()
             return super().invoke(ctx)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import inf
 from typing import Any
 
 from distributed import Scheduler
@@ -29,6 +28,7 @@ from dask_ferro import config
 from dask_ferro.policy.copies import Copying, Exposed, Receiver
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.moving import free_bytes
+from dask_ferro.runtime.recompute import Recompute
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ _LOOK, _SETTLED = 1.0, 1.5
 _SHARE = 50
 # What has not arrived after so long is asked of another one.
 _LOST = 30.0
-# Results that are gone and would have to be computed first: so many are looked at for one result.
-_CHAIN = 64
 
 
 class Copies:
@@ -57,7 +55,6 @@ class Copies:
         self.copying = Copying(share=share, rate=rate)
         self.made: Counter[str] = Counter()
         self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
-        self._seconds: dict[Any, float] = {}  # that the results which these hold took
         self._since: dict[Any, float] = {}
         self._coming: dict[Any, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
         self.kept: set[Any] = set()  # results that were copied, or are being
@@ -81,7 +78,6 @@ class Copies:
         """Copy nothing any more, and give Dask's memory manager its own rule back.  Idempotent."""
         self._jobs = {}
         self._ticks.stop()
-        self._seconds.clear()
         self._since.clear()
         self._coming.clear()
         self.kept.clear()
@@ -93,17 +89,8 @@ class Copies:
         """Return the job that a worker may be preempted with; empty: it is safe."""
         return self._jobs.get(str(worker.name), "")
 
-    def finished(self, key: Any, worker: str, startstops: Any) -> None:
-        """Note how long a result took, where its worker may be preempted."""
-        ws = self.scheduler.workers.get(worker)
-        if ws is not None and self.job_of(ws):
-            self._seconds[key] = sum(
-                s["stop"] - s["start"] for s in startstops or () if s["action"] == "compute"
-            )
-
     def forget(self, key: Any) -> None:
         """Take note that a result is gone."""
-        self._seconds.pop(key, None)
         self.kept.discard(key)
 
     # -- a look ----------------------------------------------------------------------------------------------
@@ -122,9 +109,9 @@ class Copies:
         self._arrived(now)
         alone = {ts.key: (ts, job) for ts, job in self._alone()}
         self._since = {key: self._since.get(key, now) for key in alone}
-        memo: dict[Any, float] = {}
+        again = Recompute(self.scheduler)
         results = [
-            Exposed(key, ts.get_nbytes(), self._again(ts, memo), job)
+            Exposed(key, ts.get_nbytes(), again.seconds(ts), job)
             for key, (ts, job) in alone.items()
             if now - self._since[key] >= _SETTLED and key not in self._coming
         ]
@@ -164,24 +151,6 @@ class Copies:
             elif holders and now - sent < _LOST and to in self.scheduler.workers:
                 continue
             del self._coming[key]
-
-    def _again(self, ts: TaskState, memo: dict[Any, float]) -> float:
-        """Return the seconds to compute a result again, with all of its inputs that are gone."""
-        total, seen, front = 0.0, {ts.key}, [ts]
-        while front and len(seen) <= _CHAIN:
-            one = front.pop()
-            if one.run_spec is None:
-                return inf  # scattered
-            total += self._took(one)
-            for dts in one.dependencies:
-                if not dts.who_has and dts.key not in seen:
-                    seen.add(dts.key)
-                    front.append(dts)
-        return total
-
-    def _took(self, ts: TaskState) -> float:
-        seconds = self._seconds.get(ts.key)
-        return max(ts.prefix.duration_average, 0.0) if seconds is None else seconds
 
     def _receiver(self, ws: WorkerState) -> Receiver:
         room = free_bytes(ws)

@@ -1,8 +1,8 @@
 """The batch script of a worker job: dask-jobqueue's, whose worker is told of its end and is known by name.
 
-The script stays: it starts the worker, passes SIGUSR1 on to it, and waits.  Its name follows from what SLURM tells the
-script (the index in an array, how often it was requeued), so that one script serves a whole array and no name comes
-twice.  Durations are seconds.
+The script stays: it starts the worker, passes SIGUSR1 and SIGTERM on to it, and waits.  Its name follows from what
+SLURM tells the script (the index in an array, how often it was requeued), so that one script serves a whole array and
+no name comes twice.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
 [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"
 {exports}ferro_pid=
 trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
+trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
 {command} &
 ferro_pid=$!
 while :; do
@@ -86,13 +87,17 @@ class WorkerJob(SLURMJob):
             option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"
             self._command_template += f" {option} {_PRELOAD}"
 
-    def job_script(self, first: int = 0, graces: Mapping[str, float] | None = None) -> str:
+    def job_script(
+        self, first: int = 0, graces: Mapping[str, float] | None = None, kill_wait: float | None = None
+    ) -> str:
         """Return the script of an array whose element 0 has the number `first`, or of one job.
 
         Parameters
         ----------
         graces : mapping of str to float, optional
             What the site's partitions grant to preempted jobs; "" is the partition of jobs that name none.
+        kill_wait : float, optional
+            Seconds from SIGTERM to SIGKILL at the site; None: it does not say.
         """
         return _SCRIPT.format(
             shebang=self.shebang,
@@ -100,13 +105,13 @@ class WorkerJob(SLURMJob):
             prologue="\n".join(filter(None, self._job_script_prologue)),
             prefix=self._prefix,
             first=first,
-            exports=self._exports(graces or {}),
+            exports=self._exports(graces or {}, kill_wait),
             command=self._command_template,
         )
 
-    def _exports(self, graces: Mapping[str, float]) -> str:
-        """What the worker is told: when its job ends (epoch), when the signal comes, and what preemption leaves it."""
-        lines = []
+    def _exports(self, graces: Mapping[str, float], kill_wait: float | None) -> str:
+        """What the worker is told: when its job ends (epoch), when the signal comes, and what it has from then on."""
+        lines = [] if kill_wait is None else [f"export FERRO_JOB_KILLWAIT={kill_wait:g}\n"]
         if math.isfinite(self.walltime):
             end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
             lines.append(f'export FERRO_JOB_ENDS="${{SLURM_JOB_END_TIME:-{end}}}"\n')

@@ -203,10 +203,10 @@ class Leaving:
         self._admit()
         for departure in list(self._departures):
             self._hand_back(departure)
-        while not self.moving.place(self._leavers()):
+        while not self.moving.place(self._leavers(), self._bounded()):
             free = [d for d in self._departures if not d.must]
             if not free:
-                self.moving.place_some(self._leavers())
+                self.moving.place_some(self._leavers(), self._bounded())
                 break
             self._stay(self._heaviest(free), self._no_room())
         self.moving.fetch(self._next())
@@ -232,7 +232,9 @@ class Leaving:
             if not departure.must and (why := self._obstacle(departure)):
                 new.remove(departure)
                 self._stay(departure, why)
-        while (free := [d for d in new if not d.must]) and not self.moving.place(self._leavers()):
+        while (free := [d for d in new if not d.must]) and not self.moving.place(
+            self._leavers(), self._bounded()
+        ):
             heaviest = self._heaviest(free)
             new.remove(heaviest)
             self._stay(heaviest, self._no_room())
@@ -335,6 +337,10 @@ class Leaving:
 
     def _leavers(self) -> set[WorkerState]:
         return {ws for d in self._departures for ws in d.workers.values()}
+
+    def _bounded(self) -> set[WorkerState]:
+        """Those whose job ends at a time that is known: what they hold leaves first."""
+        return {ws for d in self._departures if d.until < inf for ws in d.workers.values()}
 
     # -- the end -------------------------------------------------------------------------------------------
 

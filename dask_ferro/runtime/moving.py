@@ -1,16 +1,17 @@
 """Where the results of leavers go, and how they get there.
 
 Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
-receivers fetch a bounded amount at a time.  A receiver that goes, pauses or is silent loses what it was to fetch to
-others.  Where there is not enough room, as much as fits can be placed: receivers spill then.  Nothing here says who
-leaves, nor when one may.  Sizes are bytes, durations seconds.
+receivers fetch a bounded amount at a time.  Where a leaver's time is bounded, what it holds goes first, in the order
+of `policy.worth`: what costs most to compute again, for each byte.  A receiver that goes, pauses or is silent loses
+what it was to fetch to others.  Where there is not enough room, as much as fits can be placed: receivers spill then.
+Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.spread import spread
+from dask_ferro.policy.worth import Held, by_worth
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.recompute import Recompute
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +59,14 @@ class Moving:
         self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
         self._silent: set[str] = set()
 
-    def place(self, left: set[WorkerState]) -> bool:
-        """Choose a receiver for each result that only leavers hold; False: there is not enough room."""
+    def place(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> bool:
+        """Choose a receiver for each result that only leavers hold; False: there is not enough room.
+
+        Parameters
+        ----------
+        bounded : collection of WorkerState
+            Leavers whose time is bounded.
+        """
         now = monotonic()
         receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
         self._pass_over(receivers, now)
@@ -73,22 +82,39 @@ class Moving:
         if found is None:
             return False
         self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
+        if found:
+            self._order(bounded)
         return True
 
-    def place_some(self, left: set[WorkerState]) -> None:
+    def place_some(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> None:
         """Choose receivers for as much as fits, after `place` found no room for all.
 
-        What nobody could compute again comes first, then the largest; memory is filled up to where receivers begin to
-        spill, and then up to their limits.
+        What is worth most goes first; memory is filled up to where receivers begin to spill, and then up to their
+        limits.
         """
-        rest = [ts for ts in unheld(left, left) if ts.key not in self.moves]
-        rest.sort(key=lambda ts: (ts.run_spec is not None, -ts.get_nbytes()))
+        by_key = {ts.key: ts for ts in unheld(left, left) if ts.key not in self.moves}
+        rest = [by_key[key] for key in self._by_worth(by_key.values())]
         stay = [ws for ws in self.scheduler.running - left if ws.address not in self._silent]
         for room in (free_bytes, spilling_bytes):
             receivers = {ws.address: room(ws) for ws in stay}
             for move in self.moves.values():
                 receivers[move.receiver] -= move.nbytes
             rest = self._fill(rest, receivers)
+        self._order(bounded)
+
+    def _order(self, bounded: Collection[WorkerState]) -> None:
+        """Let what leavers hold whose time is bounded be fetched before the rest, and by its worth."""
+        if not bounded:
+            return
+        tasks = self.scheduler.tasks
+        there = {key: tasks[key] for key in self.moves if key in tasks}
+        soon = self._by_worth(ts for ts in there.values() if not (ts.who_has or set()).isdisjoint(bounded))
+        first = {key: self.moves[key] for key in soon}
+        self.moves = first | {key: move for key, move in self.moves.items() if key not in first}
+
+    def _by_worth(self, results: Iterable[TaskState]) -> list[Any]:
+        again = Recompute(self.scheduler)
+        return by_worth(Held(ts.key, ts.get_nbytes(), again.seconds(ts)) for ts in results)
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
         """Give results to whoever has most room; return those that nobody has room for."""

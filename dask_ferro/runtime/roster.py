@@ -6,6 +6,7 @@
     ferro_ends(ends, ...)          when workers' jobs end
     ferro_fail(why)                fail the tasks that no worker has
     ferro_exposed(jobs)            whose jobs may be preempted without warning (`copies`)
+    ferro_over()                   that the cluster ends: nobody has to leave in order any more
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
 (the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
@@ -39,6 +40,7 @@ NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
 FAIL = "ferro_fail"
 EXPOSED = "ferro_exposed"
+OVER = "ferro_over"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -66,6 +68,7 @@ class Roster(SchedulerPlugin):
     def __init__(self) -> None:
         self.leaving: Leaving | None = None
         self.copies: Copies | None = None
+        self._over = False
         self._scheduler: Scheduler | None = None
         self._demands: Demands | None = None
         self._rows: Kept[list[dict[str, Any]]] = Kept()
@@ -103,6 +106,7 @@ class Roster(SchedulerPlugin):
             ENDS: self.ends,
             FAIL: self.fail,
             EXPOSED: self.exposed,
+            OVER: self.over,
             REMOVE: self.remove,
         }
         scheduler.handlers.update(own)
@@ -112,7 +116,7 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, OVER, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -127,10 +131,7 @@ class Roster(SchedulerPlugin):
 
     async def before_close(self) -> None:
         """Let nobody leave any more, and copy nothing: the scheduler is going."""
-        if self.copies is not None:
-            self.copies.stop()
-        if self.leaving is not None:
-            await self.leaving.stop()
+        await self.over()
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -167,13 +168,11 @@ class Roster(SchedulerPlugin):
         self._look_at = 2 * len(self._ends)  # each name is looked at twice
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Note that a worker had a task until now, what its result took, and that one is gone."""
+        """Note that a worker had a task until now, and which results are gone."""
         if start == "memory" and self.copies is not None:
             self.copies.forget(key)
         if start == "processing":
             worker = kwargs.get("worker")
-            if finish == "memory" and self.copies is not None:
-                self.copies.finished(key, worker, kwargs.get("startstops"))
             if worker in self._busy:
                 self._busy[worker] = monotonic()
             if self.leaving is not None and self.leaving.is_on:
@@ -244,13 +243,25 @@ class Roster(SchedulerPlugin):
         Returns
         -------
         dict
-            "left": addresses; "stayed": for each address the reason.
+            "left": addresses; "stayed": for each address the reason; "over": whether the cluster ends.
         """
         self._here()
         assert self.leaving is not None
         asked = list(addresses)
-        stayed = await self.leaving.leave(asked, seconds, must)
-        return {"left": [a for a in asked if a not in stayed], "stayed": stayed}
+        stayed = (
+            dict.fromkeys(asked, "the cluster ends")
+            if self._over
+            else await self.leaving.leave(asked, seconds, must)
+        )
+        return {"left": [a for a in asked if a not in stayed], "stayed": stayed, "over": self._over}
+
+    async def over(self, comm: Any = None) -> None:
+        """Take note that the cluster ends: those that leave stay, and nobody else has to."""
+        self._over = True
+        if self.copies is not None:
+            self.copies.stop()
+        if self.leaving is not None:
+            await self.leaving.stop()
 
     def stay(self, comm: Any = None, addresses: Iterable[str] = ()) -> None:
         """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""

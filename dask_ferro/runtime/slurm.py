@@ -37,6 +37,8 @@ _PLUGIN = "dask_ferro.runtime.preload"
 _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
+# For the scheduler to take note that the cluster ends.
+_OVER_TOLD = 1.0
 # For the tasks of workers whose job was cancelled before it had started.
 _LATE = 10.0
 
@@ -114,12 +116,13 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
         self._graces: dict[str, float] = {}
+        self._kill_wait: float | None = None
         options |= {"job_name": self._tag, "signal_ahead": signal_ahead, "grace": grace}
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
 
     async def _start(self) -> None:
-        self._graces = await self._site.graces()
+        self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._start()
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         return self._script(pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first, self._graces)
+        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
         return script.replace(_ADDRESS, address or _ADDRESS)
 
@@ -372,6 +375,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         """End every job; return whether SLURM says that none is left."""
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
+        await self._tell_over()
         gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS)
         await self._cancellation.close()
         self._book.clear()
@@ -381,6 +385,15 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             )
             logger.warning(text, self._tag)
         return landed and gone
+
+    async def _tell_over(self) -> None:
+        """Let jobs that are cancelled end at once: nobody will need what their workers hold."""
+        scheduler: Any = self.scheduler_comm
+        try:
+            async with asyncio.timeout(_OVER_TOLD):
+                await scheduler.ferro_over()
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
+            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
 
 
 def _with_plugin(options: Mapping[str, Any] | None, config: str) -> dict[str, Any]:

@@ -142,6 +142,15 @@ class Site:
             logger.info("dask_ferro: scontrol did not tell of the partitions: %s", error)
             return {}
 
+    async def kill_wait(self) -> float | None:
+        """Return the seconds from SIGTERM to SIGKILL; None where SLURM does not say."""
+        try:
+            async with asyncio.timeout(_ASKED):
+                return squeue.kill_wait(await _run("scontrol", "show", "config"))
+        except (Refused, TimeoutError) as error:
+            logger.info("dask_ferro: scontrol did not tell of its configuration: %s", error)
+            return None
+
     async def draining(self) -> frozenset[str]:
         """Return the nodes that their administrator wants to have free: a look now and then, and what it said since."""
         now = asyncio.get_running_loop().time()

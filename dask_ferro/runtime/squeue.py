@@ -185,6 +185,16 @@ def preemptible(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def kill_wait(text: str) -> float | None:
+    """Return the seconds from SIGTERM to SIGKILL, of ``scontrol show config``; None where they are not there.
+
+    >>> kill_wait("KillOnBadExit           = 0\\nKillWait                = 30 sec")
+    30.0
+    """
+    found = re.search(r"^\s*KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
 def _cells(line: str) -> list[str]:
     cells, at = [], 0
     for width in _COLUMNS.values():

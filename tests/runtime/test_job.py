@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed import Client, Nanny, Scheduler, Worker
 
-from dask_ferro.runtime import job
+from dask_ferro.runtime import job, moving
+from dask_ferro.runtime import terminate as term
 from dask_ferro.runtime.roster import NAME, Roster
 from tests.waiting import finished_async, until_async
 
@@ -153,6 +155,194 @@ def test_it_is_tried_again_until_somebody_has_room():
                 assert lost(scheduler) == [set()]
 
     with_scheduler(test)
+
+
+# -- SIGTERM -------------------------------------------------------------------------------------------------
+
+
+def terminate(process):
+    """Send SIGTERM to every process of a job, as a batch system does."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        member.terminate()
+
+
+async def ended(process, seconds=30.0):
+    return await asyncio.to_thread(process.wait, seconds)
+
+
+async def held_on(client, scheduler, count, name="job-1"):
+    """Return futures of results that only some workers hold."""
+    await client.wait_for_workers(count)
+    own = [ws.address for ws in scheduler.workers.values() if str(ws.name).startswith(name)]
+    held = [client.submit(bytes, 10_000 + i, workers=[own[i % len(own)]]) for i in range(8)]
+    await finished_async(held)
+    return held
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
+)
+def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhere(options):
+    """Stock: all end at once, and all their results are lost."""
+
+    async def test(client, scheduler):
+        count = 2 if options is KEEPS else 1
+        with (
+            workers(scheduler.address, "job-1", *options) as process,
+            workers(scheduler.address, "other", "--no-nanny"),
+        ):
+            held = await held_on(client, scheduler, count + 1)
+            own = [ws.address for ws in scheduler.workers.values() if str(ws.name) != "other"]
+            running = client.submit(slow, 0.5, workers=own)
+            await until_async(
+                lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
+            )
+            terminate(process)
+            assert await ended(process) == 0
+            assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
+            assert await running == 7
+            assert lost(scheduler) == [set()] * count
+
+    with_scheduler(test)
+
+
+async def _over(scheduler, process):
+    await scheduler.plugins[NAME].over()
+
+
+async def _closed(scheduler, process):
+    await scheduler.close()
+
+
+async def _twice(scheduler, process):
+    terminate(process)
+    await asyncio.sleep(1.5 * term._SAME)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("before", "wait"),
+    [
+        pytest.param(_over, 300, id="the cluster ends"),
+        pytest.param(_closed, 300, id="the scheduler is gone"),
+        pytest.param(_twice, 300, id="it came before"),
+        pytest.param(None, 3, id="the time is over"),
+    ],
+)
+def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(before, wait):
+    async def test(client, scheduler):
+        with workers(scheduler.address, "job-1", *KEEPS, FERRO_JOB_KILLWAIT=str(wait)) as process:
+            held = await held_on(client, scheduler, 2)
+            if before is not None:
+                await before(scheduler, process)
+            began = time.monotonic()
+            if process.poll() is None:  # without a scheduler it may have ended
+                terminate(process)
+            await ended(process)
+            assert before is not None or time.monotonic() - began > 2.0
+            del held
+
+    with_scheduler(test)
+
+
+@pytest.mark.cluster
+def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
+    told, copy_to = [], moving.seams.copy_to
+
+    def spy(scheduler, address, keys, stimulus_id):
+        told.append(address)
+        copy_to(scheduler, address, keys, stimulus_id)
+
+    monkeypatch.setattr(moving.seams, "copy_to", spy)
+
+    async def test(client, scheduler):
+        with (
+            workers(scheduler.address, "job-1", *BARE) as one,
+            workers(scheduler.address, "job-2", *BARE) as two,
+            workers(scheduler.address, "other", "--no-nanny"),
+        ):
+            held = await held_on(client, scheduler, 3, "job-")
+            stays = scheduler.aliases["other"]
+            terminate(one)
+            terminate(two)
+            assert [await ended(one), await ended(two)] == [0, 0]
+            assert len(await client.gather(held)) == 8
+            assert set(told) == {stays}
+            assert lost(scheduler) == [set(), set()]
+
+    with_scheduler(test)
+
+
+HOLDS = """
+import asyncio, os, signal, sys, time
+from dask_ferro.runtime import terminate
+
+async def main():
+    terminate.hold(float(sys.argv[1]))
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["its time", "a second one"])
+def test_a_worker_outlives_sigterm_by(again):
+    """Its nanny has had it too; a process that a task forks has the system's own way."""
+    command = [sys.executable, "-c", HOLDS, "60" if again else "0.5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == str(-signal.SIGTERM)
+        began = time.monotonic()
+        process.terminate()
+        if again:
+            time.sleep(1.5 * term._SAME)
+            assert process.poll() is None
+            process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+        assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        pytest.param((None, None), ([job.__name__], None), id="alone"),
+        pytest.param((["a"], ["--x"]), (["a", job.__name__], ["--x"]), id="after the user's own"),
+        pytest.param(("a", None), (["a", job.__name__], None), id="after a single one"),
+        pytest.param((["a"], [["--x"]]), (["a", job.__name__], [["--x"], []]), id="each with its arguments"),
+        pytest.param(([job.__name__], None), ([job.__name__], None), id="once"),
+    ],
+)
+def test_a_nannys_worker_loads_it(given, wanted):
+    async def run():
+        nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
+        try:
+            job._on_its_worker(nanny)
+            assert (nanny.preload, nanny.preload_argv or None) == wanted
+        finally:
+            await nanny.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds", "kept"),
+    [
+        pytest.param({}, 30.0, 2.0, id="by default"),
+        pytest.param({"FERRO_JOB_KILLWAIT": "5"}, 5.0, 0.5, id="of a site in a hurry"),
+        pytest.param({"FERRO_JOB_KILLWAIT": "120"}, 120.0, 2.0, id="of a patient one"),
+        pytest.param({"FERRO_JOB_KILLWAIT": "0"}, 0.0, 0.0, id="of one that kills at once"),
+    ],
+)
+def test_the_time_after_sigterm(environ, seconds, kept):
+    assert job.kill_wait(environ) == seconds
+    assert job.last(seconds) == kept
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,11 @@ def test_a_preempted_job_has_the_time(options, grace):
     assert f"export FERRO_JOB_GRACE={grace}\n" in script
 
 
+def test_the_time_from_sigterm_on_is_told_where_it_is_known():
+    assert "export FERRO_JOB_KILLWAIT=120\n" in job().job_script(kill_wait=120.0)
+    assert "KILLWAIT" not in job().job_script()
+
+
 @pytest.mark.parametrize(
     ("options", "walltime", "lifetime", "resources"),
     [
@@ -165,21 +170,22 @@ def test_the_end_that_slurm_tells_counts(run):
         assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
 
 
-def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run):
-    program = """if True:
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run, name):
+    program = f"""if True:
         import signal, sys
-        got = 0
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.{name}}})
         print("ready", flush=True)
         for got in range(1, 4):
-            signal.sigwait({signal.SIGUSR1})
+            if signal.sigtimedwait({{signal.{name}}}, 20) is None:
+                sys.exit(1)
             print(got, flush=True)
         sys.exit(7)
     """
     with run(program) as shell:
         said = [shell.stdout.readline().strip()]
         for _ in range(3):
-            shell.send_signal(signal.SIGUSR1)
+            shell.send_signal(signal.Signals[name])
             said.append(shell.stdout.readline().strip())
         assert shell.wait(20) == 7
     assert said == ["ready", "1", "2", "3"]

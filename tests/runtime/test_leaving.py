@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
+from math import inf
 
 import dask
 import psutil
@@ -16,7 +17,8 @@ from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
-from dask_ferro.runtime import roster
+from dask_ferro.runtime import moving, roster
+from dask_ferro.runtime.recompute import Recompute
 from dask_ferro.runtime.roster import Roster
 from tests.waiting import finished, finished_async, opened, until_async
 
@@ -387,6 +389,80 @@ def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_a
 
     memory = "distributed.worker.memory"  # all of them are one process, with more than the limit
     on_workers(test, "4GB", "4GB", 300 * MB, config={f"{memory}.pause": False, f"{memory}.spill": False})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        pytest.param(None, ["large", "dear", "small"], id="time is not bounded, as they are packed"),
+        pytest.param(30.0, ["scattered", "dear", "small", "large"], id="time is bounded, what is worth most"),
+    ],
+)
+def test_of_leavers_is_fetched_first_where(seconds, wanted, monkeypatch):
+    """Worth: the seconds of compute that would be spent again, by the byte."""
+    fetched, copy_to = [], moving.seams.copy_to
+
+    def spy(scheduler, address, keys, stimulus_id):
+        fetched.extend(keys)
+        copy_to(scheduler, address, keys, stimulus_id)
+
+    monkeypatch.setattr(moving.seams, "copy_to", spy)
+
+    async def test(client, scheduler, workers):
+        leaver, _ = workers
+        held = []
+        for name, nbytes, takes in (("small", MB, 1.0), ("large", 9 * MB, 5.0), ("dear", 2 * MB, 60.0)):
+            with dask.annotate(ferro={"seconds": takes}):
+                held.append(client.submit(ran, name, nbytes=nbytes, workers=[leaver.address], key=name))
+        if "scattered" in wanted:
+            held.append(
+                (await client.scatter({"scattered": bytes(MB)}, workers=[leaver.address]))["scattered"]
+            )
+        await finished_async(held)
+        assert await leave(client, leaver, seconds=seconds) == {}
+        assert fetched == wanted
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_a_result_stands_for_its_inputs_too_that_nobody_holds_any_more():
+    async def test(client, scheduler, workers):
+        with dask.annotate(ferro={"seconds": 8.0}):
+            source = client.submit(ran, "source", key="source")
+        with dask.annotate(ferro={"seconds": 1.0}):
+            left, right = (client.submit(lambda _: 1, source, key=key) for key in ("left", "right"))
+        scattered = await client.scatter(5)
+        await finished_async([left, right])
+
+        def seconds(key):
+            return Recompute(scheduler).seconds(scheduler.tasks[key])
+
+        assert seconds("left") == 1.0  # its input is held
+        source.release()
+        await until_async(lambda: scheduler.tasks["source"].state == "released", "the input to be gone")
+        assert seconds("left") == seconds("right") == 1.0 + 8.0 / 2  # no second counts twice
+        assert seconds(scattered.key) == inf  # nobody could compute it
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_when_the_cluster_ends_nobody_leaves_any_more():
+    """Jobs are cancelled next, and wait for no answer that would come too late."""
+
+    async def test(client, scheduler, workers):
+        first, second = workers
+        task = client.submit(held_up, "task", "over", workers=[first.address], allow_other_workers=True)
+        await started("task")
+        leaving = asyncio.ensure_future(leave(client, first, must=True))
+        await until_async(lambda: scheduler.plugins[roster.NAME].leaving.is_on, "somebody to leave")
+        await client.scheduler.ferro_over()
+        assert await leaving == {first.address: "leaving was stopped"}
+        answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
+        assert (answer["stayed"], answer["over"]) == ({second.address: "the cluster ends"}, True)
+        await Event("over", client).set()
+        assert await task == "task"
+
+    on_workers(test, "1GB", "1GB")
 
 
 def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once():

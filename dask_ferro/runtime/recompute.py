@@ -1,0 +1,55 @@
+"""What results stand for: the seconds of compute that would be spent again if they were lost.
+
+A result's own task, and those of its inputs that nobody holds any more, as far back as that goes.  An input that
+several need is shared among them, so that no second is counted twice and a long chain is walked once.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler
+from distributed.scheduler import TaskState
+
+from dask_ferro.runtime.projected import Seconds
+
+
+class Recompute:
+    """Seconds that results stand for, as of one moment.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        self._own = Seconds(scheduler, float(guess or 0.0))
+        self._known: dict[TaskState, float] = {}
+
+    def seconds(self, ts: TaskState) -> float:
+        """Return the seconds that a result stands for; infinity where nobody could compute it again."""
+        if ts.run_spec is None:
+            return inf
+        stack = [ts]
+        while stack:
+            unknown = [dep for dep in _needed(stack[-1]) if dep not in self._known]
+            if unknown:
+                stack += unknown
+            else:
+                last = stack.pop()
+                self._known[last] = self._of(last)
+        return self._known[ts]
+
+    def _of(self, ts: TaskState) -> float:
+        if ts.run_spec is None:
+            return inf  # it was scattered, and is gone
+        inputs = sum(self._known[dep] / max(len(dep.dependents), 1) for dep in _needed(ts))
+        return self._own.left(ts) + inputs
+
+
+def _needed(ts: TaskState) -> list[TaskState]:
+    """The inputs of a task that would have to be computed again as well."""
+    return [dep for dep in ts.dependencies if dep.state != "memory"]

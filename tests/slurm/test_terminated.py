@@ -1,0 +1,112 @@
+"""SIGTERM on a real SLURM, as a plain `scancel` or a node that shuts down sends it; jobs whose cluster was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import dask
+import psutil
+import pytest
+
+from tests.slurm.test_elastic import Site, command, queue, site  # noqa: F401 - a fixture
+from tests.waiting import BOUND_S, finished, result, until
+
+pytestmark = pytest.mark.slurm
+
+
+def waits(file: str, log: str) -> int:
+    """Wait until a file is there."""
+    with open(log, "a") as starts:
+        starts.write("long\n")
+    deadline = time.monotonic() + BOUND_S
+    while not os.path.exists(file) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return 7
+
+
+def connected(s: Site) -> list[Any]:
+    """The jobs whose workers are there and stay, the oldest first."""
+    names = {facts["name"] for facts in s.workers.values()}
+    states = queue(s.cluster)
+    jobs = s.cluster.sync(s.cluster.reconcile)
+    there = [job for job in jobs if states.get(job.job_id) == "RUNNING" and set(job.workers) <= names]
+    return sorted(there, key=lambda job: job.order)
+
+
+def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_over(site, tmp_path):  # noqa: F811
+    """SIGTERM used to end workers at once: 80 finished tasks ran again in five of these."""
+    s = site()
+    s.cluster.adapt(minimum=3, maximum=3)
+    s.connected(3)
+    held = s.submit(60, 0.01)
+    finished(held)
+    until(lambda: len(connected(s)) == 3, "three jobs that run")
+    with dask.annotate(ferro={"seconds": 600}):
+        first = connected(s)[0].workers
+        files = (str(tmp_path / "open"), str(s.starts))
+        long = s.client.submit(waits, *files, workers=first, allow_other_workers=True)
+    until(lambda: s.started()["long"] == 1, "the long task to start")
+    for _ in range(5):
+        there = until(
+            lambda: len(found := connected(s)) >= 2 and found, "a job to cancel, and one that stays"
+        )
+        victim = there[0].job_id
+        command("scancel", victim)
+        s.queued(lambda jobs, gone=victim: gone not in jobs, "the job to be gone")
+    (tmp_path / "open").touch()
+    assert result(long) == 7
+    assert s.client.gather(held) == list(range(60))
+    starts = s.started()
+    assert starts.pop("long") > 1  # handed over, not waited for
+    assert set(starts.values()) == {1}
+
+
+PROGRAM = """
+    import sys, time
+    from distributed import Client
+    from dask_ferro.runtime.slurm import SLURMCluster
+
+    cluster = SLURMCluster(
+        queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],
+        scheduler_options={"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+    )
+    client = Client(cluster)
+    cluster.scale(2)
+    client.wait_for_workers(2, timeout=60)
+    held = client.map(bytes, range(1000, 1010))
+    client.gather(held)
+    runs = client.submit(time.sleep, 600)
+    while not any(client.processing().values()):
+        time.sleep(0.05)
+    print(cluster.job_name, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_wait_for_no_task(
+    slurm, tmp_path
+):
+    """Nobody is left who could cancel them.  A worker that ran a task was there for 33 s more."""
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True) as killed:
+        assert killed.stdout is not None
+        name = killed.stdout.readline().strip()
+        tree = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
+        (watchdog,) = (process for process in tree if "dask-ferro-watchdog" in process.cmdline())
+        assert name in watchdog.cmdline()
+        for process in reversed(tree):
+            process.kill()
+    try:
+        until(
+            lambda: not command("squeue", "-h", "-n", name).strip(),
+            "no job to be left",
+            seconds=20.0,
+            seen=lambda: command("squeue", "-n", name),
+        )
+    finally:
+        command("scancel", "-n", name)
