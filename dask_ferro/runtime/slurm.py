@@ -1,6 +1,6 @@
 """`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
 
-Jobs are known by SLURM's id and by a name that is never used again.  One `squeue` a look tells which of them wait, run,
+Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue` a look tells which of them wait, run,
 are over or will never start; submissions are tried again, in arrays, and refused ones are told in SLURM's words;
 cancellations are seen through.  No job outlives the cluster: not its end, an exception, nor the death of its process.
 It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
@@ -29,6 +29,7 @@ from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.slurmsite import Refused, Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
 from dask_ferro.runtime.submission import Submission
+from dask_ferro.runtime.workernames import WorkerNames
 
 logger = logging.getLogger(__name__)
 
@@ -93,22 +94,23 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     ) -> None:
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
-        self._tag = f"{job_name}-{uuid.uuid4().hex[:8]}"
+        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
         guesses = {"queue_wait": queue_wait, "start_up": start_up}
         kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
         self._kinds = {name: guesses | own for name, own in kinds.items()}
         self._pool_records: dict[str, JobPool] = {}
+        self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
         self._count = 0
         self._connected_at: dict[str, float] = {}
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._site = Site(self._tag)
+        self._site = Site(job_name, self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._graces: dict[str, float] = {}
-        options |= {"job_name": self._tag, "signal_ahead": signal_ahead, "grace": grace}
+        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
 
@@ -126,7 +128,9 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     def _kind(self, pool: str) -> JobPool:
         if not self._pool_records:
             self._pool_records = {
-                name: JobPool.built(name, self.job_cls, _ADDRESS, self._job_kwargs, overrides)
+                name: JobPool.built(
+                    name, self.job_cls, _ADDRESS, self._job_kwargs, overrides, self._names.prefix(name)
+                )
                 for name, overrides in self._kinds.items()
             }
         if pool not in self._pool_records:
@@ -182,7 +186,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         if self._closing or count < 1:
             return
         first, self._count = self._count, self._count + count
-        jobs = [BatchJob(f"{pool}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
+        prefix, names = self._names.prefix(pool), self._names.actual
+        jobs = [
+            BatchJob(f"{prefix}-{n}", pool, n, processes, time(), names=names)
+            for n in range(first, self._count)
+        ]
         self._book.update((job.name, job) for job in jobs)
         self._submission.add(jobs)
 
@@ -281,7 +289,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
         if op == "add":
             now = time()
-            self._connected_at.update((str(worker["name"]), now) for worker in msg["workers"].values())
+            came = [str(worker["name"]) for worker in msg["workers"].values()]
+            self._connected_at.update(dict.fromkeys(came, now))
+            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+            for name in came:
+                self._names.learn(name, shapes, self._book.__contains__)
         elif op == "remove":
             self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
         super()._update_worker_status(op, msg)
@@ -320,7 +332,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             text = (
                 "dask_ferro: jobs named %s are not known to be gone; a process stays and goes on cancelling"
             )
-            logger.warning(text, self._tag)
+            logger.warning(text, f"{self._site.job_name} ({self._tag})")
         return landed and gone
 
 

@@ -31,7 +31,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 async def one_submission() -> tuple[list[str], bool]:
     """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
-    site, ids, ended = Site("test-1234"), [], asyncio.Event()
+    site, ids, ended = Site("test", "ferro-1234"), [], asyncio.Event()
 
     def accepted(jobs) -> None:
         ids.extend(job.job_id for job in jobs)
