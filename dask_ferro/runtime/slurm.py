@@ -12,6 +12,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -22,6 +23,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import PENDING, RUNNING, Pool
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
+from dask_ferro.runtime.clusteroptions import check_options
+from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
+from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob
@@ -33,6 +37,7 @@ from dask_ferro.runtime.workernames import WorkerNames
 
 logger = logging.getLogger(__name__)
 
+_OWN_OPTIONS = ("pools", "signal_ahead", "grace", "queue_wait", "start_up", "patience")
 _PLUGIN = "dask_ferro.runtime.preload"
 _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
@@ -41,7 +46,7 @@ _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 _LATE = 10.0
 
 
-class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -92,11 +97,13 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         patience: Mapping[str, float] | None = None,
         **options: Any,
     ) -> None:
+        checked = overrides_of(pools)
+        check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
         guesses = {"queue_wait": queue_wait, "start_up": start_up}
-        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
+        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._kinds = {name: guesses | own for name, own in kinds.items()}
         self._pool_records: dict[str, JobPool] = {}
         self._names = WorkerNames(options.get("name"))
@@ -110,7 +117,10 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._graces: dict[str, float] = {}
+        self._began = time()
         options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
+        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
+            del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
 
@@ -157,6 +167,27 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         script = self._kind(pool).job.job_script(first, self._graces)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
         return script.replace(_ADDRESS, address or _ADDRESS)
+
+    # -- what is said of it ----------------------------------------------------------------------------------
+
+    def _known(self) -> Known:
+        kinds, now = self._pool_records.items(), time()
+        pools = [
+            PoolWords(name, kind.offer.minimum, kind.offer.maximum, kind.closed, kind.closed_until)
+            if now < kind.closed_until
+            else PoolWords(name, kind.offer.minimum, kind.offer.maximum, self._submission.trouble(name))
+            for name, kind in kinds
+        ]
+        adapts = isinstance(self._adaptive, Elastic) and self._adaptive.state in ("starting", "running")
+        bounds = (self._adaptive.minimum, self._adaptive.maximum) if adapts else None
+        return Known([job.seen() for job in self._book.values()], pools, bounds)
+
+    def _written(self) -> list[Path]:
+        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
+        found = {
+            path: None for header in headers for path in outputs(header, self._site.job_name, self._began)
+        }
+        return list(found)
 
     # -- what the controller asks for ------------------------------------------------------------------------
 

@@ -174,7 +174,6 @@ class Site:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LOOK_MOST)
 
-
     def close(self, *, jobs_left: bool = False) -> None:
         """End the watchdog, or leave the jobs that are left to it."""
         if self._watchdog is not None:

@@ -65,7 +65,9 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
         if end == "cancel_all":
             assert await ours.cancel_all(10.0)
         ours.close(jobs_left=end == "watchdog")
-        await until_async(lambda: set(queue("shared")) == kept, "the end of ours", seen=lambda: queue("shared"))
+        await until_async(
+            lambda: set(queue("shared")) == kept, "the end of ours", seen=lambda: queue("shared")
+        )
         assert set(await theirs.queue()) == kept
 
     try:
@@ -82,7 +84,9 @@ def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
 
     async def scenario() -> None:
         for job in await submitted(site):
-            subprocess.run(("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30)
+            subprocess.run(
+                ("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30
+            )
         assert len(await site.queue()) == 2
 
     asyncio.run(scenario())
@@ -106,4 +110,7 @@ def test_jobs_and_workers_have_the_names_that_they_were_given(slurm, tmp_path):
         (found,) = made.sync(made.reconcile)
         assert found.state == "running"
         assert re.fullmatch(r"run-\$SLURM_JOB_ID-0", found.name)
+        assert "jobs: 1 running, bounds: 2 workers, pools: default)" in repr(made)
+        printed = {name: text for name, text in made.get_logs(workers=False).items() if "logs/mine-" in name}
+        assert any("distributed.nanny" in text for text in printed.values()), printed
     assert queue("mine") == {}

@@ -52,7 +52,10 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
         cluster.scale(0)
         until(lambda: queue("orders") == [], "an empty queue", seconds=10.0, seen=lambda: queue("orders"))
         until(
-            lambda: "jobs ended as scale() ordered: 10 results (9.81 kiB) that only they held are lost" in caplog.text,
+            lambda: (
+                "jobs ended as scale() ordered: 10 results (9.81 kiB) that only they held are lost"
+                in caplog.text
+            ),
             "a warning of what is lost",
             seen=lambda: caplog.text,
         )
