@@ -3,8 +3,8 @@
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
 system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
 the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
-newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.  Where the maximum is
-an order (`scale(n)`), jobs go down to it all the same, booting ones before those that hold something.
+newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.  Where the maximum
+is an order (`scale(n)`), jobs go down to it all the same, booting ones before those that hold something.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 

@@ -49,7 +49,7 @@ def check_options(
     for name, overrides in pools.items():
         _check_names(f"{_WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
-        _check_shape(shape, shape.get("config_name") or getattr(job_cls, "config_name", "slurm"))
+        _check_shape(shape, str(shape.get("config_name") or getattr(job_cls, "config_name", "slurm")))
 
 
 def _check_names(where: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

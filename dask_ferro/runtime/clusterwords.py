@@ -148,12 +148,13 @@ def _files(header: str, job_name: str) -> set[Path]:
     last: dict[str, str] = {}
     for option, path in re.findall(r"^#SBATCH\s+(-o|-e|--output|--error)[=\s]\s*(\S+)", header, re.MULTILINE):
         last[option.lstrip("-")[0]] = path.strip("\"'")
+    known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
     patterns = set()
     for path in last.values():
         parent, _, name = path.rpartition("/")
-        known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
-        glob = _PATTERN.sub(lambda match: known.get(match[2], "*"), re.sub(r"([*?[])", r"[\1]", name))
+        plain = re.sub(r"([*?[])", r"[\1]", name)
         if "%" not in parent and path != "/dev/null":
+            glob = _PATTERN.sub(lambda match: known.get(match[2], "*"), plain)
             patterns.add(Path(parent or ".") / glob)
     return patterns
 

@@ -15,6 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from distributed import Adaptive, Status
@@ -126,6 +127,8 @@ class Elastic(Adaptive):
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
         self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
+        # Those that take as long as it takes, when an order comes.
+        self._overtaken: set[str] = set(self._leaving) if ordered else set()
         self._lost: Lost = taken._lost if taken else Lost()  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: scale.State = taken._state if taken else scale.State()
@@ -172,6 +175,19 @@ class Elastic(Adaptive):
         closed = [f"{kind.name}: {kind.closed}" for kind in self._pools.pools() if kind.closed]
         if self.minimum and closed and not await self._pools.reconcile():
             raise ConfigError(f"no job can be had; {'; '.join(closed)}")
+
+    async def end(self, jobs: Sequence[SiteJob]) -> None:
+        """End jobs on an order; where the bounds are one, there are as many workers fewer from now on."""
+        if self.parameters.ordered:
+            least = max(self.minimum - sum(len(job.workers) for job in jobs), 0)
+            self.minimum = self.maximum = least
+            self.parameters = replace(self.parameters, minimum=least, maximum=least)
+        facts = await self.scheduler.ferro_roster()
+        for job in jobs:
+            self._leave(job.name, job, facts["workers"], math.inf, ordered=True)
+        leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
+        if leaving:
+            await asyncio.wait(leaving)
 
     def stop(self, reason: str = "unknown") -> None:
         """Decide nothing any more.  Jobs that are leaving do leave, unless the cluster closes."""
@@ -269,9 +285,9 @@ class Elastic(Adaptive):
             elif isinstance(action, Recall):
                 for name in action.jobs:
                     await self._recall(name, jobs[name], workers)
-        if self.parameters.ordered:  # those too that began to leave before, as long as it takes
-            for name in self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
-                self._leave(name, jobs[name], workers, math.inf, True)
+        for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
+            self._leave(name, jobs[name], workers, math.inf, True)
+        self._overtaken.clear()
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
 

@@ -9,8 +9,8 @@ in proportion to free memory; receivers fetch a bounded amount at a time.  Remov
 in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
 One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
 not all, only its removal is refused.  One that is ordered to leave does the same and is removed all the same, when its
-time is over or nothing more can be done; what is lost with it is told.  Whether it should leave is decided elsewhere.  Durations are seconds, sizes
-bytes.
+time is over or nothing more can be done; what is lost with it is told.  Whether it should leave is decided elsewhere.
+Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """`scale(n)` and `adapt(...)` of a cluster by the elastic controller: one way to grow and shrink, not two.
 
 Dask's own `scale` closes whichever worker was added last, with all that it holds.  Here `scale(n)` is `adapt` with
-both bounds at n: workers drain before they go, and jobs that die are replaced.  It is an order: jobs beyond n end within
-`ferro.elastic.order-patience`, and what they hold and nobody could take is lost, which is said.
+both bounds at n: workers drain before they go, and jobs that die are replaced.  It is an order: jobs beyond n end
+within `ferro.elastic.order-patience`, and what they hold and nobody could take is lost, which is said.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
@@ -68,6 +69,23 @@ class Scaling:
 
     # As in Dask, where it is an older word for the same.
     scale_up = scale
+
+    async def scale_down(self: Any, workers: Iterable[str]) -> None:
+        """End the jobs of some workers as `scale` does, and have so many fewer where `scale` said how many.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Addresses or names; jobs are whole.
+        """
+        wanted = set(map(str, workers))
+        infos = self.scheduler_info["workers"]
+        wanted |= {str(worker["name"]) for address, worker in infos.items() if address in wanted}
+        going = [job for job in await self.reconcile() if not wanted.isdisjoint(job.workers)]
+        if isinstance(self._adaptive, Elastic):
+            await self._adaptive.end(going)
+        else:
+            await self.release([job.name for job in going])
 
     def _threads_per_worker(self: Any) -> int:
         """Return the threads of one worker, where Dask would have those of a job, and only if they are a keyword."""

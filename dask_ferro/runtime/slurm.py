@@ -1,8 +1,9 @@
 """`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
 
-Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue` a look tells which of them wait, run,
-are over or will never start; submissions are tried again, in arrays, and refused ones are told in SLURM's words;
-cancellations are seen through.  No job outlives the cluster: not its end, an exception, nor the death of its process.
+Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue`
+a look tells which of them wait, run, are over or will never start; submissions are tried again, in arrays, and refused
+ones are told in SLURM's words; cancellations are seen through.  No job outlives the cluster: not its end, an exception,
+nor the death of its process.
 It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
 """
 
@@ -178,8 +179,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             else PoolWords(name, kind.offer.minimum, kind.offer.maximum, self._submission.trouble(name))
             for name, kind in kinds
         ]
-        adapts = isinstance(self._adaptive, Elastic) and self._adaptive.state in ("starting", "running")
-        bounds = (self._adaptive.minimum, self._adaptive.maximum) if adapts else None
+        adaptive: Any = self._adaptive
+        adapts = isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
+        bounds = (adaptive.minimum, adaptive.maximum) if adapts else None
         return Known([job.seen() for job in self._book.values()], pools, bounds)
 
     def _written(self) -> list[Path]:

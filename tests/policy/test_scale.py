@@ -483,8 +483,8 @@ def test_fixed_bounds_drain(there: list, bounds: tuple, leaves: list) -> None:
 @pytest.mark.parametrize(
     ("there", "bound", "leaves"),
     [
-        pytest.param([BUSY._replace(nbytes=1), idle("a", nbytes=1, unique=1)], 0, ["a", "busy"], id="the last holder too"),
-        pytest.param([idle("a", unique=2 * GB), idle("b", 1)], 1, ["b"], id="the one with the least that is held alone"),
+        pytest.param([BUSY._replace(nbytes=1), idle("a", nbytes=1, unique=1)], 0, ["a", "busy"], id="the last holder"),
+        pytest.param([idle("a", unique=2 * GB), idle("b", 1)], 1, ["b"], id="who holds least alone"),
         pytest.param([BUSY, idle("a", unique=2 * GB)], 1, ["a"], id="what it holds may fit nowhere"),
         pytest.param([BUSY, idle("a", held=True)], 1, ["a"], id="one that was refused a moment ago"),
         pytest.param(jobs(RUNNING, BOOTING, PENDING), 1, ["j2", "j1"], id="a booting one before one that runs"),

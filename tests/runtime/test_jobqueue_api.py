@@ -1,4 +1,4 @@
-"""dask-jobqueue's documented API on `ff.SLURMCluster`, beside the original: scripts directive by directive, and methods.
+"""dask-jobqueue's documented API on `ff.SLURMCluster`, beside the original: each directive of a script, and methods.
 
 Nothing here needs SLURM: clusters that only render scripts are never started, and the others never submit.
 """
@@ -245,6 +245,14 @@ def test_scale_has_its_units(cluster, call, workers) -> None:
         getattr(cluster, name)(**call)
         assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (workers, workers)
         assert f"bounds: {workers} workers" in repr(cluster)
+
+
+def test_a_number_of_workers_to_begin_with_is_a_scale(monkeypatch) -> None:
+    monkeypatch.setattr(ff.SLURMCluster, "request", lambda self, pool, count: None)
+    options = SHAPE | {"interface": "lo", "scheduler_options": PLAIN}
+    for made in (ff.SLURMCluster(3, **options), ff.SLURMCluster(n_workers=3, **options)):
+        with made:
+            assert (made._adaptive.minimum, made._adaptive.maximum) == (4, 4)
 
 
 @pytest.mark.parametrize(

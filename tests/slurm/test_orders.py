@@ -64,3 +64,7 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
         cluster.scale(1)
         assert [len(value) for value in client.gather(held)] == [1000 + i for i in range(10)]
         assert len(log.read_text().split()) == 20
+        (worker,) = client.scheduler_info(n_workers=-1)["workers"]
+        cluster.sync(cluster.scale_down, [worker])
+        until(lambda: queue("orders") == [], "an empty queue", seconds=10.0, seen=lambda: queue("orders"))
+        assert "bounds: 0 workers" in repr(cluster)
