@@ -67,6 +67,11 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         connected, until that was measured.
     patience : Patience, optional
         For how long what may pass is waited for, by name, as in ``{"stuck": 60}``.
+    name : str, optional
+        Of the cluster; the names of its workers begin with it, instead of with their pool's.  The job's shell replaces
+        variables, as in ``"run-$SLURM_JOB_ID"``.
+    job_name : str, optional
+        Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
     **options
         Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
 
