@@ -52,6 +52,10 @@ class Parameters:
         Seconds for which a job may be idle.  Between these two it is what a new one would take to come.
     notice : float
         Seconds before its end at which a job is drained whatever it runs.
+    ordered : bool
+        The maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
+    order_patience : float
+        Seconds that those may take to end what they run and to hand over what they hold.
     """
 
     efficiency: float = 0.6
@@ -63,6 +67,8 @@ class Parameters:
     patience: float = 10.0
     patience_most: float = 600.0
     notice: float = 5.0
+    ordered: bool = False
+    order_patience: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning.
@@ -83,6 +89,7 @@ class Parameters:
             "patience",
             "patience_most",
             "notice",
+            "order_patience",
         ):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wanted a number of at least 0")

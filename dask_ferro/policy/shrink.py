@@ -3,7 +3,8 @@
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
 system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
 the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
-newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.
+newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.  Where the maximum
+is an order (`scale(n)`), jobs go down to it all the same, booting ones before those that hold something.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 
@@ -98,8 +99,8 @@ class _Hold:
 class _Leavers:
     """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
 
-    def __init__(self, crew: Crew, hold: _Hold, why: str) -> None:
-        self._crew, self._hold, self._why = crew, hold, why
+    def __init__(self, crew: Crew, hold: _Hold, why: str, ordered: bool = False) -> None:
+        self._crew, self._hold, self._why, self._ordered = crew, hold, why, ordered
         self._cancelled: list[Name] = []
         self._drained: list[Name] = []
         self._kept: list[Name] = []
@@ -108,7 +109,7 @@ class _Leavers:
         """Let a job go, out of the crew; return whether it may."""
         if job.state == PENDING:
             self._cancelled.append(job.name)
-        elif self._hold.admits(job):
+        elif self._ordered or self._hold.admits(job):
             self._hold.take(job)
             self._drained.append(job.name)
         else:
@@ -122,17 +123,18 @@ class _Leavers:
         if self._cancelled:
             found.append(Cancel(tuple(self._cancelled), self._why))
         if self._drained:
-            found.append(Drain(tuple(self._drained), self._why))
+            found.append(Drain(tuple(self._drained), self._why, self._ordered))
         if self._kept:
             found.append(Keep(tuple(self._kept), f"{self._why}, but what only they hold fits nowhere else"))
         return found
 
 
-def _order(job: Job) -> tuple[int, bool, int, float, int]:
-    """Sort those that go first to the front; booting ones, which do not go, are the last to be thought of."""
+def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]:
+    """Sort those that go first to the front; booting ones go only where that is an order, and hold nothing then."""
     if job.state == PENDING:
         return 0, False, 0, 0.0, -job.order
-    return 1 + (job.state == BOOTING), job.idle_for <= 0.0, job.unique, job.ends_in, -job.order
+    booting = job.state == BOOTING
+    return (2 - booting if ordered else 1 + booting), job.idle_for <= 0.0, job.unique, job.ends_in, -job.order
 
 
 def _end(crew: Crew, hold: _Hold) -> list[Action]:
@@ -151,14 +153,16 @@ def _end(crew: Crew, hold: _Hold) -> list[Action]:
 def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
     """Let jobs go down to the maximum, busy ones too."""
     p = crew.parameters
-    leavers = _Leavers(crew, hold, f"at most {counted(p.maximum, 'worker')}")
+    leavers = _Leavers(crew, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
     lone, rounding = _lone(crew), max((pool.processes for pool in crew.pools.values()), default=1) - 1
-    for job in sorted(crew.jobs, key=lambda job: (job.name in lone, _order(job))):
+    for job in sorted(crew.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
         pool, workers = crew.pools[job.pool], crew.workers(new=False)
         many = workers > p.maximum or crew.count(job.pool) - crew.coming[job.pool] > pool.maximum
-        # What whole jobs add to the minimum is borne with rather than that work has nobody.
-        bound = p.minimum + (rounding if job.name in lone else pool.processes - 1)
-        if many and job.state != BOOTING and not job.held and workers > bound:
+        # What whole jobs add to the minimum is borne with rather than that work has nobody, unless that is an order.
+        is_borne = job.name in lone and not p.ordered
+        bound = p.minimum + (rounding if is_borne else pool.processes - 1)
+        may_go = p.ordered or (job.state != BOOTING and not job.held)
+        if many and may_go and workers > bound:
             leavers.take(job)
     return leavers.actions()
 

@@ -155,10 +155,17 @@ class Cancel(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Let jobs end what they run, move what they hold to those that stay, and close them."""
+    """Let jobs end what they run, move what they hold to those that stay, and close them.
+
+    Attributes
+    ----------
+    ordered : bool
+        Within a bounded time: what runs then starts over elsewhere, and what could not move is lost.
+    """
 
     jobs: tuple[Name, ...]
     why: str
+    ordered: bool = False
 
 
 class Recall(NamedTuple):

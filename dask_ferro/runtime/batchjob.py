@@ -7,7 +7,7 @@ taken for one that is gone.  Durations are seconds, points in time epoch seconds
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -92,6 +92,8 @@ class BatchJob:
         The most of its workers that were connected at once since it started.
     short_at : float or None
         Since when some of those are gone.
+    names : mapping of str to str
+        What workers are called in truth, where the job's shell made other names of those in the script.
     """
 
     name: str
@@ -112,14 +114,14 @@ class BatchJob:
     drained_at: float | None = None
     strength: int = 0
     short_at: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The names of its workers at the scheduler."""
         name = f"{self.name}.{self.restarts}" if self.restarts else self.name
-        if self.processes == 1:
-            return (name,)
-        return tuple(f"{name}-{i}" for i in range(self.processes))
+        every = [f"{name}-{i}" for i in range(self.processes)] if self.processes > 1 else [name]
+        return tuple(self.names.get(one, one) for one in every)
 
     @property
     def seems_over(self) -> bool:

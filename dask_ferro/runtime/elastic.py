@@ -15,6 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from distributed import Adaptive, Status
@@ -39,6 +40,8 @@ from dask_ferro.policy.staff import (
 )
 from dask_ferro.runtime import roster, seams
 from dask_ferro.runtime.events import KINDS, TOPIC
+from dask_ferro.runtime.lost import Lost
+from dask_ferro.runtime.lost import told as told_lost
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of, told_closed
 from dask_ferro.runtime.scale_options import fails_unrunnable, scale_parameters
 from dask_ferro.runtime.staffing import staffed
@@ -70,6 +73,9 @@ class Elastic(Adaptive):
         Seconds between decisions; default: `ferro.elastic.interval`.
     minimum, maximum : int, optional
         Workers (processes).
+    ordered : bool
+        The maximum is an order, as of ``cluster.scale(n)``: jobs beyond it end within `order_patience`, and what
+        they could not hand over is lost.  Otherwise whoever holds the last copy of a result stays.
     efficiency : float, optional
         The parallel efficiency under which another job is not worth its node-seconds, in (0, 1].
     max_pending : int, optional
@@ -83,6 +89,8 @@ class Elastic(Adaptive):
     fail_unrunnable : bool, optional
         Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
         no job on its way.
+    order_patience : float or str, optional
+        Seconds that jobs which end on an order may take to end their tasks and to hand over what they hold.
 
     Raises
     ------
@@ -106,11 +114,12 @@ class Elastic(Adaptive):
         interval: float | str | None = None,
         minimum: int | None = None,
         maximum: float | None = None,
+        ordered: bool = False,
         **options: Any,
     ) -> None:
         try:
             self._fails = fails_unrunnable(options)
-            self.parameters = scale_parameters(minimum, maximum, options)
+            self.parameters = scale_parameters(minimum, maximum, options, ordered)
         except ConfigError:
             seams.forget_adapting(cluster)  # Dask would give them to the next one too
             raise
@@ -123,6 +132,10 @@ class Elastic(Adaptive):
         self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
+        self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
+        # Those that take as long as it takes, when an order comes.
+        self._overtaken: set[str] = set(self._leaving) if ordered else set()
+        self._lost: Lost = taken._lost if taken else Lost()  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: scale.State = taken._state if taken else scale.State()
         self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
@@ -182,6 +195,19 @@ class Elastic(Adaptive):
     async def _submitted(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._pools.wait_submitted(), _SUBMITTING)
+
+    async def end(self, jobs: Sequence[SiteJob]) -> None:
+        """End jobs on an order; where the bounds are one, there are as many workers fewer from now on."""
+        if self.parameters.ordered:
+            least = max(self.minimum - sum(len(job.workers) for job in jobs), 0)
+            self.minimum = self.maximum = least
+            self.parameters = replace(self.parameters, minimum=least, maximum=least)
+        facts = await self.scheduler.ferro_roster()
+        for job in jobs:
+            self._leave(job.name, job, facts["workers"], math.inf, ordered=True)
+        leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
+        if leaving:
+            await asyncio.wait(leaving)
 
     def stop(self, reason: str = "unknown") -> None:
         """Decide nothing any more.  Jobs that are leaving do leave, unless the cluster closes."""
@@ -287,22 +313,42 @@ class Elastic(Adaptive):
             elif isinstance(action, Drain):
                 ends = {job.name: job.ends_in for job in staff.jobs}
                 for name in action.jobs:
-                    self._leave(name, jobs[name], workers, ends.get(name, math.inf))
+                    self._leave(name, jobs[name], workers, ends.get(name, math.inf), action.ordered)
             elif isinstance(action, Recall):
                 for name in action.jobs:
                     await self._recall(name, jobs[name], workers)
+        for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
+            self._leave(name, jobs[name], workers, math.inf, True)
+        self._overtaken.clear()
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
 
     def _leave(
-        self, name: str, job: SiteJob, workers: Mapping[str, Mapping[str, Any]], ends_in: float
+        self,
+        name: str,
+        job: SiteJob,
+        workers: Mapping[str, Mapping[str, Any]],
+        ends_in: float,
+        ordered: bool = False,
     ) -> None:
-        if name in self._leaving or time() < self._not_before.get(name, 0.0):
+        if not ordered and (name in self._leaving or time() < self._not_before.get(name, 0.0)):
             return
         addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
-        task = asyncio.create_task(self._see_off(name, addresses, ends_in))
+        if ordered:
+            self._ordered.add(name)
+        task = asyncio.create_task(self._see_off(name, addresses, ends_in, ordered))
         self._leaving[name] = task
-        task.add_done_callback(lambda _: self._leaving.pop(name, None))
+        task.add_done_callback(lambda _: self._gone(name, task))
+
+    def _gone(self, name: str, task: asyncio.Task[None]) -> None:
+        """Forget one that left or stays; when all have that leave on an order, say what was lost."""
+        if self._leaving.get(name) is not task:
+            return  # an order came after it
+        del self._leaving[name]
+        self._ordered.discard(name)
+        if not self._ordered and self._lost.results:
+            logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._lost))
+            self._lost.clear()
 
     async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, Mapping[str, Any]]) -> None:
         """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
@@ -311,16 +357,22 @@ class Elastic(Adaptive):
             addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
             await self.scheduler.ferro_stay(addresses=addresses)
 
-    async def _see_off(self, name: str, addresses: list[str], ends_in: float) -> None:
+    async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
         """Let a job's workers leave the scheduler, and only then end the job."""
         try:
             if addresses:
                 patience = None if math.isinf(ends_in) else max(ends_in, 0.0)
                 must = ends_in <= self.parameters.notice + _TICK
-                answer = await self.scheduler.ferro_leave(addresses=addresses, seconds=patience, must=must)
+                if ordered:
+                    patience = min(self.parameters.order_patience, max(ends_in, 0.0))
+                answer = await self.scheduler.ferro_leave(
+                    addresses=addresses, seconds=patience, must=must, ordered=ordered
+                )
+                if ordered:
+                    self._lost.add(answer["lost"])
                 if answer["stayed"] and name in self._recalled:
                     return
-                if answer["stayed"]:
+                if answer["stayed"] and not ordered:
                     self._not_before[name] = time() + _RETRY
                     logger.warning(
                         "dask_ferro: job %s stays: %s",

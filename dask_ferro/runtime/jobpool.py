@@ -79,8 +79,14 @@ class JobPool:
         address: str,
         options: Mapping[str, Any],
         overrides: Mapping[str, Any],
+        prefix: str | None = None,
     ) -> JobPool:
         """Return a pool of jobs with some of the cluster's options replaced.
+
+        Parameters
+        ----------
+        prefix : str, optional
+            What its workers' names begin with; by default the pool's name.
 
         Raises
         ------
@@ -96,7 +102,7 @@ class JobPool:
             )
         replaced = {k: value for k, value in overrides.items() if k not in facts and k != "preemptible"}
         try:
-            job = job_cls(address, name=name, **(dict(options) | replaced))
+            job = job_cls(address, name=prefix or name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"ff.SLURMCluster: pool {name!r}: {error}") from error
         return cls(name, job, offer, preemptible, Mean(offer.queue_wait), Mean(offer.start_up))

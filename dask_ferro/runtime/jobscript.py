@@ -80,8 +80,10 @@ class WorkerJob(SLURMJob):
         header = str(self.job_header)
         self.walltime = _walltime(header)
         ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
-        if ahead >= 1 and "--signal" not in header:
-            self.job_header = f"{header}\n#SBATCH --signal=B:USR1@{ahead}"
+        directive = f"#SBATCH --signal=B:USR1@{ahead}"
+        is_skipped = any(skip in directive for skip in self.job_directives_skip)
+        if ahead >= 1 and "--signal" not in header and not is_skipped:
+            self.job_header = f"{header}\n{directive}"
         if _DASK_WORKER in self._command_template:
             arguments = self._command_template.split()
             option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"

@@ -8,8 +8,9 @@ planned together, so that none becomes the receiver of another's data only to le
 in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
 in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
 One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
-not all, only its removal is refused.  Whether it should leave is decided elsewhere.  Durations are seconds, sizes
-bytes.
+not all, only its removal is refused.  One that is ordered to leave does the same and is removed all the same, when its
+time is over or nothing more can be done; what is lost with it is told.  Whether it should leave is decided elsewhere.
+Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 from uuid import uuid4
@@ -32,6 +33,7 @@ from distributed.stealing import _WORKER_STATE_REJECT
 
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.events import TOPIC
+from dask_ferro.runtime.lost import Lost, lost_with
 from dask_ferro.runtime.moving import Moving, free_bytes, is_clear, unheld
 from dask_ferro.runtime.projected import Seconds
 
@@ -46,6 +48,8 @@ _MOMENT = 0.02
 _SOON, _LATER = 0.01, 0.25
 # A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
 _SHARE = 20
+# A worker that takes tasks and results, or will again.
+_STAY = (Status.init, Status.running, Status.paused)
 # What a worker says of a task that it runs.
 _RUNS = ("executing", "long-running")
 # Keys that are named in a reason.
@@ -60,9 +64,17 @@ class Departure:
     until: float
     outcome: asyncio.Future[str]  # why they stay; empty: they are gone
     must: bool = False  # their job ends, whatever is said here
+    ordered: bool = False  # they are removed, whatever is lost
+    gives_up: bool = False
+    lost: Lost = field(default_factory=Lost)
     before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
     asked: dict[Any, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
     began: float = field(default_factory=monotonic)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether nobody is asked whether they may leave."""
+        return self.must or self.ordered
 
 
 class Leaving:
@@ -92,11 +104,16 @@ class Leaving:
         return bool(self._departures)
 
     async def leave(
-        self, addresses: Iterable[str], seconds: float | None = None, must: bool = False
+        self,
+        addresses: Iterable[str],
+        seconds: float | None = None,
+        must: bool = False,
+        ordered: bool = False,
+        lost: Lost | None = None,
     ) -> dict[str, str]:
         """Let workers leave; return those that stay, with the reason, when the others are gone.
 
-        Parameters are those of `Roster.leave`.
+        Parameters are those of `Roster.leave`; what is lost is added to `lost`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
@@ -106,9 +123,13 @@ class Leaving:
             if must and not departure.must:
                 departure.must = True
                 departure.asked.clear()  # what runs too long is judged when the worker answers
+            if ordered and not departure.is_forced:
+                departure.ordered = True
+                departure.asked.clear()  # what runs too long is judged when the worker answers
         new = {a: ws for a, ws in found.items() if not any(a in d.workers for d in joined)}
         if new:
-            departure = Departure(new, until, asyncio.get_running_loop().create_future(), must)
+            over = asyncio.get_running_loop().create_future()
+            departure = Departure(new, until, over, must, ordered and not must)
             joined.append(departure)
             self._departures.append(departure)
         if not joined:
@@ -116,6 +137,9 @@ class Leaving:
         self._start()
         members = [(d, set(d.workers) & found.keys()) for d in joined]
         await asyncio.wait([d.outcome for d in joined])
+        if lost is not None:
+            for departure in joined:
+                lost.add(asdict(departure.lost))
         return {a: why for d, own in members if (why := d.outcome.result()) for a in sorted(own)}
 
     def recall(self, addresses: Iterable[str]) -> None:
@@ -204,7 +228,7 @@ class Leaving:
         for departure in list(self._departures):
             self._hand_back(departure)
         while not self.moving.place(self._leavers(), self._bounded()):
-            free = [d for d in self._departures if not d.must]
+            free = [d for d in self._departures if not d.is_forced]
             if not free:
                 self.moving.place_some(self._leavers(), self._bounded())
                 break
@@ -213,6 +237,8 @@ class Leaving:
         for departure in list(self._departures):
             if departure.must and (why := self._rest_of(departure)):
                 self._stay(departure, why)
+            elif departure.ordered and (monotonic() >= departure.until or self._rest_of(departure)):
+                self._give_up(departure)
 
     def _drop_gone(self, departure: Departure) -> None:
         """Forget workers that are gone by themselves."""
@@ -229,10 +255,10 @@ class Leaving:
         """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
         new = [d for d in self._departures if not d.before]
         for departure in list(new):
-            if not departure.must and (why := self._obstacle(departure)):
+            if not departure.is_forced and (why := self._obstacle(departure)):
                 new.remove(departure)
                 self._stay(departure, why)
-        while (free := [d for d in new if not d.must]) and not self.moving.place(
+        while (free := [d for d in new if not d.is_forced]) and not self.moving.place(
             self._leavers(), self._bounded()
         ):
             heaviest = self._heaviest(free)
@@ -302,6 +328,8 @@ class Leaving:
 
     def _hand_back(self, departure: Departure) -> None:
         """Ask for the tasks that wait; take all when the time is over."""
+        if departure.ordered and not self._somebody_stays():
+            departure.until = -inf  # what they still compute would go with them
         over = monotonic() >= departure.until
         for address, ws in departure.workers.items():
             stimulus = self._next()
@@ -329,7 +357,7 @@ class Leaving:
 
     def _is_hopeless(self, ts: TaskState, address: str) -> bool:
         """Whether a task that runs would not be done when its worker's time is over: it starts elsewhere at once."""
-        until = next((d.until for d in self._departures if d.must and address in d.workers), inf)
+        until = next((d.until for d in self._departures if d.is_forced and address in d.workers), inf)
         if until == inf or ts.processing_on is None or ts.processing_on.address != address:
             return False
         guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
@@ -342,16 +370,26 @@ class Leaving:
         """Those whose job ends at a time that is known: what they hold leaves first."""
         return {ws for d in self._departures if d.until < inf for ws in d.workers.values()}
 
+    def _somebody_stays(self) -> bool:
+        left = self._leavers()
+        return any(ws not in left and ws.status in _STAY for ws in self.scheduler.workers.values())
+
     # -- the end -------------------------------------------------------------------------------------------
 
+    def _give_up(self, departure: Departure) -> None:
+        """Let workers that were ordered to leave go in this round with all that only they hold."""
+        departure.gives_up = True
+        going = {ws for d in self._departures if d.gives_up for ws in d.workers.values()}
+        departure.lost = lost_with(departure.workers.values(), going)
+
     async def _see_off(self, departure: Departure) -> None:
-        """Remove the workers of a departure, if nothing is left with any of them."""
+        """Remove the workers of a departure, if nothing is left with any of them or it is given up."""
         left = self._leavers()
         workers = departure.workers
-        if not all(is_clear(ws, left) for ws in workers.values()):
+        if not departure.gives_up and not all(is_clear(ws, left) for ws in workers.values()):
             return
         for address, ws in list(workers.items()):
-            if self.scheduler.workers.get(address) is ws and is_clear(ws, left):
+            if self.scheduler.workers.get(address) is ws and (departure.gives_up or is_clear(ws, left)):
                 # Nothing is awaited between the check above and the removal, which comes before its first await.
                 await self.scheduler.remove_worker(address, expected=True, stimulus_id=self._next())
         # One that is not clear any more stays on the list until it is.
@@ -374,7 +412,8 @@ class Leaving:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why)
+        lost = asdict(departure.lost) if departure.gives_up else {}
+        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
 
     def _tell(self, action: str, departure: Departure, **more: Any) -> None:
         workers = sorted(departure.before or departure.workers)

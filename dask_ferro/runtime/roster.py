@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +31,7 @@ from dask_ferro.runtime import seams
 from dask_ferro.runtime.copies import Copies
 from dask_ferro.runtime.demand import Demands
 from dask_ferro.runtime.leaving import Leaving
+from dask_ferro.runtime.lost import Lost
 from dask_ferro.runtime.moving import free_bytes
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import METRIC
@@ -222,6 +224,7 @@ class Roster(SchedulerPlugin):
         addresses: Iterable[str] = (),
         seconds: float | None = None,
         must: bool = False,
+        ordered: bool = False,
     ) -> dict[str, Any]:
         """Let workers go, together or not at all; return when they are gone, or may not go.
 
@@ -239,21 +242,27 @@ class Roster(SchedulerPlugin):
             leave, tasks that will not be done within `seconds` start over elsewhere at once, and as much of what they
             hold as fits is moved, others' spilling included.  Where that is not all, or there is an actor, they are not
             removed and take no tasks, until they are asked to leave again or `ferro_ends` puts their end off.
+        ordered : bool
+            As with `must`, but they are removed in any case, within `seconds`: what could not be moved by then is
+            lost, and what still runs starts over.  Where nobody stays, that is at once.
 
         Returns
         -------
         dict
-            "left": addresses; "stayed": for each address the reason; "over": whether the cluster ends.
+            "left": addresses; "stayed": for each address the reason; "lost": "results" that nobody holds any more,
+            their "nbytes", and how many of them are lost "for_good" (scattered data, actors); "over": whether the
+            cluster ends.
         """
         self._here()
         assert self.leaving is not None
         asked = list(addresses)
-        stayed = (
-            dict.fromkeys(asked, "the cluster ends")
-            if self._over
-            else await self.leaving.leave(asked, seconds, must)
-        )
-        return {"left": [a for a in asked if a not in stayed], "stayed": stayed, "over": self._over}
+        lost = Lost()
+        if self._over:
+            stayed = dict.fromkeys(asked, "the cluster ends")
+        else:
+            stayed = await self.leaving.leave(asked, seconds, must, ordered, lost)
+        left = [a for a in asked if a not in stayed]
+        return {"left": left, "stayed": stayed, "lost": asdict(lost), "over": self._over}
 
     async def over(self, comm: Any = None) -> None:
         """Take note that the cluster ends: those that leave stay, and nobody else has to."""

@@ -13,7 +13,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
 
 # Parameters of the policy that are durations.
-_DURATIONS = ("worth", "cooldown", "patience", "patience_most")
+_DURATIONS = ("worth", "cooldown", "patience", "patience_most", "order_patience")
 # A job is drained so long before it has to move what it holds: the next look may come too late.
 _NOTICE = 1.5
 # Options of Dask's own Adaptive that mean nothing here, and what to say instead.
@@ -25,9 +25,14 @@ _FOREIGN = {
 
 
 def scale_parameters(
-    minimum: float | None, maximum: float | None, options: Mapping[str, Any]
+    minimum: float | None, maximum: float | None, options: Mapping[str, Any], ordered: bool = False
 ) -> scale.Parameters:
     """Return the policy's parameters: the configuration's, with what the caller gave.
+
+    Parameters
+    ----------
+    ordered : bool
+        Whether the maximum is an order.
 
     Raises
     ------
@@ -68,6 +73,7 @@ def scale_parameters(
         maximum=most,
         max_pending=pending,
         notice=_NOTICE,
+        ordered=ordered,
         **seconds,
     )
 

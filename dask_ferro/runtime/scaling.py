@@ -1,13 +1,16 @@
 """`scale(n)` and `adapt(...)` of a cluster by the elastic controller: one way to grow and shrink, not two.
 
 Dask's own `scale` closes whichever worker was added last, with all that it holds.  Here `scale(n)` is `adapt` with
-both bounds at n: workers drain before they go, and jobs that die are replaced.
+both bounds at n: workers drain before they go, and jobs that die are replaced.  It is an order: jobs beyond n end
+within `ferro.elastic.order-patience`, and what they hold and nobody could take is lost, which is said.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 from dask.utils import parse_bytes
@@ -29,7 +32,10 @@ class Scaling:
         memory: str | int | None = None,
         cores: int | None = None,
     ) -> Any:
-        """Have so many workers, and keep them; those that go drain first.
+        """Have so many workers, and keep them; those that go drain first, for a while.
+
+        Jobs beyond that end even if what only they hold has no place elsewhere: a warning, and an event on topic
+        "ferro", tell what is lost.  Dask computes it again when somebody needs it.
 
         Parameters
         ----------
@@ -44,20 +50,52 @@ class Scaling:
         Raises
         ------
         ConfigError
-            When the site refuses the jobs for good, in its own words.
+            For what is no number of at least 0; when the site refuses the jobs for good, in its own words.
         """
+        n, jobs, cores = _count("n", n), _count("jobs", jobs) or 0, _count("cores", cores)
+        wanted = None if memory is None else _bytes(memory)
         if self.status in (Status.closing, Status.closed, Status.failed):
             return super().scale(n, jobs, memory, cores)  # type: ignore[misc]
-        processes = self.pools()[0].processes
-        count = jobs if n is None else max(jobs, math.ceil(n / processes))
-        if memory is not None:
-            count = max(count, math.ceil(parse_bytes(memory) / self._memory_per_worker()))
+        pool = self.pools()[0]
+        count = jobs if n is None else max(jobs, math.ceil(n / pool.processes))
+        if wanted is not None:
+            count = max(count, math.ceil(wanted / max(pool.memory, 1)))
         if cores is not None:
-            count = max(count, math.ceil(cores / self._threads_per_worker()))
+            count = max(count, math.ceil(cores / pool.threads))
         seams.forget_adapting(self)
-        workers = count * processes
-        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers)  # type: ignore[misc]
+        workers = count * pool.processes
+        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)  # type: ignore[misc]
         return self._settled()
+
+    # As in Dask, where it is an older word for the same.
+    scale_up = scale
+
+    async def scale_down(self: Any, workers: Iterable[str]) -> None:
+        """End the jobs of some workers as `scale` does, and have so many fewer where `scale` said how many.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Addresses or names; jobs are whole.
+        """
+        wanted = set(map(str, workers))
+        infos = self.scheduler_info["workers"]
+        wanted |= {str(worker["name"]) for address, worker in infos.items() if address in wanted}
+        going = [job for job in await self.reconcile() if not wanted.isdisjoint(job.workers)]
+        if isinstance(self._adaptive, Elastic):
+            await self._adaptive.end(going)
+        else:
+            await self.release([job.name for job in going])
+
+    def _threads_per_worker(self: Any) -> int:
+        """Return the threads of one worker, where Dask would have those of a job, and only if they are a keyword."""
+        pool = self.pools()[0]
+        return int(pool.threads) // int(pool.processes)
+
+    def _memory_per_worker(self: Any) -> int:
+        """Return the bytes of one worker."""
+        pool = self.pools()[0]
+        return int(pool.memory) // int(pool.processes)
 
     def adapt(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Let the number of workers follow the work, by `ff.Elastic` where no other class is given.
@@ -92,6 +130,32 @@ class Scaling:
             raise
 
 
+def _count(name: str, value: Any) -> int | None:
+    """Return a number of workers, jobs or cores, rounded up.
+
+    Raises
+    ------
+    ConfigError
+        For what is no number of at least 0.
+    """
+    if value is None:
+        return None
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted a number of at least 0")
+    return math.ceil(value)
+
+
+def _bytes(memory: Any) -> int:
+    try:
+        nbytes = -1 if isinstance(memory, bool) else int(parse_bytes(memory))
+    except (ValueError, TypeError, AttributeError):
+        nbytes = -1
+    if nbytes < 0:
+        raise ConfigError(f"cluster.scale: got memory={memory!r}, wanted a size such as 64GiB")
+    return nbytes
+
+
 def _check(options: dict[str, Any]) -> None:
     """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
     by_others = {
@@ -102,6 +166,6 @@ def _check(options: dict[str, Any]) -> None:
         "minimum_memory",
         "maximum_memory",
     }
-    own = {"Adaptive", "interval", "minimum", "maximum", *by_others}
+    own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}
     scale_parameters(options.get("minimum"), options.get("maximum"), rest)

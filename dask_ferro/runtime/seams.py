@@ -48,10 +48,11 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "distributed.http.scheduler.prometheus.core.PrometheusHandler": ("_collectors",),
     "distributed.nanny.Nanny": ("worker_address", "worker_kwargs"),
     "distributed.deploy.cluster.Cluster": (
-        "_adaptive", "_close", "_update_worker_status", "scheduler_comm", "scheduler_info",
+        "_adaptive", "_close", "_get_logs", "_update_worker_status", "scheduler_comm", "scheduler_info",
     ),
     "distributed.deploy.spec.SpecCluster": (
-        "_correct_state", "_i", "_start", "new_worker_spec", "worker_spec", "workers",
+        "_correct_state", "_i", "_memory_per_worker", "_start", "_threads_per_worker", "new_worker_spec", "worker_spec",
+        "workers",
     ),
     "distributed.worker.Worker": (
         "_instances", "batched_stream", "contact_address", "metrics", "state", "transfer_incoming_log",

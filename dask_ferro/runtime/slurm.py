@@ -1,8 +1,9 @@
 """`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
 
-Jobs are known by SLURM's id and by a name that is never used again.  One `squeue` a look tells which of them wait, run,
-are over or will never start; submissions are tried again, in arrays, and refused ones are told in SLURM's words;
-cancellations are seen through.  No job outlives the cluster: not its end, an exception, nor the death of its process.
+Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue`
+a look tells which of them wait, run, are over or will never start; submissions are tried again, in arrays, and refused
+ones are told in SLURM's words; cancellations are seen through.  No job outlives the cluster: not its end, an exception,
+nor the death of its process.
 It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -23,6 +25,9 @@ from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
+from dask_ferro.runtime.clusteroptions import check_options
+from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
+from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
@@ -30,9 +35,11 @@ from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.slurmsite import Refused, Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
 from dask_ferro.runtime.submission import Submission
+from dask_ferro.runtime.workernames import WorkerNames
 
 logger = logging.getLogger(__name__)
 
+_OWN_OPTIONS = ("pools", "signal_ahead", "grace", "queue_wait", "start_up", "patience", "preemptible")
 _PLUGIN = "dask_ferro.runtime.preload"
 _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
@@ -43,7 +50,7 @@ _OVER_TOLD = 1.0
 _LATE = 10.0
 
 
-class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -66,6 +73,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         connected, until that was measured.
     patience : Patience, optional
         For how long what may pass is waited for, by name, as in ``{"stuck": 60}``.
+    name : str, optional
+        Of the cluster; the names of its workers begin with it, instead of with their pool's.  The job's shell replaces
+        variables, as in ``"run-$SLURM_JOB_ID"``.
+    job_name : str, optional
+        Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
     **options
         Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
 
@@ -98,26 +110,32 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         patience: Mapping[str, float] | None = None,
         **options: Any,
     ) -> None:
+        checked = overrides_of(pools)
+        check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
-        self._tag = f"{job_name}-{uuid.uuid4().hex[:8]}"
+        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
         guesses: dict[str, Any] = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
-        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | overrides_of(pools)
+        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._kinds = {name: guesses | own for name, own in kinds.items()}
         self._pool_records: dict[str, JobPool] = {}
+        self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
         self._count = 0
         self._connected_at: dict[str, float] = {}
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._site = Site(self._tag)
+        self._site = Site(job_name, self._tag)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
         self._graces: dict[str, float] = {}
         self._kill_wait: float | None = None
-        options |= {"job_name": self._tag, "signal_ahead": signal_ahead, "grace": grace}
+        self._began = time()
+        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
+        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
+            del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
 
@@ -135,7 +153,9 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
     def _kind(self, pool: str) -> JobPool:
         if not self._pool_records:
             self._pool_records = {
-                name: JobPool.built(name, self.job_cls, _ADDRESS, self._job_kwargs, overrides)
+                name: JobPool.built(
+                    name, self.job_cls, _ADDRESS, self._job_kwargs, overrides, self._names.prefix(name)
+                )
                 for name, overrides in self._kinds.items()
             }
         if pool not in self._pool_records:
@@ -163,6 +183,28 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
         return script.replace(_ADDRESS, address or _ADDRESS)
+
+    # -- what is said of it ----------------------------------------------------------------------------------
+
+    def _known(self) -> Known:
+        kinds, now = self._pool_records.items(), time()
+        pools = [
+            PoolWords(name, kind.offer.minimum, kind.offer.maximum, kind.closed, kind.closed_until)
+            if now < kind.closed_until
+            else PoolWords(name, kind.offer.minimum, kind.offer.maximum, self._submission.trouble(name))
+            for name, kind in kinds
+        ]
+        adaptive: Any = self._adaptive
+        adapts = isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
+        bounds = (adaptive.minimum, adaptive.maximum) if adapts else None
+        return Known([job.seen() for job in self._book.values()], pools, bounds)
+
+    def _written(self) -> list[Path]:
+        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
+        found = {
+            path: None for header in headers for path in outputs(header, self._site.job_name, self._began)
+        }
+        return list(found)
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
@@ -192,7 +234,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         if self._closing or count < 1:
             return
         first, self._count = self._count, self._count + count
-        jobs = [BatchJob(f"{pool}-{n}", pool, n, processes, time()) for n in range(first, self._count)]
+        prefix, names = self._names.prefix(pool), self._names.actual
+        jobs = [
+            BatchJob(f"{prefix}-{n}", pool, n, processes, time(), names=names)
+            for n in range(first, self._count)
+        ]
         self._book.update((job.name, job) for job in jobs)
         self._submission.add(jobs)
 
@@ -342,7 +388,11 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
         """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
         if op == "add":
             now = time()
-            self._connected_at.update((str(worker["name"]), now) for worker in msg["workers"].values())
+            came = [str(worker["name"]) for worker in msg["workers"].values()]
+            self._connected_at.update(dict.fromkeys(came, now))
+            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+            for name in came:
+                self._names.learn(name, shapes, self._book.__contains__)
         elif op == "remove":
             self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
         super()._update_worker_status(op, msg)
@@ -383,7 +433,7 @@ class SLURMCluster(Scaling, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[m
             text = (
                 "dask_ferro: jobs named %s are not known to be gone; a process stays and goes on cancelling"
             )
-            logger.warning(text, self._tag)
+            logger.warning(text, f"{self._site.job_name} ({self._tag})")
         return landed and gone
 
     async def _tell_over(self) -> None:

@@ -1,8 +1,9 @@
-"""SLURM's commands, for the jobs of one name: submit, list, cancel.
+"""SLURM's commands, for the jobs of one cluster: submit, list, cancel.
 
 Each runs in an environment without what a batch job hands on, in a session of its own, and says in SLURM's words why
 it failed.  The first submission starts the watchdog, so that nothing is ever in the queue without one.  What is tried
-again is decided elsewhere, but for the end of all jobs.  Durations are seconds.
+again is decided elsewhere, but for the end of all jobs.  Which jobs are the cluster's own says a tag in their comment,
+and not their name, which is the user's: others may have it too.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _CANCELLED = 200
 _ASKED = 5.0
 # Between two looks at the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
 _NODES = 3.0
+# Of a comment that squeue shows 200 characters of; the rest is for the word that a submission is known by.
+_OWN_WORDS = 120
 # While all jobs are ended: the first pause between two looks, and the longest.
 _LOOK, _LOOK_MOST = 0.1, 2.0
 
@@ -45,16 +48,20 @@ class Refused(Exception):
 
 
 class Site:
-    """SLURM, as far as the jobs of one name are concerned.
+    """SLURM, as far as the jobs of one cluster are concerned.
 
     Parameters
     ----------
     job_name : str
-        Which all jobs of this cluster have, and no others.
+        Which all jobs of this cluster have, and others may have as well.
+    tag : str
+        A word that the comments of all jobs of this cluster have, and no others.
     """
 
-    def __init__(self, job_name: str) -> None:
-        self.job_name = job_name
+    def __init__(self, job_name: str, tag: str) -> None:
+        self.job_name, self.tag = job_name, tag
+        # What was submitted here: of a site that rewrites comments, that is all that is known.
+        self._arrays: dict[str, None] = {}
         self._watchdog: Watchdog | None = None
         self.preemptible: frozenset[str] = (
             frozenset()
@@ -73,7 +80,7 @@ class Site:
         Parameters
         ----------
         nonce : str
-            What the queue will show the submission by: the last word of its comment.
+            What the queue will show the submission by: the end of its comment, after the tag.
 
         Raises
         ------
@@ -81,15 +88,14 @@ class Site:
             With SLURM's words.
         """
         if self._watchdog is None:
-            self._watchdog = _watchdog(self.job_name)
+            self._watchdog = _watchdog(self.job_name, self.tag)
         array = [f"--array={squeue.indices(offsets)}"] if list(offsets) != [0] else []
-        comment = [f"--comment={_comment(script, nonce)}"] if nonce else []
         # The command line wins over SBATCH_JOB_NAME in the environment, and over the script.
         out = await _run(
             "sbatch",
             "--parsable",
             f"--job-name={self.job_name}",
-            *comment,
+            f"--comment={_comment(script, f'{self.tag}.{nonce}')}",
             *array,
             stdin=script,
             pass_fds=(self._watchdog.fd,),
@@ -98,10 +104,12 @@ class Site:
         found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
         if not found:
             raise Refused(f"sbatch printed no job id: {out.strip()!r}", squeue.UNKNOWN)
+        self._arrays[found[-1]] = None
+        self._watchdog.note(found[-1])
         return str(found[-1])
 
     async def queue(self) -> dict[str, Row]:
-        """Return all jobs that SLURM still knows of, finished ones too, by id.
+        """Return all jobs of the cluster that SLURM still knows of, finished ones too, by id.
 
         Raises
         ------
@@ -112,7 +120,10 @@ class Site:
             "squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", f"--name={self.job_name}",
             f"--Format={squeue.FORMAT}",
         )  # fmt: skip
-        return squeue.rows(out)
+        return {job_id: row for job_id, row in squeue.rows(out).items() if self._is_own(row)}
+
+    def _is_own(self, row: Row) -> bool:
+        return f"{self.tag}." in row.comment or squeue.element(row.job_id)[0] in self._arrays
 
     async def ask(self, *command: str, stdin: str = "") -> str:
         """Return what a command prints that only tells something; it is given up after some seconds.
@@ -163,13 +174,16 @@ class Site:
                 logger.warning("dask_ferro: sinfo failed: %s", refused.words)
         return self._draining
 
-    async def cancel(self, job_ids: Sequence[str]) -> None:
+    async def cancel(self, job_ids: Sequence[str], level: int = logging.WARNING) -> None:
         """Ask SLURM to end jobs; failures are logged, for the caller looks in any case."""
         for at in range(0, len(job_ids), _CANCELLED):
-            await self._cancel(*job_ids[at : at + _CANCELLED])
+            try:
+                await _run("scancel", *job_ids[at : at + _CANCELLED])
+            except Refused as refused:
+                logger.log(level, "dask_ferro: scancel failed: %s", refused.words)
 
     async def cancel_all(self, patience: float) -> bool:
-        """End every job of the name; return whether none is left within so many seconds."""
+        """End every job of the cluster; return whether none is left within so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 return await self._cancel_all()
@@ -177,7 +191,8 @@ class Site:
 
     async def _cancel_all(self) -> bool:
         pause = _LOOK
-        await self._cancel_by_name()
+        # Whatever the queue says; of most of these nothing is left, and SLURM's complaints about them say nothing.
+        await self.cancel(list(self._arrays), level=logging.DEBUG)
         while True:
             try:
                 left = [row for row in (await self.queue()).values() if row.phase != OVER]
@@ -186,19 +201,9 @@ class Site:
             else:
                 if not left:
                     return True
-                if any(row.phase != ENDING for row in left):
-                    await self._cancel_by_name()
+                await self.cancel([row.job_id for row in left if row.phase != ENDING])
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LOOK_MOST)
-
-    async def _cancel_by_name(self) -> None:
-        await self._cancel(f"--user={os.getuid()}", f"--name={self.job_name}")
-
-    async def _cancel(self, *arguments: str) -> None:
-        try:
-            await _run("scancel", *arguments)
-        except Refused as refused:
-            logger.warning("dask_ferro: scancel failed: %s", refused.words)
 
     def close(self, *, jobs_left: bool = False) -> None:
         """End the watchdog, or leave the jobs that are left to it."""
@@ -206,15 +211,20 @@ class Site:
             self._watchdog.close(jobs_left=jobs_left)
 
 
-def _comment(script: str, nonce: str) -> str:
-    """Return a submission's comment: the user's own, and the word that it is known by."""
-    own = re.findall(r"^#SBATCH\s.*--comment[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)", script, re.MULTILINE)
-    return " ".join([*(words.strip("\"'") for words in own[-1:]), nonce])
+def _comment(script: str, known_by: str) -> str:
+    """Return a submission's comment: the user's own, and the word that it is known by.
+
+    That word is last, or first where the user's words leave it no room in squeue's column.
+    """
+    found = re.findall(r"^#SBATCH\s.*--comment[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)", script, re.MULTILINE)
+    own = [words.strip("\"'") for words in found[-1:]]
+    parts = [known_by, *own] if sum(map(len, own)) > _OWN_WORDS else [*own, known_by]
+    return " ".join(parts)
 
 
-def _watchdog(job_name: str) -> Watchdog:
+def _watchdog(job_name: str, tag: str) -> Watchdog:
     try:
-        return Watchdog(job_name, _environment())
+        return Watchdog(job_name, tag, _environment())
     except OSError as error:
         raise Refused(f"no watchdog could be started: {error}", squeue.TRANSIENT) from None
 

@@ -222,7 +222,7 @@ class Submission:
 
     async def _submit(self, batch: Batch) -> None:
         self.attempts += 1
-        nonce = f"ferro-{uuid.uuid4().hex[:12]}"
+        nonce = uuid.uuid4().hex[:12]
         try:
             array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets, nonce)
         except Refused as refused:

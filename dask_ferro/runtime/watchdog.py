@@ -1,5 +1,6 @@
 """A small process that cancels the jobs of a cluster whose own process is gone, however it went.
 
+Jobs are its own by the tag in their comment, and by what it was told of their ids; their name is the user's.
 It waits for the end of a pipe, which the kernel closes for a process that was killed as well.  `sbatch` inherits the
 other end: the pipe ends when no submission is on its way any more.  It is deaf to what a terminal or a batch system
 sends to a whole group, since that is when it is needed.
@@ -11,17 +12,34 @@ import os
 import subprocess
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 
 _CLOSED = b"closed\n"
 # Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
 # their workers.
 _SCRIPT = """
 trap '' HUP INT QUIT TERM PIPE
-read -r word && [ "$word" = closed ] && exit 0
+name=$1 user=$2 tag=$3 submitted=" "
+while read -r word job; do
+    case $word in
+        closed) exit 0 ;;
+        job) submitted="$submitted$job " ;;
+    esac
+done
+own() {
+    while read -r job comment; do
+        case $comment in *"$tag."*) echo "$job"; continue ;; esac
+        case $submitted in *" $job "*) echo "$job" ;; esac
+    done | sort -u
+}
+left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
-    scancel --user="$2" --name="$1"
-    left=$(squeue --noheader --user="$2" --name="$1" --format=%i) && [ -z "$left" ] && exit 0
+    [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
+    if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
+        left=$(echo "$queue" | own)
+        [ -n "$left" ] || exit 0
+    fi
     sleep "$pause"
     pause=$((pause * 2))
 done
@@ -34,14 +52,16 @@ class Watchdog:
     Parameters
     ----------
     job_name : str
-        Which all jobs have, and no others.
+        Which all jobs have, and others may have as well.
+    tag : str
+        A word that the comments of all jobs have, and no others.
     environment : mapping
         With SLURM's configuration, and the commands on the PATH.
     """
 
-    def __init__(self, job_name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, job_name: str, tag: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", job_name, str(os.getuid())],
+            ["/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", job_name, str(os.getuid()), tag],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -56,6 +76,11 @@ class Watchdog:
         """The end of the pipe that holds it back."""
         assert self._process.stdin is not None
         return self._process.stdin.fileno()
+
+    def note(self, job_id: str) -> None:
+        """Let it know of a job, which it then cancels whatever the queue says."""
+        with suppress(BrokenPipeError):  # somebody killed it
+            os.write(self.fd, b"job %s\n" % job_id.encode())
 
     def close(self, *, jobs_left: bool = False) -> None:
         """End it, or leave it to cancel the jobs that are left.  Idempotent."""

@@ -480,6 +480,33 @@ def test_fixed_bounds_drain(there: list, bounds: tuple, leaves: list) -> None:
     assert asked(decision) == {}
 
 
+@pytest.mark.parametrize(
+    ("there", "bound", "leaves"),
+    [
+        pytest.param([BUSY._replace(nbytes=1), idle("a", nbytes=1, unique=1)], 0, ["a", "busy"], id="the last holder"),
+        pytest.param([idle("a", unique=2 * GB), idle("b", 1)], 1, ["b"], id="who holds least alone"),
+        pytest.param([BUSY, idle("a", unique=2 * GB)], 1, ["a"], id="what it holds may fit nowhere"),
+        pytest.param([BUSY, idle("a", held=True)], 1, ["a"], id="one that was refused a moment ago"),
+        pytest.param(jobs(RUNNING, BOOTING, PENDING), 1, ["j2", "j1"], id="a booting one before one that runs"),
+        pytest.param(jobs(RUNNING, BOOTING, PENDING), 0, ["j2", "j1", "j0"], id="all"),
+    ],
+)  # fmt: skip
+def test_an_order_is_obeyed_whatever_is_held(there: list, bound: int, leaves: list) -> None:
+    """Those that run drain on an order, which is bounded in time; without one, some of them would stay."""
+    decision = decide([CPU], there, BURST, minimum=bound, maximum=bound, ordered=True)
+    assert gone(decision) == leaves
+    assert all(action.ordered for action in decision.actions if isinstance(action, Drain))
+    assert asked(decision) == {}
+
+
+def test_the_only_job_for_some_work_goes_on_an_order() -> None:
+    fours = GPU._replace(processes=4)
+    there = jobs(RUNNING, pool="gpu")
+    only = work((1.0, 1), **ONLY_GPU)
+    assert gone(decide([CPU, fours], there, only, minimum=1, maximum=1)) == []
+    assert gone(decide([CPU, fours], there, only, minimum=0, maximum=0, ordered=True)) == ["j0"]
+
+
 def test_whole_jobs_go_and_never_more_than_the_minimum_allows() -> None:
     pairs = CPU._replace(processes=2)
     there = jobs(*[RUNNING] * 4)

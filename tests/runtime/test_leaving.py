@@ -98,6 +98,14 @@ async def leave(client, *workers, seconds=None, must=False):
     return answer["stayed"]
 
 
+async def sent_away(client, *workers, seconds):
+    """Order workers to leave; return what is lost."""
+    addresses = [worker.address for worker in workers]
+    answer = await client.scheduler.ferro_leave(addresses=addresses, seconds=seconds, ordered=True)
+    assert (sorted(answer["left"]), dict(answer["stayed"])) == (sorted(addresses), {})
+    return answer["lost"]
+
+
 async def started(name, count=1):
     await until_async(
         lambda: RAN[name] >= count, f"{count} starts of {name!r}", every=0.005, seen=lambda: dict(RAN)
@@ -499,6 +507,107 @@ def test_who_must_leave_and_cannot_holds_nobody_up():
         assert await counter.add() == 1
 
     on_workers(test, "1GB", "1GB", "1GB")
+
+
+# ---- who is ordered to leave ----------------------------------------------------------------------------
+
+
+def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told():
+    """300 MB have room for 10 of 12 results of 27 MB; what is lost is computed again when it is asked for."""
+
+    async def test(client, scheduler, workers):
+        leaver, other = workers
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        held = [client.submit(ran, str(i), nbytes=27 * MB, **loosely) for i in range(12)]
+        await finished_async(held)
+        lost = await sent_away(client, leaver, seconds=30.0)
+        moved = [f for f in held if f.key in other.data]
+        count = len(held) - len(moved)
+        assert 1 <= count <= 4
+        assert (lost["results"], lost["for_good"]) == (count, 0)
+        assert count * 27 * MB <= lost["nbytes"] <= count * 28 * MB
+        assert [ws.name for ws in scheduler.workers.values()] == ["1"]
+        del moved
+        (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "left"]
+        assert (event["results"], event["nbytes"]) == (count, lost["nbytes"])
+        for future in held[:-1]:
+            future.release()  # room for one
+        assert len(await held[-1]) == 27 * MB
+
+    memory = "distributed.worker.memory"
+    on_workers(test, "4GB", 300 * MB, config={f"{memory}.pause": False, f"{memory}.spill": False})
+
+
+def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewhere():
+    async def test(client, scheduler, workers):
+        leaver, _ = workers
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        short = client.submit(ran, "short", 0.2, **loosely)
+        await started("short")
+        task = client.submit(held_up, "task", "order", **loosely)
+        await asyncio.wait_for(short, 30)
+        await started("task")
+        assert (await sent_away(client, leaver, seconds=0.3))["results"] == 0
+        await started("task", 2)
+        await Event("order", client).set()
+        assert await task == "task"
+        assert await short == b""
+        assert (RAN["short"], scheduler.tasks[task.key].suspicious) == (1, 0)
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_an_order_to_all_is_obeyed_at_once():
+    """Nobody stays who could take anything: neither the time nor the running task is waited for."""
+
+    async def test(client, scheduler, workers):
+        one, other = workers
+        held = client.submit(ran, "held", nbytes=MB)
+        await held
+        copied = await client.scatter(bytes(MB), broadcast=True)
+        counter = await client.submit(Counting, actor=True, workers=[one.address])
+        task = client.submit(held_up, "task", "all")
+        await started("task")
+        began = time.monotonic()
+        lost = await sent_away(client, one, other, seconds=3600.0)
+        assert time.monotonic() - began < 10.0
+        assert (lost["results"], lost["for_good"]) == (3, 2)  # of two copies one result, scattered; the actor
+        assert scheduler.workers == {}
+        async with Worker(scheduler.address, nthreads=1, memory_limit=0):
+            await Event("all", client).set()
+            assert (await task, len(await held)) == ("task", MB)
+        assert (RAN["task"], RAN["held"], scheduler.tasks[task.key].suspicious) == (2, 2, 0)
+        del copied, counter
+
+    on_workers(test, "1GB", "1GB")
+
+
+def test_an_order_overtakes_a_leave_and_can_be_taken_back():
+    async def test(client, scheduler, workers):
+        leaver, _ = workers
+        loosely = {"workers": [leaver.address], "allow_other_workers": True}
+        task = client.submit(held_up, "task", "overtaken", **loosely)
+        await started("task")
+        departure = asyncio.ensure_future(leave(client, leaver))
+        state = scheduler.workers[leaver.address]
+        await until_async(lambda: state.status == Status.closing_gracefully, "the leave to begin")
+        ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
+        ordered = asyncio.ensure_future(ordered)
+        await asyncio.sleep(0.1)
+        await client.scheduler.ferro_stay(addresses=[leaver.address])
+        assert await departure == {leaver.address: "recalled"}
+        assert dict((await ordered)["stayed"]) == {leaver.address: "recalled"}
+        await until_async(
+            lambda: state.status == Status.running, "a worker that runs again", seen=lambda: state.status
+        )
+        again = asyncio.ensure_future(leave(client, leaver))
+        assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
+        assert await again == {}
+        await started("task", 2)
+        await Event("overtaken", client).set()
+        assert await task == "task"
+
+    on_workers(test, "1GB", "1GB")
 
 
 # ---- all at once ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from dask_ferro.runtime import squeue
 from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.slurmsite import Site
+from dask_ferro.runtime.slurmsite import Site, _comment
 from dask_ferro.runtime.submission import Submission
 from tests.waiting import until_async
 
@@ -31,7 +31,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 async def one_submission() -> tuple[list[str], bool]:
     """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
-    site, ids, ended = Site("test-1234"), [], asyncio.Event()
+    site, ids, ended = Site("test", "ferro-1234"), [], asyncio.Event()
 
     def accepted(jobs) -> None:
         ids.extend(job.job_id for job in jobs)
@@ -75,3 +75,17 @@ def test_a_clear_refusal_leaves_no_job(command) -> None:
     command("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
     command("squeue", TOLD)
     assert asyncio.run(one_submission()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("directive", "comment"),
+    [
+        pytest.param("", "ferro-a.b", id="none of the user's"),
+        pytest.param("#SBATCH --comment=mine", "mine ferro-a.b", id="after the user's"),
+        pytest.param('#SBATCH --comment "for us"', "for us ferro-a.b", id="in quotes"),
+        pytest.param(f"#SBATCH --comment={'x' * 200}", f"ferro-a.b {'x' * 200}", id="before one that fills the column"),
+    ],
+)  # fmt: skip
+def test_a_submission_is_known_by_a_word_that_squeues_column_has_room_for(directive, comment) -> None:
+    assert _comment(f"#!/bin/sh\n{directive}\ntrue\n", "ferro-a.b") == comment
+    assert "ferro-a.b" in comment[:200]

@@ -209,11 +209,12 @@ def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
 
 
 def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake):
-    """Another of the same elements and the same name is there first: it is no job of ours."""
+    """Another of the same elements and the same tag is there first: nobody follows it, so it is cancelled."""
     calls = fake(
         "sbatch",
         1,
-        'script=$(mktemp); cat > $script; $real "$@" --comment=other $script > /dev/null; '
+        'script=$(mktemp); cat > $script; other=$(echo "$@" | sed "s/.*\\(--comment=[^.]*\\).*/\\1.other/"); '
+        '$real "$@" "$other" $script > /dev/null; '
         '$real "$@" $script > /dev/null; rm $script; '
         'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
     )
@@ -251,6 +252,7 @@ def test_jobs_that_nobody_follows_are_cancelled(play):
             "sbatch",
             "--begin=now+1hour",
             f"--job-name={cluster.job_name}",
+            f"--comment={cluster._tag}.lost",
             "--output=/dev/null",
             "--wrap=true",
         )

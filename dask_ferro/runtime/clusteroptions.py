@@ -1,0 +1,102 @@
+"""The options of `ff.SLURMCluster`: which there are, and what a user is told who wrote another one.
+
+They are dask-jobqueue's own, asked of the installed version, and ours.  Errors name the class and the arguments that
+the user wrote, not the classes that pass them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from inspect import Parameter, signature
+from numbers import Integral
+from typing import Any
+
+import dask
+from dask_jobqueue.core import JobQueueCluster
+
+from dask_ferro.errors import ConfigError
+
+_WHO = "ff.SLURMCluster"
+# What a pool has beside the options of a job.
+_OF_A_POOL = frozenset(("minimum", "maximum", "cost", "queue_wait", "start_up"))
+# Of a job for dask-jobqueue, and here the cluster's alone: all of its jobs are listed by them.
+_OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
+
+
+def check_options(
+    job_cls: type, options: Mapping[str, Any], own: Iterable[str], pools: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse options that there are not, and jobs without a shape.
+
+    Parameters
+    ----------
+    job_cls : type
+        Whose options a job takes.
+    own : iterable of str
+        Names that the cluster takes beside dask-jobqueue's.
+    pools : mapping of str to mapping
+        What the pools replace.
+
+    Raises
+    ------
+    ConfigError
+        Naming each, with what was meant.
+    """
+    job = _job_options(job_cls)
+    _check_names(_WHO, options, (job | _named(JobQueueCluster) | set(own)) - {"scheduler"})
+    for name, overrides in pools.items():
+        _check_names(f"{_WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
+    for shape in (options, *({**options, **overrides} for overrides in pools.values())):
+        _check_shape(shape, str(shape.get("config_name") or getattr(job_cls, "config_name", "slurm")))
+
+
+def _check_names(where: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    problems = []
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            problems.append(
+                f"unknown option {name!r}{meant} (unexpected keyword argument {name!r}: {name}={given[name]!r})"
+            )
+    if problems:
+        rest = "" if "did you mean" in problems[0] else f"; there are {', '.join(sorted(known))}"
+        raise ConfigError(f"{where}: {'; '.join(problems)}{rest}")
+
+
+def _check_shape(options: Mapping[str, Any], config_name: str) -> None:
+    """Refuse jobs without cores and memory, or with what is no number of cores."""
+    section = f"jobqueue.{config_name}"
+    if not isinstance(dask.config.get(section, None), Mapping):
+        raise ConfigError(
+            f"{_WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
+        )
+    shape = {
+        name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
+        for name in ("cores", "memory", "processes")
+    }
+    if missing := [name for name in ("cores", "memory") if shape[name] is None]:
+        cores, memory = shape["cores"] or 8, shape["memory"] or "24GB"
+        raise ConfigError(
+            f"{_WHO}: {' and '.join(missing)} of a job must be given, for example "
+            f"{_WHO}(cores={cores}, memory={memory!r}), or {section}.{missing[0]} in Dask's configuration"
+        )
+    for name in ("cores", "processes"):
+        value = shape[name]
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"{_WHO}: got {name}={value!r}, wanted a whole number of at least 1")
+
+
+@cache
+def _job_options(job_cls: type) -> frozenset[str]:
+    """Return what a job's class and those that it is made of take by name."""
+    return frozenset().union(*(_named(kind) for kind in job_cls.__mro__ if "__init__" in vars(kind)))
+
+
+@cache
+def _named(kind: type) -> frozenset[str]:
+    parameters = signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in parameters if p.kind in named and p.name != "self")

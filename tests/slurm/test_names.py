@@ -1,0 +1,116 @@
+"""Names that are the user's on a real SLURM: of jobs, which others may have too, and of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+import dask_ferro as ff
+from dask_ferro.runtime.slurmsite import Site
+from tests.waiting import until, until_async
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+SCRIPT = "#!/bin/sh\n#SBATCH --begin=now+1hour\n#SBATCH --output=/dev/null\ntrue\n"
+
+
+def queue(name: str) -> dict[str, str]:
+    """State by job id."""
+    lines = subprocess.run(
+        ("squeue", "-h", "-r", "-o", "%i %T", "--name", name),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    ).stdout.splitlines()
+    return dict(line.split() for line in lines)
+
+
+def cluster(tmp_path: Path, **options: Any) -> ff.SLURMCluster:
+    settings: dict[str, Any] = {
+        "queue": "cpu",
+        "cores": 2,
+        "memory": "800MB",
+        "processes": 2,
+        "interface": "lo",
+        "log_directory": str(tmp_path / "logs"),
+        "local_directory": str(tmp_path / "scratch"),
+        "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
+    }
+    return ff.SLURMCluster(**(settings | options))
+
+
+async def submitted(site: Site) -> set[str]:
+    array = await site.submit(SCRIPT, [0, 1], "one")
+    found = set(await site.queue())
+    assert found == {f"{array}_0", f"{array}_1"}
+    return found
+
+
+@pytest.mark.parametrize("end", ["cancel_all", "watchdog"])
+def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
+    """Each lists its own two jobs of the four, and ends no others: by itself, and by the process that outlives it."""
+    ours, theirs = Site("shared", f"ferro-a-{end}"), Site("shared", f"ferro-b-{end}")
+
+    async def scenario() -> None:
+        await submitted(ours)
+        kept = await submitted(theirs)
+        assert len(queue("shared")) == 4
+        if end == "cancel_all":
+            assert await ours.cancel_all(10.0)
+        ours.close(jobs_left=end == "watchdog")
+        await until_async(
+            lambda: set(queue("shared")) == kept, "the end of ours", seen=lambda: queue("shared")
+        )
+        assert set(await theirs.queue()) == kept
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        asyncio.run(theirs.cancel_all(10.0))
+        theirs.close()
+    assert queue("shared") == {}
+
+
+def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
+    """It was told their ids."""
+    site = Site("rewritten", "ferro-c")
+
+    async def scenario() -> None:
+        for job in await submitted(site):
+            subprocess.run(
+                ("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30
+            )
+        assert len(await site.queue()) == 2
+
+    asyncio.run(scenario())
+    site.close(jobs_left=True)
+    until(lambda: queue("rewritten") == {}, "the end of all jobs", seen=lambda: queue("rewritten"))
+
+
+def test_jobs_and_workers_have_the_names_that_they_were_given(slurm, tmp_path):
+    """`squeue -n` finds the jobs; workers are named after the cluster, variables of the job's shell included."""
+    with (
+        cluster(tmp_path, name="run-$SLURM_JOB_ID", job_name="mine") as made,
+        Client(made) as client,
+    ):
+        made.scale(jobs=1)
+        client.wait_for_workers(2, timeout=60)
+        (job,) = queue("mine")
+        names = {str(worker["name"]) for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
+        assert names == {f"run-{job}-0-0", f"run-{job}-0-1"}
+        assert made.job_name == "mine"
+        until(lambda: made.plan == made.requested == names, "a plan with these names", seen=lambda: made.plan)
+        (found,) = made.sync(made.reconcile)
+        assert found.state == "running"
+        assert re.fullmatch(r"run-\$SLURM_JOB_ID-0", found.name)
+        assert "jobs: 1 running, bounds: 2 workers, pools: default)" in repr(made)
+        printed = {name: text for name, text in made.get_logs(workers=False).items() if "logs/mine-" in name}
+        assert any("distributed.nanny" in text for text in printed.values()), printed
+    assert queue("mine") == {}
