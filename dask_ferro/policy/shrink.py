@@ -3,7 +3,8 @@
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
 system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
 the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
-newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.
+newest; none goes whose data fits nowhere or that was refused a moment ago.  A booting one goes only for the maximum,
+where no running one is left that could go instead.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 
@@ -158,9 +159,17 @@ def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
         many = workers > p.maximum or crew.count(job.pool) - crew.coming[job.pool] > pool.maximum
         # What whole jobs add to the minimum is borne with rather than that work has nobody.
         bound = p.minimum + (rounding if job.name in lone else pool.processes - 1)
-        if many and job.state != BOOTING and not job.held and workers > bound:
+        if many and _may_be_excess(crew, job) and not job.held and workers > bound:
             leavers.take(job)
     return leavers.actions()
+
+
+def _may_be_excess(crew: Crew, job: Job) -> bool:
+    """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
+    if job.state != BOOTING:
+        return True
+    nobody = min(crew.parameters.maximum / crew.pools[job.pool].processes, crew.pools[job.pool].maximum) < 1
+    return nobody or not any(other.state == RUNNING for other in crew.jobs)
 
 
 def _make_room(crew: Crew, hold: _Hold) -> list[Action]:

@@ -39,6 +39,8 @@ class Pool(NamedTuple):
         Price of a second of one job, as a multiple of other pools'.
     closed : str
         Why no job of it may be asked for now (a permanent error, back-off); empty: it may.
+    lingering : int
+        Jobs that were given back and may be there still: SLURM has not confirmed their end.
     """
 
     name: Name
@@ -52,6 +54,7 @@ class Pool(NamedTuple):
     lifetime: float = inf
     cost: float = 1.0
     closed: str = ""
+    lingering: int = 0
 
 
 class Job(NamedTuple):
