@@ -18,10 +18,17 @@ _CLOSED = b"closed\n"
 _SCRIPT = """
 trap '' HUP INT QUIT TERM PIPE
 read -r word && [ "$word" = closed ] && exit 0
+over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REVOKED|TIMEOUT'
+# An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
+is_gone() {
+    shown=$(scontrol --oneliner show job) || return 1
+    ours=$(echo "$shown" | grep -F " JobName=$1 ")
+    [ -z "$ours" ] || ! echo "$ours" | grep -Eqv " JobState=($over)"
+}
 pause=1
 while [ "$pause" -le 1024 ]; do
     scancel --user="$2" --name="$1"
-    left=$(squeue --noheader --user="$2" --name="$1" --format=%i) && [ -z "$left" ] && exit 0
+    left=$(squeue --noheader --user="$2" --name="$1" --format=%i) && [ -z "$left" ] && is_gone "$1" && exit 0
     sleep "$pause"
     pause=$((pause * 2))
 done
