@@ -4,8 +4,8 @@ A job that is about to end counts as gone, and a job on its way as there from th
 wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
 Nobody in a queue is expected before those ahead, nor a new job to wait less than they have by now.
 A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
-waits for that, unless its end is near.  With jobs about to end and all that leave, there are never more than twice
-the maximum: one successor each.
+waits for that, unless its end is near.  The same holds of one that was given back, until its site confirms that.
+With jobs about to end and all that leave, there are never more than twice the maximum: one successor each.
 `Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
 """
 
@@ -288,26 +288,34 @@ class Crew:
 
     def vacant(self) -> float:
         """Return the workers that the maximum has room for."""
-        held = self._processes(job for job in self.leaving if self.holds(job))
-        return min(self.parameters.maximum - self.workers() - held, self.overlap())
+        return min(self.parameters.maximum - self.workers() - self._held(), self.overlap())
 
     def missing(self) -> float:
         """Return the workers that are to come for the minimum, as far as those that leave make room."""
-        p, held = self.parameters, self._processes(job for job in self.leaving if self.holds(job))
-        return min(p.minimum, p.maximum - held) - self.workers()
+        p = self.parameters
+        return min(p.minimum, p.maximum - self._held()) - self.workers()
 
     def overlap(self) -> float:
         """Return the workers that may come while jobs about to end, and those that leave, are still there."""
         p, largest = self.parameters, max((pool.processes for pool in self.pools.values()), default=1)
         most = OVERLAP * max(p.maximum, p.minimum + largest - 1)
-        return most - self.workers() - self._processes(self.spent) - self._processes(self.leaving)
+        aside = self._processes(self.spent) + self._processes(self.leaving) + self._lingering()
+        return most - self.workers() - aside
 
     def openings(self, name: Name) -> float:
         """Return the jobs that a pool's own maximum has room for."""
         most, leaving = self.pools[name].maximum, [job for job in self.leaving if job.pool == name]
-        held = sum(self.holds(job) for job in leaving)
-        aside = self._ending[name] + len(leaving)
+        held = sum(self.holds(job) for job in leaving) + self.pools[name].lingering
+        aside = self._ending[name] + len(leaving) + self.pools[name].lingering
         return min(most - held, OVERLAP * most - aside) - self.count(name)
+
+    def _held(self) -> int:
+        """Return the workers that count for nothing but the maximum."""
+        return self._processes(job for job in self.leaving if self.holds(job)) + self._lingering()
+
+    def _lingering(self) -> int:
+        """Return the workers of jobs that were given back and may be there still."""
+        return sum(pool.lingering * pool.processes for pool in self.pools.values())
 
     def _processes(self, jobs: Iterable[Job]) -> int:
         return sum(self.pools[job.pool].processes for job in jobs)

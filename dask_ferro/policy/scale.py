@@ -6,7 +6,7 @@ gain from it (`worth`).  Jobs on their way count as there.  One that is about to
 is asked for ahead.  For tasks longer than jobs have left fresh ones are asked for, if those would have the time.
 Who is leaving and of use again is called back first.
 Shrink by whole jobs: what is pending, newest first, then what has been idle for as long as it would take to get it
-back.  A running job goes only where what it alone holds fits on those that stay; one that boots never goes.
+back.  A running job goes only where what it alone holds fits on those that stay; one that boots only for the maximum.
 No clock, no chance: ties break by order of submission.  Works are served from the most restricted one on; the
 threads that one keeps busy are not there for the next.
 """

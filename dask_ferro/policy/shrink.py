@@ -3,8 +3,9 @@
 Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
 system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
 the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
-newest; none goes whose data fits nowhere or that was refused a moment ago, and a booting one never.  Where the maximum
-is an order (`scale(n)`), jobs go down to it all the same, booting ones before those that hold something.
+newest; none goes whose data fits nowhere or that was refused a moment ago.  A booting one goes only for the maximum,
+where no running one is left that could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it all
+the same, booting ones before those that hold something.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 
@@ -161,10 +162,18 @@ def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
         # What whole jobs add to the minimum is borne with rather than that work has nobody, unless that is an order.
         is_borne = job.name in lone and not p.ordered
         bound = p.minimum + (rounding if is_borne else pool.processes - 1)
-        may_go = p.ordered or (job.state != BOOTING and not job.held)
+        may_go = p.ordered or (_may_be_excess(crew, job) and not job.held)
         if many and may_go and workers > bound:
             leavers.take(job)
     return leavers.actions()
+
+
+def _may_be_excess(crew: Crew, job: Job) -> bool:
+    """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
+    if job.state != BOOTING:
+        return True
+    nobody = min(crew.parameters.maximum / crew.pools[job.pool].processes, crew.pools[job.pool].maximum) < 1
+    return nobody or not any(other.state == RUNNING for other in crew.jobs)
 
 
 def _make_room(crew: Crew, hold: _Hold) -> list[Action]:

@@ -46,6 +46,8 @@ class Pool(NamedTuple):
         The last lines of the job that closed it, on several lines; empty: there are none.
     preemptible : bool
         Whether the batch system may end its jobs without a warning.
+    lingering : int
+        Jobs that were given back and may be there still: SLURM has not confirmed their end.
     """
 
     name: Name
@@ -62,6 +64,7 @@ class Pool(NamedTuple):
     closed_until: float = 0.0
     output: str = ""
     preemptible: bool = False
+    lingering: int = 0
 
 
 class Job(NamedTuple):

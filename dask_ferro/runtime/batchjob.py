@@ -1,8 +1,10 @@
 """One batch job's life, followed by what SLURM says of it and which of its workers are connected.
 
-Decides in which state a job is and whether it is over; ends nothing itself, and asks neither SLURM nor Dask.  The names
-of a job's workers follow from its own and from how often it was requeued, so that a worker that comes back is never
-taken for one that is gone.  Durations are seconds, points in time epoch seconds.
+What SLURM's commands say may be missing, or half a minute old: a connected worker proves that its job lives, whatever
+they say but that it is over, and a row older than what is known counts for nothing.  Decides in which state a job is
+and whether it is over; ends nothing itself, and asks neither SLURM nor Dask.  The names of a job's workers follow from
+its own and from how often it was requeued, so that a worker that comes back is never taken for one that is gone.
+Durations are seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime.pools import SiteJob
-from dask_ferro.runtime.squeue import ENDING, HELD, OVER, Row
+from dask_ferro.runtime.squeue import ENDING, HELD, OVER, UNTOLD, Row
 from dask_ferro.runtime.squeue import PENDING as WAITS
 
 SUBMITTING = "submitting"
@@ -37,6 +39,10 @@ class Patience(NamedTuple):
     lost : float
         For workers of a running job that are gone, while SLURM says that it runs.  If all are, the job is over; if
         some are, it ends early, and is replaced.
+    missing : float
+        From when all of SLURM's commands know no such job, and none of its workers is connected, until it is over.
+    unseen : float
+        The same for a job that none of them has known yet, and where only `squeue` answers.
     drained : float
         Until a job leaves a node that its administrator drains, or that lost some of its workers for good: a task
         that runs longer is handed back.
@@ -47,6 +53,8 @@ class Patience(NamedTuple):
     boot: float = 600.0
     lost: float = 60.0
     drained: float = 20.0
+    missing: float = 30.0
+    unseen: float = 300.0
 
 
 class Ending(NamedTuple):
@@ -94,6 +102,8 @@ class BatchJob:
         Since when some of those are gone.
     names : mapping of str to str
         What workers are called in truth, where the job's shell made other names of those in the script.
+    was_listed : bool
+        Whether SLURM has known it.
     """
 
     name: str
@@ -115,11 +125,15 @@ class BatchJob:
     strength: int = 0
     short_at: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    was_listed: bool = False
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The names of its workers at the scheduler."""
-        name = f"{self.name}.{self.restarts}" if self.restarts else self.name
+        return self._called(self.restarts)
+
+    def _called(self, restarts: int) -> tuple[str, ...]:
+        name = f"{self.name}.{restarts}" if restarts else self.name
         every = [f"{name}-{i}" for i in range(self.processes)] if self.processes > 1 else [name]
         return tuple(self.names.get(one, one) for one in every)
 
@@ -127,6 +141,9 @@ class BatchJob:
     def seems_over(self) -> bool:
         """Whether SLURM says that it ends, or nothing of it, and that may pass."""
         return not self.warned_at.keys().isdisjoint((_MISSING, _ENDS))
+
+    def _is_there(self, connected: Collection[str]) -> bool:
+        return any(worker in connected for worker in self.workers)
 
     def seen(self) -> SiteJob:
         """Return it as the controller sees it."""
@@ -147,6 +164,8 @@ class BatchJob:
         now: float,
         patience: Patience,
         draining: Collection[str] = (),
+        *,
+        is_sure: bool = True,
     ) -> Ending | None:
         """Take in what SLURM says; return why it is over, or None.
 
@@ -158,10 +177,14 @@ class BatchJob:
             The names of all workers at the scheduler.
         draining : collection of str
             Nodes that are to be left.
+        is_sure : bool
+            Of no row: whether more than one command said so.
         """
+        row = self._believed(row, connected, now)
         if row is None:
-            return self._unless_it_passes(_MISSING, patience.ending, now, Ending("SLURM knows it no more"))
+            return self._unlisted(connected, now, patience, is_sure)
         self._pass(_MISSING)
+        self.was_listed = True
         self.reason = row.reason
         if row.phase == OVER:
             return Ending(_told(row), failed=self._no_worker_came(row))
@@ -170,7 +193,7 @@ class BatchJob:
             return Ending(_told(row), failed=not self.was_whole)
         self._restart(row, now)
         if row.phase == ENDING:
-            return self._unless_it_passes(_ENDS, patience.ending, now, Ending(_told(row)))
+            return self._ends(row, connected, now, patience)
         self._pass(_ENDS)
         self.submitted_at = row.submitted
         if row.phase == WAITS:
@@ -183,6 +206,39 @@ class BatchJob:
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
         self._drain(row.node in draining, now, patience.drained)
+        return self._staffed(connected, now, patience)
+
+    def _believed(self, row: Row | None, connected: Collection[str], now: float) -> Row | None:
+        """Return a row with what it does not tell; None for one that is older than what is known."""
+        if row is None or UNTOLD < row.restarts < self.restarts:
+            return None
+        if row.restarts == UNTOLD:
+            row = row._replace(
+                restarts=self.restarts, submitted=self.submitted_at, starts=self.started_at, ends=self.ends_at
+            )
+        if row.phase in (WAITS, HELD) and any(worker in connected for worker in self._called(row.restarts)):
+            self._restart(row, now)
+            return None
+        return row
+
+    def _unlisted(
+        self, connected: Collection[str], now: float, patience: Patience, is_sure: bool
+    ) -> Ending | None:
+        """Go by the connections of its workers alone."""
+        if False:
+            self._pass(_MISSING)
+            self._pass(_STUCK)
+            return self._staffed(connected, now, patience)
+        limit = patience.missing if is_sure and self.was_listed else patience.unseen
+        why = "SLURM knows it no more" if self.was_listed else "SLURM does not know it"
+        return self._unless_it_passes(_MISSING, limit, now, Ending(why))
+
+    def _ends(self, row: Row, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
+        """Wait a little: it may be requeued.  While workers are connected it is about to end, and leaves."""
+        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(_told(row)))
+        if not self._is_there(connected):
+            return over
+        self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
         return self._staffed(connected, now, patience)
 
     def _drain(self, drains: bool, now: float, patience: float) -> None:
@@ -226,12 +282,13 @@ class BatchJob:
             self.reason = f"{there} of its {self.strength} workers are connected"
 
     def _restart(self, row: Row, now: float) -> None:
-        if row.restarts != self.restarts:
-            self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
-            self.warned_at.clear()
-            self.started_at = self.ends_at = self.drained_at = self.short_at = None
-            self.strength = 0
-            self.enter(PENDING, now)
+        if row.restarts == self.restarts:
+            return
+        self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
+        self.warned_at.clear()
+        self.started_at = self.ends_at = self.drained_at = self.short_at = None
+        self.strength = 0
+        self.enter(PENDING, now)
 
     def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:
         return ending if now - self.warned_at.setdefault(condition, now) >= patience else None

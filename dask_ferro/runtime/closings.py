@@ -22,7 +22,8 @@ from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.events import CLOSED, TOPIC
 from dask_ferro.runtime.jobpool import JobPool
 from dask_ferro.runtime.pools import told_closed
-from dask_ferro.runtime.slurmsite import Refused, Site
+from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.slurmsite import Site
 from dask_ferro.runtime.squeue import HELD, Row
 
 logger = logging.getLogger(__name__)

@@ -107,7 +107,7 @@ class Copies:
 
     def _look(self, now: float) -> None:
         self._arrived(now)
-        alone = {ts.key: (ts, job) for ts, job in self._alone()}
+        alone: dict[Any, tuple[TaskState, str]] = {ts.key: (ts, job) for ts, job in self._alone()}
         self._since = {key: self._since.get(key, now) for key in alone}
         again = Recompute(self.scheduler)
         results = [
@@ -173,7 +173,9 @@ class _Keeping(ReduceReplicas):
     @classmethod
     def put_on(cls, manager: ActiveMemoryManagerExtension, copies: Copies) -> _Keeping | None:
         """Take the place of Dask's rule; None where it is off."""
-        replaced = {policy for policy in manager.policies if type(policy) is ReduceReplicas}
+        replaced: set[ActiveMemoryManagerPolicy] = {
+            policy for policy in manager.policies if type(policy) is ReduceReplicas
+        }
         if not replaced:
             return None
         manager.policies -= replaced

@@ -2,8 +2,9 @@
 
 Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue`
 a look tells which of them wait, run, are over or will never start; submissions are tried again, in arrays, and refused
-ones are told in SLURM's words; cancellations are seen through.  No job outlives the cluster: not its end, an exception,
-nor the death of its process.
+ones are told in SLURM's words; cancellations are seen through.  A look takes place in the background: whoever asks for
+the jobs waits for it a moment and takes what was said before where SLURM is slow.  No job outlives the cluster: not its
+end, an exception, nor the death of its process.
 It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
 from dask_ferro.runtime.scaling import Scaling
-from dask_ferro.runtime.slurmsite import Refused, Site
+from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.slurmsite import Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
+from dask_ferro.runtime.strays import Strays
 from dask_ferro.runtime.submission import Submission
 from dask_ferro.runtime.workernames import WorkerNames
 
@@ -46,6 +50,8 @@ _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 # For the scheduler to take note that the cluster ends.
 _OVER_TOLD = 1.0
+# For one look at the queue; what it says later is taken in when it comes.
+_LOOK = 1.0
 # For the tasks of workers whose job was cancelled before it had started.
 _LATE = 10.0
 
@@ -122,6 +128,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
+        self._going: dict[str, BatchJob] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._strays = Strays()
         self._count = 0
         self._connected_at: dict[str, float] = {}
         self._closing = False
@@ -166,8 +175,13 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         """Return the kinds of jobs, with what was measured of them and why one is closed at the moment."""
         self._kind(DEFAULT)
         now = time()
+        # The latter may be there still as well: they count for the maximum.
+        ending = self._going | {job.name: job for job in self._cancellation.jobs}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
         return tuple(
-            kind.pool(now, self._submission.trouble(name), self._site.preemptible)
+            kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
+                lingering=lingering[name]
+            )
             for name, kind in self._pool_records.items()
         )
 
@@ -211,22 +225,46 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
     async def reconcile(self) -> tuple[SiteJob, ...]:
         """Look into the queue once; return the jobs that are not over, forget the others and end what is left of them.
 
-        When SLURM does not answer, what it said before still holds.
+        When SLURM does not answer, or not soon, what it said before still holds.
         """
         if self._closing:
             return ()
+        self._reap_look()
+        if self._looking is None and self._site.was_used:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            await asyncio.wait({self._looking}, timeout=_LOOK)
+            self._reap_look()
+        return () if self._closing else tuple(job.seen() for job in self._book.values())
+
+    def _reap_look(self) -> None:
+        """Let a look that is over make room for the next; raise what went wrong in it."""
+        if self._looking is not None and self._looking.done():
+            looked, self._looking = self._looking, None
+            if not looked.cancelled():
+                looked.result()
+
+    async def _look(self) -> None:
+        """Take in what SLURM says now."""
         known = [job for job in self._book.values() if job.job_id]
         attempts = self._submission.attempts
         try:
-            rows = await self._site.queue() if self._site.was_used else {}
+            rows = await self._site.queue()
         except Refused as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
-        else:
-            on_nodes = any(row.node and row.phase != OVER for row in rows.values())
-            self._follow(known, rows, await self._site.draining() if on_nodes else frozenset())
-            if not self._submission.in_flight and attempts == self._submission.attempts:
-                self._cancel_strays(rows)
-        return tuple(job.seen() for job in self._book.values())
+            return
+        connected = self._connected_names()
+        unlisted = [
+            job.job_id
+            for job in known
+            if job.job_id not in rows and not any(worker in connected for worker in job.workers)
+        ]
+        others = await self._site.unlisted(unlisted) if unlisted else {}
+        on_nodes = any(row.node and row.phase != OVER for row in rows.values())
+        draining = await self._site.draining() if on_nodes else frozenset()
+        self._follow(known, rows, others, draining)
+        if not self._submission.in_flight and attempts == self._submission.attempts:
+            self._look_after_strays(rows)
 
     def request(self, pool: str, count: int) -> None:
         """Ask for more jobs of a pool; they are submitted in the background, together."""
@@ -247,8 +285,15 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         if self._closing:
             return  # all of them are being ended
         jobs = [self._book.pop(name) for name in set(names) if name in self._book]
-        await self._submission.withdraw(jobs)
-        await self._cancellation.gone(job for job in jobs if job.job_id)
+        self._going.update((job.name, job) for job in jobs)
+        try:
+            await self._submission.withdraw(jobs)
+            for job in jobs:
+                self._strays.forget(job)
+            await self._cancellation.gone(job for job in jobs if job.job_id)
+        finally:
+            for job in jobs:
+                self._going.pop(job.name, None)
 
     def may_fail_at_once(self) -> bool:
         """Whether a job of a pool that had no worker so far may be about to end: its script may be broken."""
@@ -325,41 +370,52 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         scheduler: Any = self.scheduler_comm
         await scheduler.log_event(topic=topic, msg=message)
 
-    def _follow(self, jobs: Iterable[BatchJob], rows: Mapping[str, Row], draining: frozenset[str]) -> None:
-        now = time()
-        connected = {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+    def _follow(
+        self,
+        jobs: Iterable[BatchJob],
+        rows: Mapping[str, Row],
+        others: Mapping[str, Row | None],
+        draining: frozenset[str],
+    ) -> None:
+        now, connected = time(), self._connected_names()
         for job in jobs:
             if job.name not in self._book:
                 continue  # released meanwhile
             before = job.state
-            ending = job.follow(rows.get(job.job_id), connected, now, self._patience, draining)
+            row = rows.get(job.job_id) or others.get(job.job_id)
+            is_gone = row is None and job.job_id in others
+            ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
             if ending is not None:
-                self._end(job, ending, now)
-                row = rows.get(job.job_id)
-                if row is not None and row.phase not in (ENDING, OVER):
+                self._end(job, ending, now, is_lost=row is None)
+                if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
                     self._cancellation.add({job.job_id: job})
             elif job.state != before:
                 self._kind(job.pool).measure(job, before, self._connected(job))
 
-    def _end(self, job: BatchJob, ending: Ending, now: float) -> None:
+    def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
         """Forget a job."""
         level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
+        self._strays.forget(job, is_lost=is_lost)
         kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
         elif ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if never_ran(job) else job.job_id)
 
-    def _cancel_strays(self, rows: Mapping[str, Row]) -> None:
-        """End what nobody follows: jobs whose submission was thought to have failed."""
-        ours = {job.job_id for job in self._book.values()}
-        strays = [
-            row.job_id for row in rows.values() if row.phase not in (ENDING, OVER) and row.job_id not in ours
-        ]
-        if strays:
-            self._cancellation.add(dict.fromkeys(strays))
+    def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
+        """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
+        followed = {job.job_id for job in (*self._book.values(), *self._going.values())}
+        found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
+        for job in found.back:
+            logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
+            self._book[job.name] = job
+        if found.ends:
+            self._cancellation.add(found.ends)
+
+    def _connected_names(self) -> set[str]:
+        return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
 
     def _addresses(self, job: BatchJob) -> list[str]:
         """Return where a job's workers are connected."""
@@ -423,10 +479,15 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
         await self._tell_over()
-        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS)
+        there = {job.job_id for job in (*self._book.values(), *self._going.values()) if job.job_id}
+        there |= self._cancellation.job_ids
+        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
         await self._cancellation.close()
         self._book.clear()
         if not (landed and gone):

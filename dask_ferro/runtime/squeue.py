@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
 
+# The restarts of a job, where a command does not tell them.
+UNTOLD = -1
+
 # Columns have widths, for `squeue` cuts what is longer; separators are newer than some sites' SLURM.
 _COLUMNS = {
     "JobArrayID": 40,
@@ -90,7 +93,7 @@ class Row(NamedTuple):
     state, reason : str
         In SLURM's words.
     restarts : int
-        How often it was requeued.
+        How often it was requeued; UNTOLD: whoever tells of it does not say, nor the times and the node.
     submitted, starts, ends : float or None
         Epoch; `starts` of a pending job is SLURM's guess.
     node : str

@@ -1,7 +1,8 @@
 """Jobs on their way into SLURM's queue: one `sbatch` at a time, with an array for many.
 
 It decides what a refusal means: tried again with back-off, in smaller portions, or given up in SLURM's own words.  An
-answer that was lost is looked for in the queue, so that nothing is submitted twice.  It knows neither Dask nor whether
+answer that was lost is looked for in the queue before anything else is submitted, so that nothing is submitted twice,
+not even while no command answers.  It knows neither Dask nor whether
 a job is worth having.  Durations are seconds.
 """
 
@@ -17,8 +18,8 @@ from typing import NamedTuple
 
 from dask_ferro.runtime import squeue
 from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.slurmsite import Refused, Site
-from dask_ferro.runtime.squeue import PENDING, STARTED
+from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.slurmsite import Site
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _SPACING = 0.2
 _PAUSE, _PAUSE_MOST = 0.5, 30.0
 # A refusal that nobody knows is tried so often: 3.5 s.
 _TRIES = 4
+# Between two questions what became of a submission that nobody wants any more.
+_ASKED = 2.0
 # Of these the job may be in the queue all the same: the answer was lost, or `sbatch` was killed, or printed no id.
 _UNSURE = (squeue.TRANSIENT, squeue.UNKNOWN)
 
@@ -123,6 +126,8 @@ class Submission:
         self.arrays: set[str] = set()
         self.attempts = 0
         self._is_unsure = False
+        # Submissions whose answer was lost, by the words that they are known by, until SLURM tells what became of them.
+        self._unclear: dict[str, Batch] = {}
 
     @property
     def in_flight(self) -> bool:
@@ -132,7 +137,7 @@ class Submission:
     @property
     def had_jobs(self) -> bool:
         """Whether SLURM may have a job."""
-        return bool(self.arrays) or self._is_unsure or self.in_flight
+        return bool(self.arrays or self._unclear) or self._is_unsure or self.in_flight
 
     def add(self, jobs: Iterable[BatchJob]) -> None:
         """Take jobs; they are submitted in the background, all that came in this turn of the loop together."""
@@ -148,15 +153,22 @@ class Submission:
         return ""
 
     async def withdraw(self, jobs: Iterable[BatchJob]) -> None:
-        """Forget jobs that are not submitted yet; wait for those that just are being."""
+        """Forget jobs that are not submitted yet; wait for those of which that is being found out."""
         names = {job.name for job in jobs}
         while True:
             for name in names:
                 self._waiting.pop(name, None)
             self._woken.set()
-            if self._flying is None or not any(job.name in names for job in self._flying.jobs):
+            if self._flying is not None and any(job.name in names for job in self._flying.jobs):
+                await self._landed.wait()  # it may be refused, and wait again
+                continue
+            lost = (job for batch in self._unclear.values() for job in batch.jobs)
+            if self._is_closed or not any(job.name in names for job in lost):
                 return
-            await self._landed.wait()  # it may be refused, and wait again
+            try:
+                await self._clear_up()
+            except Refused:
+                await asyncio.sleep(_ASKED)
 
     async def settled(self) -> list[str]:
         """Return what was refused for good and not accepted since, once nothing waits any more."""
@@ -221,27 +233,47 @@ class Submission:
         return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < _ARRAY))
 
     async def _submit(self, batch: Batch) -> None:
+        try:
+            await self._clear_up()
+        except Refused as refused:
+            words = f"an earlier submission may be in the queue, and it is not known whether: {refused.words}"
+            self._refuse(_left(batch), Refused(words, squeue.TRANSIENT))
+            return
+        if left := _left(batch):
+            await self._attempt(Batch(left))
+
+    async def _attempt(self, batch: Batch) -> None:
         self.attempts += 1
         nonce = uuid.uuid4().hex[:12]
         try:
             array = await self._site.submit(self._script(batch.pool, batch.first), batch.offsets, nonce)
         except Refused as refused:
-            adopted = await self._adoptable(nonce) if refused.kind in _UNSURE else None
-            if adopted is None:
-                self._is_unsure |= refused.kind in _UNSURE
-                self._refuse(batch, refused)
-                return
-            array = adopted
-        self._accept(batch, array)
+            if refused.kind in _UNSURE:
+                self._unclear[nonce] = batch
+                with contextlib.suppress(Refused):  # nobody answers now
+                    await self._clear_up()
+            self._refuse(_left(batch), refused)
+        else:
+            self._accept(batch, array)
 
-    async def _adoptable(self, nonce: str) -> str | None:
-        """The array that was accepted although `sbatch` heard no answer, if it waits or runs."""
-        try:
-            found = await self._site.queue()
-        except Refused:
-            return None
-        there = (row for row in found.values() if row.phase in (PENDING, STARTED))
-        return next((squeue.element(r.job_id)[0] for r in there if nonce in r.comment), None)
+    async def _clear_up(self) -> None:
+        """Find out what became of submissions whose answer was lost; those that were accepted are.
+
+        Raises
+        ------
+        Refused
+            When SLURM does not answer.
+        """
+        for nonce, batch in list(self._unclear.items()):
+            array = await self._site.find(nonce)
+            if self._unclear.pop(nonce, None) is None:
+                continue  # somebody else asked, too
+            if array is None:
+                self._is_unsure = True  # it may come yet, for what was asked is not the controller itself
+            else:
+                for job in batch.jobs:
+                    self._waiting.pop(job.name, None)
+                self._accept(batch, array)
 
     def _accept(self, batch: Batch, array: str) -> None:
         self.arrays.add(array)
@@ -250,7 +282,10 @@ class Submission:
         batch.identify(array)
         self._accepted(batch.jobs)
 
-    def _refuse(self, batch: Batch, refused: Refused) -> None:
+    def _refuse(self, jobs: Sequence[BatchJob], refused: Refused) -> None:
+        if not jobs:
+            return
+        batch = Batch(tuple(jobs))
         pause = self._pause(batch.pool)
         seconds = pause.fail(refused, len(batch.jobs), asyncio.get_running_loop().time())
         tired = refused.kind == squeue.UNKNOWN and pause.tries >= _TRIES
@@ -271,3 +306,8 @@ class Submission:
             del self._waiting[job.name]
         self._errors[batch.pool] = words
         self._refused([*batch.jobs, *waiting], words)
+
+
+def _left(batch: Batch) -> tuple[BatchJob, ...]:
+    """Return the jobs that have no id yet."""
+    return tuple(job for job in batch.jobs if not job.job_id)

@@ -32,13 +32,25 @@ own() {
         case $submitted in *" $job "*) echo "$job" ;; esac
     done | sort -u
 }
+over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REVOKED|TIMEOUT'
+# An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
+is_gone() {
+    shown=$(scontrol --oneliner show job) || return 1
+    ours=$(echo "$shown" | while read -r line; do
+        case $line in *"$tag."*) echo "$line"; continue ;; esac
+        for job in $submitted; do
+            case "$line " in "JobId=$job "*|*" ArrayJobId=$job "*) echo "$line" ;; esac
+        done
+    done)
+    [ -z "$ours" ] || ! echo "$ours" | grep -Eqv " JobState=($over)"
+}
 left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
     if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
         left=$(echo "$queue" | own)
-        [ -n "$left" ] || exit 0
+        [ -n "$left" ] || { is_gone && exit 0; left=$submitted; }
     fi
     sleep "$pause"
     pause=$((pause * 2))

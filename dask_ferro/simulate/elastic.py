@@ -14,6 +14,7 @@ from typing import NamedTuple
 from dask_ferro.policy.snapshot import Address, Key
 from dask_ferro.policy.spread import spread
 from dask_ferro.policy.staff import (
+    BOOTING,
     LEAVING,
     PENDING,
     RUNNING,
@@ -203,7 +204,9 @@ class Elastic:
     def _drain(self, names: Iterable[Name]) -> None:
         for name in names:
             job = self.batch.jobs.get(name)
-            if job is not None and job.state == RUNNING:
+            if job is not None and job.state == BOOTING:
+                self.batch.end(job)
+            elif job is not None and job.state == RUNNING:
                 job.state, job.since = LEAVING, self._clock.now
                 self.counts["drained"] += 1
                 for seat in self._seats(job):

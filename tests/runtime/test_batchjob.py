@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.runtime.batchjob import BatchJob, Patience
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.squeue import UNTOLD, Row
 
-PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20)
+PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
 BOTH = {"gpu-7-0", "gpu-7-1"}
 
 
@@ -29,10 +29,18 @@ class Life:
         self.job = BatchJob("gpu-7", "gpu", 7, 2, since=900.0, job_id="12")
         self.now = 1000.0
 
-    def look(self, seen: Row | None, connected: Any = (), after: float = 1.0, draining: Any = ()) -> Any:
+    def look(
+        self,
+        seen: Row | None,
+        connected: Any = (),
+        after: float = 1.0,
+        draining: Any = (),
+        is_sure: bool = True,
+    ) -> Any:
         """Return the state, or the ending."""
         self.now += after
-        return self.job.follow(seen, connected, self.now, PATIENCE, draining) or self.job.state
+        ending = self.job.follow(seen, connected, self.now, PATIENCE, draining, is_sure=is_sure)
+        return ending or self.job.state
 
 
 def test_a_job_waits_boots_and_runs():
@@ -52,7 +60,10 @@ def test_a_job_waits_boots_and_runs():
 @pytest.mark.parametrize(
     ("looks", "why", "failed", "refused"),
     [
-        pytest.param([(None, 1), (None, 2)], "SLURM knows it no more", False, False, id="gone"),
+        pytest.param(
+            [(row("PENDING"), 1), (None, 1), (None, 30)], "SLURM knows it no more", False, False, id="gone"
+        ),
+        pytest.param([(None, 1), (None, 299), (None, 1)], "SLURM does not know it", False, False, id="never there"),
         pytest.param([(row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled while it waited"),
         pytest.param([(row("RUNNING"), 1), (row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled"),
         pytest.param([(row("NODE_FAIL"), 1)], "NODE_FAIL", False, False, id="its node failed: not its pool's fault"),
@@ -87,6 +98,10 @@ def test_a_job_is_over(looks, why, failed, refused):
     "looks",
     [
         pytest.param([None, row("PENDING")], id="squeue that missed it once"),
+        pytest.param([*[None] * 250, row("PENDING")], id="a queue that lists it late"),
+        pytest.param(
+            [row("PENDING"), *[None] * 29, row("PENDING")], id="a queue that is empty for half a minute"
+        ),
         pytest.param(
             [row("COMPLETING"), row("PENDING", "BeginTime", 1)], id="a requeue looks like an end at first"
         ),
@@ -101,6 +116,67 @@ def test_a_job_is_not_given_up_for(looks):
     for seen in looks:
         state = life.look(seen)
     assert state == "pending"
+
+
+def test_where_one_command_alone_says_that_it_is_gone_a_job_has_as_long_as_one_never_seen():
+    life = Life()
+    life.look(row("PENDING"))
+    life.look(None, is_sure=False)
+    assert life.look(None, after=299, is_sure=False) == "pending"
+    assert life.look(None, after=1, is_sure=False) == ("SLURM knows it no more", False, False)
+
+
+CONTRADICTIONS = {
+    "no row, from two commands": None,
+    "a row from before it started": row("PENDING", "Priority"),
+    "a row from when it was held": row("PENDING", "JobHeldUser"),
+    "a row from when no node could run it": row("PENDING", "PartitionConfig"),
+}
+
+
+@pytest.mark.parametrize("seen", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_connected_worker_proves_that_its_job_lives(seen):
+    life = Life()
+    life.look(row("RUNNING"), BOTH)
+    for _ in range(100):
+        assert life.look(seen, {"gpu-7-1"}, after=60) == "running"
+    assert life.job.restarts == 0
+
+
+def test_a_job_whose_workers_are_there_runs_before_the_queue_lists_it():
+    life = Life()
+    assert [life.look(None), life.look(None, {"gpu-7-0"}), life.look(None, BOTH)] == [
+        "submitting",
+        "booting",
+        "running",
+    ]
+    assert life.look(row("PENDING"), BOTH, after=25) == "running"
+
+
+def test_a_row_from_before_a_requeue_counts_for_nothing():
+    life = Life()
+    life.look(row("RUNNING"), BOTH)
+    life.look(row("RUNNING", "", 1), {"gpu-7.1-0", "gpu-7.1-1"})
+    for old in (row("RUNNING"), row("COMPLETING"), row("CANCELLED"), row("PENDING", "JobHeldUser")):
+        assert life.look(old, {"gpu-7.1-0"}, after=60) == "running"
+    assert life.job.workers == ("gpu-7.1-0", "gpu-7.1-1")
+
+
+def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_without_them():
+    life = Life()
+    life.look(row("RUNNING"), BOTH)
+    assert life.look(row("COMPLETING"), BOTH) == "running"
+    assert life.job.seen().ends_at == 1002.0 + 2
+    assert life.look(row("COMPLETING"), BOTH, after=20) == "running"
+    assert life.look(row("COMPLETING")) == ("COMPLETING", False, False)
+
+
+def test_what_accounting_does_not_tell_is_taken_from_before():
+    life = Life()
+    life.look(row("RUNNING", "", 2))
+    assert life.look(Row("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
+    assert (life.job.restarts, life.job.seen().ends_at) == (2, 4550.0)
+    assert life.look(Row("12", "TIMEOUT", UNTOLD), BOTH) == ("TIMEOUT", False, False)
 
 
 def test_a_condition_that_passed_starts_anew():
@@ -216,3 +292,39 @@ def test_any_life_has_a_state_and_its_beginning(looks):
             break
         assert state in ("submitting", "pending", "booting", "running")
         assert life.job.since <= life.now
+
+
+# What is true of a job, second by second, and what SLURM's commands may say of it.
+TRUTHS = [
+    row("PENDING", "PartitionConfig"), row("PENDING", "JobHeldUser"), row("PENDING", "Priority"), row("CONFIGURING"),
+    row("RUNNING"), row("COMPLETING"), row("PENDING", "BeginTime", 1),
+    row("PENDING", "JobHeldUser", 1), row("RUNNING", "", 1), row("COMPLETING", "", 1),
+    row("CANCELLED", "", 1),
+]  # fmt: skip
+# Which of them its workers may be connected in: they are let in while it runs.
+RUNS = {index for index, truth in enumerate(TRUTHS) if truth.state == "RUNNING"}
+ANSWER = st.sampled_from(["true", "empty", "old", "unheard"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), ANSWER, st.integers(0, 9), st.booleans(), st.floats(0, 40)), max_size=60
+    )
+)
+def test_whatever_squeue_says_a_job_whose_worker_is_connected_is_not_over(steps):
+    """Answers are true, empty, from any time before, or none; the job goes on in the meantime."""
+    life, at = Life(), 2
+    for goes_on, answer, age, is_sure, after in steps:
+        at = min(at + goes_on, len(TRUTHS) - 1)
+        names = (
+            {f"gpu-7.{TRUTHS[at].restarts}-0" if TRUTHS[at].restarts else "gpu-7-0"} if at in RUNS else set()
+        )
+        seen = {"true": TRUTHS[at], "empty": None, "old": TRUTHS[max(at - age, 0)], "unheard": None}[answer]
+        if answer == "unheard":
+            continue
+        state = life.look(seen, names, after, is_sure=is_sure)
+        connected = names & set(life.job.workers)
+        if connected:
+            assert state in ("booting", "running")
+        elif not isinstance(state, str):
+            return

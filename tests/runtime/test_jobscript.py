@@ -16,7 +16,7 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.runtime.jobpool import JobPool, overrides_of
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.slurmsite import _environment
+from dask_ferro.runtime.slurmcommand import environment
 
 SHAPE = {"cores": 4, "processes": 2, "memory": "4GB", "walltime": "01:00:00", "interface": "lo"}
 
@@ -245,6 +245,6 @@ def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "me")
-    handed_on = _environment()
+    handed_on = environment()
     assert {"SLURM_CPUS_PER_TASK", "SQUEUE_STATES"} & set(handed_on) == set()
     assert (handed_on["SLURM_CONF"], handed_on["SBATCH_ACCOUNT"]) == ("/etc/slurm.conf", "me")

@@ -71,6 +71,35 @@ def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome
     assert asyncio.run(one_submission()) == (["77"], True)
 
 
+async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
+    """Withdraw a job whose answer was lost; return whether that was over before SLURM is heard again, and its id."""
+    site, job = Site("test-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
+    )
+    submission.add([job])
+    await until_async(lambda: submission.trouble("default"), "a submission that failed")
+    going = asyncio.ensure_future(submission.withdraw([job]))
+    try:
+        await asyncio.sleep(0.5)
+        early = going.done()
+        heard()
+        await asyncio.wait_for(going, 20.0)
+        return early, job.job_id
+    finally:
+        await submission.close(5.0)
+        site.close()
+
+
+def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(command, monkeypatch) -> None:
+    """Once it was forgotten, and counted for nothing while it ran."""
+    monkeypatch.setattr("dask_ferro.runtime.submission._ASKED", 0.1)
+    command("sbatch", f"{NOTED}\necho 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    for name in ("squeue", "scontrol"):
+        command(name, "exit 1")
+    assert asyncio.run(given_back(lambda: command("squeue", TOLD))) == (False, "77")
+
+
 def test_a_clear_refusal_leaves_no_job(command) -> None:
     command("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
     command("squeue", TOLD)

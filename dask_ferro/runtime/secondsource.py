@@ -1,0 +1,163 @@
+"""What SLURM says of jobs that `squeue` does not list: of each, whether it lives.
+
+An empty `squeue` with status 0, or one that is a cache half a minute old, is common: before a job is called gone,
+another command is asked.  Accounting where it is on (one `sacct` for all), and for jobs that it does not know, or
+without it, `scontrol show job`, once an array.  Three answers: a row, "no such job", and none at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.slurmcommand import Refused, run
+from dask_ferro.runtime.squeue import Row
+
+logger = logging.getLogger(__name__)
+
+# Arrays asked for at a time, and in one look: 7 ms of a core each.  Of the others nothing is known until the next.
+_AT_ONCE, _MOST = 4, 32
+# Jobs of one sacct.
+_ACCOUNTED = 500
+
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_NO_ACCOUNTING = re.compile(r"disabled|not on the PATH|not (enabled|supported)", re.IGNORECASE)
+_CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+
+
+class SecondSource:
+    """`sacct` and `scontrol`, for jobs by id."""
+
+    def __init__(self) -> None:
+        self._accounting = True
+
+    async def rows(self, job_ids: Iterable[str], most: int | None = _MOST) -> dict[str, Row | None]:
+        """Return what SLURM says of jobs by id; None: it knows no such job; left out: no answer.
+
+        Parameters
+        ----------
+        most : int or None
+            Arrays to ask for at most.
+        """
+        wanted = list(dict.fromkeys(job_ids))
+        found: dict[str, Row | None] = {**await self._accounted(wanted)} if wanted else {}
+        arrays: dict[str, list[str]] = {}
+        for job_id in wanted:
+            if job_id not in found:
+                arrays.setdefault(squeue.element(job_id)[0], []).append(job_id)
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(array: str, ids: list[str]) -> None:
+            async with turn:
+                said = await self._shown(array)
+            if said is not None:
+                found.update((job_id, said.get(job_id)) for job_id in ids)
+
+        await asyncio.gather(*(ask(array, ids) for array, ids in list(arrays.items())[:most]))
+        return found
+
+    async def named(self, nonce: str) -> str | None:
+        """Return the array that was submitted with a word in its comment and waits or runs.
+
+        Raises
+        ------
+        Refused
+            When SLURM does not answer.
+        """
+        text = await run("scontrol", "--oneliner", "show", "job")
+        lines = "\n".join(line for line in text.splitlines() if nonce in line)
+        live = (row.job_id for row in shown(lines).values() if row.phase in (squeue.PENDING, squeue.STARTED))
+        return next((squeue.element(job_id)[0] for job_id in live), None)
+
+    async def _accounted(self, job_ids: list[str]) -> dict[str, Row]:
+        if not self._accounting:
+            return {}
+        found: dict[str, Row] = {}
+        for at in range(0, len(job_ids), _ACCOUNTED):
+            ids = ",".join(job_ids[at : at + _ACCOUNTED])
+            try:
+                text = await run("sacct", "-X", "-n", "-P", "-j", ids, "--format=JobID,State")
+            except Refused as refused:
+                if _NO_ACCOUNTING.search(refused.words):
+                    self._accounting = False
+                logger.info("dask_ferro: sacct: %s", refused.words)
+                return found
+            found |= accounted(text)
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    async def _shown(self, array: str) -> dict[str, Row] | None:
+        """Return the rows of an array, or of a job by itself; empty: no such job; None: no answer."""
+        try:
+            return shown(await run("scontrol", "--oneliner", "show", "job", array))
+        except Refused as refused:
+            if _UNKNOWN_JOB.search(refused.words):
+                return {}
+            logger.warning("dask_ferro: scontrol failed: %s", refused.words)
+            return None
+
+
+def shown(text: str) -> dict[str, Row]:
+    """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
+    found = {}
+    for line in text.splitlines():
+        facts: dict[str, str] = {}
+        for name, value in _CELL.findall(line):
+            facts.setdefault(name, value)  # a comment of the user's may look like others
+        if "JobId" not in facts or "JobState" not in facts:
+            continue
+        row = Row(
+            facts["JobId"],
+            facts["JobState"].split(",")[0].upper(),
+            int(facts.get("Restarts") or 0),
+            squeue.moment(facts.get("SubmitTime", "")),
+            squeue.moment(facts.get("StartTime", "")),
+            squeue.moment(facts.get("EndTime", "")),
+            facts.get("NodeList", "").replace("(null)", ""),
+            "" if facts.get("Reason") == "None" else facts.get("Reason", ""),
+        )
+        for job_id in _ids(facts):
+            found[job_id] = row._replace(job_id=job_id)
+    return found
+
+
+def accounted(text: str) -> dict[str, Row]:
+    """Return the jobs that ``sacct -X -n -P --format=JobID,State`` printed, by id.
+
+    >>> accounted("12_[0-1]|PENDING\\n13|CANCELLED by 1000")["13"].state
+    'CANCELLED'
+    """
+    found = {}
+    for line in text.splitlines():
+        job_id, _, state = line.strip().partition("|")
+        array, _, elements = job_id.partition("_")
+        if not array.isdecimal() or not state.strip():
+            continue
+        for element in expanded(elements.strip("[]")) if elements else [""]:
+            name = f"{array}_{element}" if elements else array
+            found[name] = Row(name, state.split()[0].upper(), restarts=squeue.UNTOLD)
+    return found
+
+
+def _ids(facts: dict[str, str]) -> Iterator[str]:
+    array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
+    if not array or not elements:
+        yield facts["JobId"]
+        return
+    for element in expanded(elements):
+        yield f"{array}_{element}"
+
+
+def expanded(elements: str) -> Iterator[int]:
+    """Return the elements that SLURM writes in short.
+
+    >>> list(expanded("0-2,5,8-12:2%1"))
+    [0, 1, 2, 5, 8, 10, 12]
+    """
+    for part in elements.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match:
+            first, last, step = match.groups()
+            yield from range(int(first), int(last or first) + 1, int(step or 1))

@@ -1,0 +1,89 @@
+"""One command of SLURM's, run within a time limit.
+
+Each runs in an environment without what a batch job hands on, in a session of its own, and says in SLURM's words why
+it failed.  One that hangs is ended, with all that it started.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Sequence
+
+from dask_ferro.runtime import squeue
+
+# A command answers within milliseconds, on a busy site within seconds.  `sbatch` itself gives up on a dead controller
+# after 9 s, and what it may have submitted has to be looked for when it is ended.
+_LIMIT, _LIMITS = 10.0, {"sbatch": 30.0}
+# For a command that was ended to be reaped.
+_REAPED = 2.0
+
+# A controller that runs in a job itself would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
+# user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
+_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SACCT_|SBATCH_ARRAY_INX$")
+
+
+class Refused(Exception):
+    """A command failed: its own words, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
+
+    def __init__(self, words: str, kind: str) -> None:
+        super().__init__(words)
+        self.words, self.kind = words, kind
+
+
+async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
+    """Return what a command printed.
+
+    It has a session of its own, so that a terminal's Ctrl-C does not end a submission halfway.
+
+    Raises
+    ------
+    Refused
+        With SLURM's words, or after the command's time limit.
+    """
+    limit = _LIMITS.get(command[0], _LIMIT)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise Refused(f"{command[0]} is not on the PATH of this machine", squeue.PERMANENT) from None
+    except OSError as error:  # no process or memory left, for now
+        raise Refused(f"{command[0]}: {error}", squeue.TRANSIENT) from None
+    try:
+        async with asyncio.timeout(limit):
+            out, err = await process.communicate(stdin.encode())
+    except TimeoutError:
+        raise Refused(f"{command[0]} did not answer within {limit:g} s", squeue.TRANSIENT) from None
+    finally:
+        await _end(process)
+    if process.returncode:
+        text = err.decode(errors="replace") or out.decode(errors="replace")
+        said = squeue.words(text) or f"{command[0]} ended with status {process.returncode}"
+        raise Refused(said, squeue.refusal(text))
+    return out.decode(errors="replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a command that still runs, and its session: what a wrapper script started would hold its output open."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _REAPED)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of SLURM's commands."""
+    own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
+    return own | {"SLURM_TIME_FORMAT": squeue.TIME_FORMAT}
