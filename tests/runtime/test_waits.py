@@ -195,7 +195,12 @@ def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others():
 
         await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
         future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
-        await asyncio.sleep(0)
+        # Else the new worker may be there before the task is, which then never waits for the old ones.
+        await until_async(
+            lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == "no-worker",
+            "the task to wait for a worker",
+            seconds=SOON,
+        )
         cluster.scale(1)
         assert await _soon(future, "a task whose workers are gone") == 2
 
