@@ -111,7 +111,9 @@ async def test_tasks_whose_preferred_workers_are_gone_run_on_a_newcomer(s: Scene
     await s.until(lambda: not s.scheduler.workers, "the worker to leave")
     futures = s.map(1, take, SHORT, on=[old])
     tasks = s.scheduler.tasks
-    await s.until(lambda: [ts.state for ts in tasks.values()] == ["no-worker"], "a task that waits for a worker")
+    await s.until(
+        lambda: [ts.state for ts in tasks.values()] == ["no-worker"], "a task that waits for a worker"
+    )
     await s.join()
     finished = await s.finished(futures)
     assert finished == (0 if s.way == "stock" else 1)
