@@ -503,6 +503,10 @@ CASES: dict[str, Case] = {
         REFUSED, "t = Transpose (x); r = Reshape (t, probe_back); y = Add (x, r)", "float[N,251] x", rows=(2, 6),
         empty=False,
     ),
+    "a feature that is the probe, and back": Case(
+        REFUSED, "h = Reshape (x, probe); t = Softmax <axis = 1> (h); y = Reshape (t, probe_back)", "float[N,251] x",
+        rows=(2, 7), empty=False,
+    ),
     "rows resized": Case(REFUSED, 'y = Resize <mode = "nearest"> (x, , scales_rows)', rows=(1, 14), empty=False),
     "lower triangle": Case(REFUSED, "y = Trilu <upper = 0> (x)"),
     "eye": Case(REFUSED, "e = EyeLike (x); y = Add (x, e)"),

@@ -205,6 +205,19 @@ def test_80_columns_hold_what_matters():
 
 
 @pytest.mark.parametrize(
+    ("waits", "wanted"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param(["held waits at w1"], ["waits    held waits at w1"], id="one"),
+        pytest.param(["held waits at w1", "b"], ["waits    held waits at w1 (and 1 more)"], id="two"),
+    ],
+)
+def test_what_waits_beside_an_idle_worker_has_a_line(waits, wanted):
+    text = drawn(seen([worker("w1")], waits=waits))
+    assert [line.rstrip() for line in text if line.startswith("waits")] == wanted
+
+
+@pytest.mark.parametrize(
     ("facts", "wanted"),
     [
         pytest.param(None, "connecting", id="before the first look"),

@@ -7,6 +7,7 @@ to be those of `onnx.reference`; a file that it refuses for any other reason is 
 from __future__ import annotations
 
 import re
+import resource
 import warnings
 from typing import Any
 
@@ -88,3 +89,8 @@ def loaded(path: str) -> str:
     except (ff.ModelError, ff.UnsupportedOp):
         return "refused"
     return "loaded"
+
+
+def loaded_in(path: str) -> tuple[str, int]:
+    """Return as `loaded` does, and the most bytes of memory that the process has held."""
+    return loaded(path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -121,3 +121,15 @@ def test_inference_is_bounded_in_time_and_memory(forks: Zygote, tmp_path: Path, 
     ended = forks.run("tests.hostile.file_verdict:loaded", path=str(path))
     assert ended.is_alive, f"signal {ended.signal}, too late: {ended.too_late}"
     assert ended.answer in ("loaded", "refused")
+
+
+@pytest.mark.parametrize("op", ["Tile", "Expand", "ConstantOfShape"])
+def test_inference_does_not_make_what_a_small_file_asks_for(forks: Zygote, tmp_path: Path, op: str):
+    """The value is of 2 GiB, and the process has room for it: it does not only fail to get it."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(corpus()[f"bombs: {op}, Add(c, x)"])
+    ended = forks.run("tests.hostile.file_verdict:loaded_in", memory=5 << 30, path=str(path))
+    assert ended.is_alive, f"signal {ended.signal}, too late: {ended.too_late}"
+    said, peak = ended.answer
+    assert said == "loaded"
+    assert peak < 512 << 20

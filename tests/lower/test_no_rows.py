@@ -190,6 +190,18 @@ def copied_sizes():
     return model(nodes, {"x": ["N", 5, 3]}, {"y": ["N", 3, 5]}, {"to": np.array([0, 0, -1])})
 
 
+def group_norm():
+    """As PyTorch exports one: groups of channels become the channels of an InstanceNormalization, and come apart."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "groups"], ["g"]),
+        helper.make_node("InstanceNormalization", ["g", "s", "b"], ["n"]),
+        helper.make_node("Reshape", ["n", "back"], ["y"], name="back"),
+    ]
+    sizes = {"groups": np.array([0, 2, -1]), "back": np.array([-1, 4, 6, 6])}
+    weights = {**sizes, "s": floats(2), "b": floats(2)}
+    return model(nodes, {"x": ["N", 4, 6, 6]}, {"y": ["N", 4, 6, 6]}, weights)
+
+
 def texts():
     made = model([helper.make_node("Identity", ["x"], ["y"])], {"x": ["N", 2]}, {"y": ["N", 2]})
     for info in (made.graph.input[0], made.graph.output[0]):
@@ -209,6 +221,7 @@ def halves():
     ("make", "given", "wanted"),
     [
         (copied_sizes, np.zeros((0, 5, 3), np.float32), (0, 3, 5)),
+        (group_norm, np.zeros((0, 4, 6, 6), np.float32), (0, 4, 6, 6)),
         (texts, np.zeros((0, 2), object), (0, 2)),
         (halves, np.zeros((0, 2), ml_dtypes.bfloat16), (0, 2)),
     ],

@@ -90,6 +90,43 @@ def test_a_model_that_may_combine_rows_is_tried_before_it_is_streamed(tmp_path):
     assert not (tmp_path / "y.npy").exists()
 
 
+def gelu(*after, **outputs):
+    """A model whose Gelu, of another domain, nobody knows the shapes of, and what comes after it."""
+    proto = model(
+        [node("Gelu", ["x"], ["g"], domain="com.microsoft"), *after],
+        {"x": ["N", 4, 5]},
+        {},
+        name="gelu",
+        opset=17,
+    )
+    for name, (kind, shape) in outputs.items():
+        info = helper.make_tensor_value_info(name, kind, shape)
+        proto.graph.output.append(info if kind else helper.make_empty_tensor_value_info(name))
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return proto
+
+
+OF_ALL_ROWS = {
+    "a shape that is not declared": lambda: gelu(node("Shape", ["g"], ["z"]), z=(0, None)),
+    "a shape": lambda: gelu(node("Shape", ["g"], ["z"]), z=(TensorProto.INT64, [None])),
+    "a shape beside rows": lambda: gelu(
+        node("Gelu", ["x"], ["y"], domain="com.microsoft"),
+        node("Shape", ["g"], ["z"]),
+        y=(0, None),
+        z=(0, None),
+    ),
+    "a count": lambda: gelu(node("Size", ["x"], ["z"]), z=(TensorProto.INT64, [None])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:model 'gelu'")
+@pytest.mark.parametrize("make", OF_ALL_ROWS.values(), ids=list(OF_ALL_ROWS))
+def test_an_output_that_has_no_rows_is_not_put_together_of_chunks(make):
+    x = np.ones((6, 4, 5), np.float32)
+    with pytest.raises(ff.ConfigError, match="output 'z' is not made of the rows"):
+        ff.from_onnx(make())(x, batch=2).compute(scheduler="sync")
+
+
 def repeated_by_count():
     """Sum each row as often as there are rows: times 2 in chunks of 2."""
     nodes = [
@@ -213,6 +250,19 @@ def added(names, rows=None):
 def test_inputs_without_a_common_name_are_cut_together(names, call):
     got = call(ff.from_onnx(added(names))).compute(scheduler="sync")
     np.testing.assert_array_equal(got, A + B)
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize(
+    ("kind", "chunks"),
+    [(np.asarray, 3), (lambda a: da.from_array(a, chunks=(250, 1)), ((100, 100, 50), (1,)))],
+    ids=["rows", "dask"],
+)
+def test_many_rows_of_inputs_without_a_common_name_are_cut_together(names, kind, chunks):
+    a, b = np.random.default_rng(2).standard_normal((2, 250, 1), dtype=np.float32)
+    found = ff.from_onnx(added(names), batch=100)(kind(a), kind(b))
+    assert found.chunks == chunks
+    np.testing.assert_array_equal(found.compute(scheduler="sync"), a + b)
 
 
 @pytest.mark.parametrize("names", NAMES)

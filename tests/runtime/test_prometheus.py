@@ -102,6 +102,17 @@ def test_metrics_tell_what_was_counted_under_the_names_that_are_documented():
     asyncio.run(run())
 
 
+def test_jobs_that_are_recalled_are_counted_as_that():
+    async def run():
+        async with cluster() as (client, scheduler):
+            await ff.install(client)
+            await client.log_event(TOPIC, SCALED)
+            counted = (await scraped(scheduler))["dask_ferro_scale_actions_total"]
+            assert (counted["recall"], counted["other"]) == (1, 0)
+
+    asyncio.run(run())
+
+
 def test_each_scheduler_of_a_process_tells_its_own():
     before = collectors()  # that of other clusters of this process, which have the plugin still
 

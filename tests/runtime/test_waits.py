@@ -12,9 +12,12 @@ from distributed import Client, Event, LocalCluster, as_completed, wait
 from onnx import helper
 
 import dask_ferro as ff
+from dask_ferro.runtime.scheduler import NAME
 from dask_ferro.runtime.top import look
 from tests.graphs import model
 from tests.hung import processes, stopped
+from tests.runtime.test_events import published
+from tests.runtime.test_prometheus import scraped
 from tests.runtime.test_scheduler import on_cluster
 from tests.waiting import finished_async, opened, until_async
 
@@ -195,7 +198,12 @@ def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others():
 
         await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
         future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
-        await asyncio.sleep(0)
+        # Else the new worker may be there before the task is, which then never waits for the old ones.
+        await until_async(
+            lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == "no-worker",
+            "the task to wait for a worker",
+            seconds=SOON,
+        )
         cluster.scale(1)
         assert await _soon(future, "a task whose workers are gone") == 2
 
@@ -203,6 +211,15 @@ def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others():
 
 
 # -- what is told ------------------------------------------------------------------------------------------
+
+
+async def _told_to_others(scheduler):
+    """What events and metrics say of waits: the events that count some as restricted, and three metrics."""
+    scheduler.plugins[NAME].events.tick()
+    found = await scraped(scheduler)
+    names = ("idle_waits", "idle_wait_seconds", "idle_waits_begun_total")
+    events = [event for event in published(scheduler, "wait") if event["restricted"]]
+    return events, *(found[f"dask_ferro_{name}"] for name in names)
 
 
 def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason():
@@ -224,6 +241,10 @@ def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason():
             assert waits.counts()["restricted"] == waits.began["restricted"] == 1
             seen = await client.run_on_scheduler(look)
             assert seen["waits"] == [w.told() for w in waits.now]
+            (event,), counts, longest, begun = await _told_to_others(scheduler)
+            assert event["restricted"] == counts["restricted"] == begun["restricted"] == 1
+            assert [line for line in event["sample"] if line.startswith("held waits at")]
+            assert longest[""] > 0
         finally:
             await Event("told", client=client).set()
         assert await _soon(held, "the one that waited") == 2

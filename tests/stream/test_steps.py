@@ -113,6 +113,20 @@ def test_killed_at_every_step(runs, tmp_path, kind, begin, every):
     assert "computed" in ended, ended
 
 
+def test_a_file_of_rows_that_was_cut_off_is_not_left_behind(runs, tmp_path):
+    """Killed at the first step at which some of its bytes are there and it has no name yet."""
+    args, kwargs = call("parquet", "one")
+    for step in range(6, MOST_STEPS):  # those before make folders and a journal
+        where = folder(tmp_path, f"{step}")
+        ended = runs.run(*args, cwd=where, limits=at(step, signal.SIGKILL), **kwargs)
+        if [path for path in where.rglob("*.tmp") if path.is_file() and path.stat().st_size]:
+            break
+    assert "killed" in ended, f"no file was cut off: {ended}"
+    assert "computed" in runs.run(*args, cwd=where, **kwargs)
+    assert content(where / "y.parquet") == "one"
+    assert list(where.rglob("*.tmp")) == []
+
+
 def damage(path):
     """Change a byte of the first chunk."""
     parts = sorted(p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json") or [path]

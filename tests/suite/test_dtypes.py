@@ -119,6 +119,7 @@ def test_what_is_routed_to_onnxruntime_runs_there() -> None:
 @pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_recurrences_of_doubles_are_computed_elsewhere(op: str) -> None:
     import dask_ferro as ff
+    from dask_ferro.kernels.route import engines_for
     from tests.graphs import model
 
     gates, rng = {"GRU": 3, "LSTM": 4}[op], np.random.default_rng(1)
@@ -127,6 +128,8 @@ def test_recurrences_of_doubles_are_computed_elsewhere(op: str) -> None:
     made = model([node], {"x": [4, 2, 3]}, {"y": [4, 1, 2, 2]}, weights, dtype=onnx.TensorProto.DOUBLE)
     del made.opset_import[:]
     made.opset_import.add(version=17)
+    (routed,) = ir.from_proto(made).graph
+    assert "onnxruntime" not in engines_for(routed, {"": 17})
     x = rng.standard_normal((4, 2, 3))
     wanted = onnx.reference.ReferenceEvaluator(made).run(None, {"x": x})[0]
     for granularity in ("op", "auto", "model"):

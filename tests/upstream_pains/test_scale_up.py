@@ -97,3 +97,23 @@ async def test_the_first_worker_gives_up_its_queue_before_its_first_task_ends(s:
     await s.join()
     assert await s.finished(futures) >= 1
     assert s.ran()[0] == 0
+
+
+@on_a_scene(workers=1)
+async def test_tasks_whose_preferred_workers_are_gone_run_on_a_newcomer(s: Scene) -> None:
+    """https://github.com/dask/distributed/issues/7346: what is restricted to workers that are gone waits for ever.
+
+    The thread is about tasks that may run nowhere else; with stock Dask those with `allow_other_workers` wait too.
+    """
+    (old,) = s.workers
+    await old.close(nanny=False)
+    s.workers.clear()
+    await s.until(lambda: not s.scheduler.workers, "the worker to leave")
+    futures = s.map(1, take, SHORT, on=[old])
+    tasks = s.scheduler.tasks
+    await s.until(
+        lambda: [ts.state for ts in tasks.values()] == ["no-worker"], "a task that waits for a worker"
+    )
+    await s.join()
+    finished = await s.finished(futures)
+    assert finished == (0 if s.way == "stock" else 1)
