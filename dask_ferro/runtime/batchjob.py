@@ -225,7 +225,7 @@ class BatchJob:
         self, connected: Collection[str], now: float, patience: Patience, is_sure: bool
     ) -> Ending | None:
         """Go by the connections of its workers alone."""
-        if False:
+        if self._is_there(connected):
             self._pass(_MISSING)
             self._pass(_STUCK)
             return self._staffed(connected, now, patience)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from distributed import Scheduler
@@ -167,8 +167,8 @@ class Copies:
 class _Keeping(ReduceReplicas):
     """Dask's rule that there is one of each result, but for those that a preemptible job would hold alone then."""
 
-    def __init__(self, copies: Copies, replaced: set[ActiveMemoryManagerPolicy]) -> None:
-        self._copies, self._replaced = copies, replaced
+    def __init__(self, copies: Copies, replaced: Iterable[ActiveMemoryManagerPolicy]) -> None:
+        self._copies, self._replaced = copies, list(replaced)
 
     @classmethod
     def put_on(cls, manager: ActiveMemoryManagerExtension, copies: Copies) -> _Keeping | None:
