@@ -17,7 +17,7 @@ from contextlib import suppress
 _CLOSED = b"closed\n"
 # Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
 # their workers.
-_SCRIPT = """
+_SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
 name=$1 user=$2 tag=$3 submitted=" "
 while read -r word job; do
@@ -34,15 +34,13 @@ own() {
 }
 over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REVOKED|TIMEOUT'
 # An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
-is_gone() {
-    shown=$(scontrol --oneliner show job) || return 1
-    ours=$(echo "$shown" | while read -r line; do
+alive() {
+    echo "$1" | while read -r line; do
         case $line in *"$tag."*) echo "$line"; continue ;; esac
         for job in $submitted; do
             case "$line " in "JobId=$job "*|*" ArrayJobId=$job "*) echo "$line" ;; esac
         done
-    done)
-    [ -z "$ours" ] || ! echo "$ours" | grep -Eqv " JobState=($over)"
+    done | grep -Ev " JobState=($over)"
 }
 left=$submitted
 pause=1
@@ -50,7 +48,10 @@ while [ "$pause" -le 1024 ]; do
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
     if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
         left=$(echo "$queue" | own)
-        [ -n "$left" ] || { is_gone && exit 0; left=$submitted; }
+        if [ -z "$left" ] && shown=$(scontrol --oneliner show job); then
+            left=$(alive "$shown" | sed -n 's/^JobId=\([0-9]*\) .*/\1/p')
+            [ -n "$left" ] || exit 0
+        fi
     fi
     sleep "$pause"
     pause=$((pause * 2))

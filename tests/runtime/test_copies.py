@@ -191,6 +191,6 @@ def test_what_is_forgotten_leaves_no_trace():
         del held
         await until_async(lambda: not p.scheduler.tasks, "the scheduler to forget")
         copies._look(time.monotonic())
-        assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 4
+        assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 3
 
     play(test, "spot", "safe")

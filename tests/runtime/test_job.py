@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -162,9 +163,11 @@ def test_it_is_tried_again_until_somebody_has_room():
 
 def terminate(process):
     """Send SIGTERM to every process of a job, as a batch system does."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for member in family:
-        member.terminate()
+    with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.terminate()
 
 
 async def ended(process, seconds=30.0):

@@ -10,6 +10,7 @@ import pytest
 
 from dask_ferro.runtime import joblogs
 from dask_ferro.runtime.joblogs import Log, files_of, last_output, tail
+from tests.waiting import BOUND_S
 
 # What SLURM 22.05 says of an element of an array and of a job by itself: some patterns are left as they were given.
 ELEMENT = (
@@ -116,11 +117,11 @@ def test_neither_a_command_nor_a_file_system_that_hangs_is_waited_for(tmp_path, 
         asked, never_set = asyncio.Event(), asyncio.Event()
 
         async def never(*command):
-            await never_set.wait()
+            await asyncio.wait_for(never_set.wait(), BOUND_S)
 
         async def to_thread(function, *arguments):
             asked.set()
-            await never_set.wait()
+            await asyncio.wait_for(never_set.wait(), BOUND_S)
 
         monkeypatch.setattr(asyncio, "to_thread", to_thread)
         log = await last_output(never, "7", f"#SBATCH -o {tmp_path}/o\n", "w")

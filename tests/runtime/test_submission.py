@@ -73,7 +73,7 @@ def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome
 
 async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
     """Withdraw a job whose answer was lost; return whether that was over before SLURM is heard again, and its id."""
-    site, job = Site("test-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
     submission = Submission(
         site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
     )

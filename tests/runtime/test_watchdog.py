@@ -9,22 +9,23 @@ from dask_ferro.runtime.watchdog import Watchdog
 from tests.waiting import until
 
 # What scontrol shows: another's job, and ours in a state that a file tells.
-SHOWN = """echo "JobId=1 JobName=test-12345 UserId=me(1) JobState=RUNNING Reason=None"
-echo "JobId=2 JobName=test-1234 UserId=me(1) JobState=$(cat state) Reason=None" """
+SHOWN = """echo "JobId=1 JobName=test UserId=me(1) JobState=RUNNING Reason=None Comment=ferro-12345.a"
+echo "JobId=2 JobName=test UserId=me(1) JobState=$(cat state) Reason=None Comment=ferro-1234.a" """
 
 
 def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(tmp_path: Path) -> None:
     """Once it ended at the first empty answer, and the job ran for its whole walltime."""
     state, calls = tmp_path / "state", tmp_path / "calls"
     state.write_text("RUNNING")
-    commands = {"squeue": "exit 0", "scontrol": f"cd {tmp_path}\n{SHOWN}", "scancel": f"echo x >> {calls}"}
+    commands = {"squeue": "exit 0", "scontrol": f"cd {tmp_path}\n{SHOWN}", "scancel": f"echo $@ >> {calls}"}
     for name, script in commands.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    watchdog = Watchdog("test-1234", os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    watchdog = Watchdog("test", "ferro-1234", os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     number = watchdog._process.pid
     watchdog.close(jobs_left=True)
-    until(lambda: calls.exists() and len(calls.read_text()) >= 4, "a second try")
+    until(lambda: calls.exists() and len(calls.read_text().split()) >= 2, "a second try")
+    assert set(calls.read_text().split()) == {"2"}
     state.write_text("CANCELLED")
     until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
 

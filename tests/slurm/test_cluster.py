@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ async def _played(
         "processes": 1,
         "memory": "400MB",
         "interface": "lo",
+        "job_name": f"test-{uuid.uuid4().hex[:8]}",
         "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
     }
     async with asyncio.timeout(150), SLURMCluster(**(settings | options), asynchronous=True) as cluster:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ class Site:
             "memory": "400MB",
             "processes": 1,
             "interface": "lo",
+            "job_name": f"test-{uuid.uuid4().hex[:8]}",
             "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
             "log_directory": str(tmp_path / "logs"),
             "local_directory": str(tmp_path / "scratch"),
