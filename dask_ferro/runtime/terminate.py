@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 
 from distributed import Nanny, Status, Worker
-from distributed.comm import parse_address, parse_host_port
+from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.metrics import monotonic
 from tornado.ioloop import PeriodicCallback
 
