@@ -225,6 +225,8 @@ async def _leave_while_needed(until: float) -> None:
         answer = await _answer(there[0].scheduler, list(servers), left - _kept(left))
         if answer.get("over"):
             return
+        if len(answer["left"]) == len(there):  # at once: a job that is requeued is missed when it takes long to end
+            terminate.exit_now(list(_servers), 0)
         await asyncio.gather(*(terminate.end(servers[address]) for address in answer["left"]))
         if answer["stayed"]:
             await asyncio.sleep(_AGAIN)
