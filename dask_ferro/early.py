@@ -49,17 +49,18 @@ def load_jobqueue() -> None:
 
     Its `runner` has a program end silently at SIGINT, with status 0, from its import on, whatever is used of it.
     """
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
     try:
-        import_module("distributed")  # what takes long, with Ctrl-C as it is
-        before = signal.getsignal(signal.SIGINT)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            import_module("dask_jobqueue")
-        finally:
-            _set(before)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        import_module("dask_jobqueue")
     except ImportError:
-        return  # whoever needs it says so
+        pass  # whoever needs it says so
+    except SystemExit:  # its answer to Ctrl-C, during the rest of its import
+        interrupted = True
+    finally:
+        _set(before)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _is_ours(argv: list[str]) -> bool:

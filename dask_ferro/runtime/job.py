@@ -225,6 +225,10 @@ async def _leave_while_needed(until: float) -> None:
         answer = await _answer(there[0].scheduler, list(servers), left - _kept(left))
         if answer.get("over"):
             return
+        if len(answer["left"]) == len(
+            there
+        ):  # at once: a job that is requeued is missed when it takes long to end
+            terminate.exit_now(list(_servers), 0)
         await asyncio.gather(*(terminate.end(servers[address]) for address in answer["left"]))
         if answer["stayed"]:
             await asyncio.sleep(_AGAIN)
@@ -235,12 +239,18 @@ async def _leave_while_needed(until: float) -> None:
 async def _answer(scheduler: Any, addresses: list[str], seconds: float) -> dict[str, Any]:
     """Ask the scheduler to let workers leave that end in any case; "over": it has no use for them."""
     try:
-        answer: dict[str, Any] = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)
+        answer: dict[str, Any] | None = await scheduler.ferro_leave(
+            addresses=addresses, seconds=seconds, must=True
+        )
     except KeyError:  # no roster; Dask's own way loses results, and could hold up a cluster that closes
         return {"left": [], "stayed": {}, "over": True}
     except (OSError, RuntimeError) as error:  # the scheduler closes, or is busy
         return {"left": [], "stayed": dict.fromkeys(addresses or [""], repr(error))}
-    return answer
+    return answer or {
+        "left": [],
+        "stayed": {},
+        "over": True,
+    }  # nothing: Dask's answer to what it does not know
 
 
 def _exit() -> None:

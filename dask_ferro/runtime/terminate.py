@@ -121,7 +121,7 @@ async def end(server: Nanny | Worker) -> None:
     await server.close(reason=_REASON)
 
 
-def exit_now(servers: Iterable[Nanny | Worker]) -> None:
+def exit_now(servers: Iterable[Nanny | Worker], status: int = 128 + signal.SIGTERM) -> None:
     """End this process and its workers: nobody needs them, or the time is over.
 
     It is what SIGTERM would have done to them: files are left to the next worker there, which takes them away.
@@ -129,7 +129,7 @@ def exit_now(servers: Iterable[Nanny | Worker]) -> None:
     for server in servers:
         if isinstance(server, Nanny):
             _kill(server)
-    os._exit(128 + signal.SIGTERM)
+    os._exit(status)
 
 
 def _kill(nanny: Nanny) -> None:
