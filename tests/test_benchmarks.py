@@ -276,6 +276,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
         "device_profile.py",
         "gpu.py",
         "heterogeneous.py",
+        "chaos_slurm.py",
     ],
 )
 def test_benchmarks_explain_themselves(script):
@@ -303,6 +304,21 @@ def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
         assert figures["node_seconds"]["median"] > 0
     assert set(results["simulated"]["resize"]) == {"4 -> 8", "8 -> 4"}
     assert "after/expected" in printed
+
+
+@pytest.mark.slurm
+def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F811
+    """The short form: a warning of some seconds, and a command that lies; ours alone."""
+    rows = ["scancel", "squeue-empty"]
+    options = [*(f"--only={row}" for row in rows), "--contender=ferro"]
+    printed, record = toy("chaos_slurm.py", tmp_path / "record.json", *options)
+    assert list(record["results"]) == rows
+    for row in rows:
+        figures = {name: told["high"] for name, told in record["results"][row]["ferro"].items()}
+        harm = ("lost", "twice", "wrong", "failed", "hung", "orphans")
+        assert {name: figures[name] for name in harm} == dict.fromkeys(harm, 0.0)
+        assert 4 <= figures["jobs"] <= 5
+        assert row in printed
 
 
 @pytest.mark.cluster
