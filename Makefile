@@ -29,7 +29,7 @@ SUITE := tests/suite
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SUITE) || status=$$?; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status

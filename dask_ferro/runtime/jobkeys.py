@@ -37,7 +37,7 @@ REQUIRED = {
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Of `ff.SLURMCluster`, beside dask-jobqueue's.
-OURS = frozenset(("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience"))
+OURS = frozenset(("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience", "preemptible"))
 
 # dask-jobqueue still reads these, and warns.
 _RENAMED = {
@@ -214,6 +214,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grace": (is_duration, "a duration such as 30s, or seconds"),
     "queue-wait": (is_duration, "a duration such as 2m, or seconds"),
     "start-up": (is_duration, "a duration such as 2m, or seconds"),
+    "preemptible": (lambda value: isinstance(value, bool), "true or false"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "minimum": (_is_number, "a number of jobs"),
     "maximum": (_is_number, "a number of jobs"),
