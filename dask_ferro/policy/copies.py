@@ -2,7 +2,7 @@
 
 A batch system may take back a preemptible job at once.  What only such a job's workers hold, and what costs more
 seconds to compute again than to copy, is given a copy on a worker that is safe, or on one of another job: of two jobs
-both have to go.  The most seconds for a byte come first, and what nobody could compute again before all.
+both have to go.  They come in the order of `policy.worth`.
 
 Durations are seconds, sizes bytes.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.snapshot import Address, Key
+from dask_ferro.policy.worth import rank
 
 # What a copy takes beside its bytes: two messages, and the threads that they interrupt.
 _MESSAGES = 0.005
@@ -97,7 +97,7 @@ class Copying:
         rooms = {address: receiver.room for address, receiver in receivers.items()}
         left, begun = dict(budget), set[Address]()
         found: dict[Key, Address] = {}
-        for result in sorted(results, key=_dearest):
+        for result in sorted(results, key=lambda result: rank(result.nbytes, result.seconds)):
             if not self.is_worth(result.nbytes, result.seconds):
                 continue
             able = [
@@ -118,8 +118,3 @@ class Copying:
             rooms[to] -= result.nbytes
             left[to] -= result.nbytes
         return found
-
-
-def _dearest(result: Exposed) -> tuple[float, float, str]:
-    density = inf if result.seconds == inf else result.seconds / max(result.nbytes, 1)
-    return -density, -result.seconds, repr(result.key)

@@ -36,11 +36,16 @@ def by_worth(results: Iterable[Held]) -> list[Key]:
     >>> by_worth([Held("large", 10**9, 5.0), Held("small", 10**3, 5.0), Held("cheap", 10**3, 0.1)])
     ['small', 'cheap', 'large']
     """
-    return [held.key for held in sorted(results, key=_rank)]
+    return [held.key for held in sorted(results, key=lambda held: rank(held.nbytes, held.seconds))]
 
 
-def _rank(held: Held) -> tuple[float, int]:
-    nbytes = max(held.nbytes, 1)
+def rank(nbytes: int, seconds: float) -> tuple[float, int]:
+    """Return what results are sorted by, the one that is worth most first.
+
+    >>> rank(10, 5.0) < rank(1000, 5.0) < rank(1000, 0.1)
+    True
+    """
+    nbytes = max(nbytes, 1)
     # A duration that was not measured right says nothing.
-    seconds = 0.0 if isnan(held.seconds) else max(held.seconds, 0.0)
+    seconds = 0.0 if isnan(seconds) else max(seconds, 0.0)
     return -seconds / nbytes, nbytes

@@ -30,6 +30,7 @@ from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.clusteroptions import check_options
 from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
 from dask_ferro.runtime.elastic import Elastic
+from dask_ferro.runtime.jobkeys import OURS
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
@@ -43,7 +44,7 @@ from dask_ferro.runtime.workernames import WorkerNames
 
 logger = logging.getLogger(__name__)
 
-_OWN_OPTIONS = ("pools", "signal_ahead", "grace", "queue_wait", "start_up", "patience", "preemptible")
+_OWN_OPTIONS = tuple(sorted(key.replace("-", "_") for key in OURS))
 _PLUGIN = "dask_ferro.runtime.preload"
 _ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
