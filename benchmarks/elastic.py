@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +36,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import measure  # noqa: E402
 from distributed import Adaptive, Client, wait  # noqa: E402
 from iterated import Iterated, Tiles, tiles  # noqa: E402
+from slurm_jobs import Meter  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.scale import Parameters  # noqa: E402
@@ -179,40 +178,6 @@ def show_resize(name: str, found: Mapping[str, Any]) -> None:
 # ---- on SLURM ----------------------------------------------------------------------------------------------
 
 
-class Meter:
-    """What SLURM did for a cluster's jobs, looked at five times a second."""
-
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-        self.node_seconds = 0.0
-        self.jobs: set[str] = set()
-        self.most = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Meter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._over.wait(0.2):
-            lines = subprocess.run(
-                ["squeue", "-h", "-r", "-o", "%i %T %j"], capture_output=True, text=True, check=False
-            ).stdout.splitlines()
-            own = [line.split() for line in lines if line.split()[2].startswith(self.tag)]
-            running = [job for job, state, _ in own if state == "RUNNING"]
-            now = time.monotonic()
-            self.node_seconds += len(running) * (now - last)
-            last = now
-            self.jobs |= {job for job, _, _ in own}
-            self.most = max(self.most, len(running))
-
-
 @contextmanager
 def on_slurm(name: str, maximum: int, cores: int = 1) -> Iterator[tuple[Client, Meter]]:
     """Open an adaptive cluster on the SLURM at hand."""
@@ -266,8 +231,13 @@ def full(name: str, toy: bool) -> dict[str, Any]:
 
 def _figures(meter: Meter, seconds: float, **more: Any) -> dict[str, Any]:
     jobs = len(meter.jobs)
-    figures = {"seconds": seconds, "node_seconds": meter.node_seconds, "jobs": jobs, "most": meter.most}
-    return figures | {"cycles": jobs - meter.most} | more
+    figures = {
+        "seconds": seconds,
+        "node_seconds": meter.node_seconds,
+        "jobs": jobs,
+        "most": meter.most_running,
+    }
+    return figures | {"cycles": jobs - meter.most_running} | more
 
 
 def _nap(seconds: float) -> None:

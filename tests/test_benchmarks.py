@@ -315,7 +315,7 @@ def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F
     assert list(record["results"]) == rows
     for row in rows:
         figures = {name: told["high"] for name, told in record["results"][row]["ferro"].items()}
-        harm = ("lost", "twice", "wrong", "failed", "hung", "orphans")
+        harm = ("lost", "twice", "wrong", "failed", "hung", "orphans", "beyond")
         assert {name: figures[name] for name in harm} == dict.fromkeys(harm, 0.0)
         assert 4 <= figures["jobs"] <= 5
         assert row in printed

@@ -4,8 +4,8 @@ A job that is about to end counts as gone, and a job on its way as there from th
 wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
 Nobody in a queue is expected before those ahead, nor a new job to wait less than they have by now.
 A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
-waits for that, unless its end is near.  The same holds of one that was given back, until its site confirms that.
-With jobs about to end and all that leave, there are never more than twice the maximum: one successor each.
+waits for that.  The same holds of one that was given back, until its site confirms that, and, beyond `surge`, of one
+that is about to end: where the maximum leaves no room for successors, jobs go in turn (`turn`).
 `Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
 """
 
@@ -21,8 +21,6 @@ from dask_ferro.policy.cost import SPARE
 from dask_ferro.policy.profile import Profile, apart, cleaned, merged, widest
 from dask_ferro.policy.staff import BOOTING, LEAVING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
 
-# Jobs that are there for each that the maximum allows, at most, those about to end and those that leave included.
-OVERLAP = 2
 # Speeds beyond these are none.
 _SLOWEST, _FASTEST = 1e-6, 1e6
 
@@ -39,8 +37,11 @@ class Parameters:
         speed at any price.
     minimum, maximum : float
         Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
-        contradict each other then, the minimum holds.  Jobs about to end are beyond the maximum while their successors
-        come; with them there are twice as many at most.
+        contradict each other then, the minimum holds.  Jobs that are about to end, that leave, or that may be there
+        still count for the maximum, but for `surge`.
+    surge : float
+        Workers of jobs about to end that do not count for the maximum: so many may be beyond it while successors take
+        over.  0: never more than the maximum.
     max_pending : float
         Jobs that wait in the batch system's queue at a time.
     worth : float
@@ -61,6 +62,7 @@ class Parameters:
     efficiency: float = 0.6
     minimum: float = 0.0
     maximum: float = inf
+    surge: float = 0.0
     max_pending: float = inf
     worth: float = 5.0
     cooldown: float = 5.0
@@ -83,6 +85,7 @@ class Parameters:
         for name in (
             "minimum",
             "maximum",
+            "surge",
             "max_pending",
             "worth",
             "cooldown",
@@ -219,6 +222,14 @@ class Crew:
         """Whether a job ends before a successor that is asked for now could take the next task from it."""
         return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
 
+    def is_old(self, job: Job) -> bool:
+        """Whether a job has at most half of its life left."""
+        return self.is_spent(job) or job.ends_in <= self._lifetimes[job.pool] / 2
+
+    def ahead(self, pool: Name) -> float:
+        """Return the seconds that it takes to replace a job: the longest task, then a successor that comes."""
+        return self._ahead[pool]
+
     def _warning(self, pool: Name, works: Iterable[Work]) -> float:
         """Return the seconds before its end from which on a job counts as spent.
 
@@ -288,30 +299,31 @@ class Crew:
 
     def vacant(self) -> float:
         """Return the workers that the maximum has room for."""
-        return min(self.parameters.maximum - self.workers() - self._held(), self.overlap())
+        return self.parameters.maximum - self.workers() - self._aside()
 
     def missing(self) -> float:
-        """Return the workers that are to come for the minimum, as far as those that leave make room."""
+        """Return the workers that are to come for the minimum, as far as those that go make room."""
         p = self.parameters
-        return min(p.minimum, p.maximum - self._held()) - self.workers()
+        return min(p.minimum, p.maximum - self._aside()) - self.workers()
 
-    def overlap(self) -> float:
-        """Return the workers that may come while jobs about to end, and those that leave, are still there."""
+    def room(self) -> float:
+        """Return the workers that may come for the minimum, which is rounded up to whole jobs."""
         p, largest = self.parameters, max((pool.processes for pool in self.pools.values()), default=1)
-        most = OVERLAP * max(p.maximum, p.minimum + largest - 1)
-        aside = self._processes(self.spent) + self._processes(self.leaving) + self._lingering()
-        return most - self.workers() - aside
+        return max(p.maximum, p.minimum + largest - 1) - self.workers() - self._aside()
 
     def openings(self, name: Name) -> float:
         """Return the jobs that a pool's own maximum has room for."""
-        most, leaving = self.pools[name].maximum, [job for job in self.leaving if job.pool == name]
-        held = sum(self.holds(job) for job in leaving) + self.pools[name].lingering
-        aside = self._ending[name] + len(leaving) + self.pools[name].lingering
-        return min(most - held, OVERLAP * most - aside) - self.count(name)
+        pool = self.pools[name]
+        leaving = [job for job in self.leaving if job.pool == name]
+        ends = self._ending[name] + sum(self.is_spent(job) for job in leaving)
+        aside = max(ends - self.parameters.surge // pool.processes, 0) + pool.lingering
+        return pool.maximum - self.count(name) - aside - sum(not self.is_spent(job) for job in leaving)
 
-    def _held(self) -> int:
+    def _aside(self) -> float:
         """Return the workers that count for nothing but the maximum."""
-        return self._processes(job for job in self.leaving if self.holds(job)) + self._lingering()
+        ending = [*self.spent, *filter(self.is_spent, self.leaving)]
+        stays = self._processes(job for job in self.leaving if not self.is_spent(job)) + self._lingering()
+        return stays + max(self._processes(ending) - self.parameters.surge, 0)
 
     def _lingering(self) -> int:
         """Return the workers of jobs that were given back and may be there still."""

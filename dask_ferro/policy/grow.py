@@ -195,7 +195,7 @@ def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
 
     for pool in sorted(crew.pools.values(), key=last):
         missing = ceil(max(crew.missing(), 0.0) / pool.processes)
-        missing = floor(min(missing, crew.openings(pool.name), crew.overlap() / pool.processes, _MOST))
+        missing = floor(min(missing, crew.openings(pool.name), crew.room() / pool.processes, _MOST))
         if missing > 0 and not pool.closed:
             crew.coming[pool.name] += missing
             reasons.setdefault(pool.name, f"at least {counted(crew.parameters.minimum, 'worker')}")

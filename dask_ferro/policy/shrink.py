@@ -12,13 +12,14 @@ Those on their way out that the work could use again are called back before othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from dask_ferro.policy.crew import Crew, Work, counted
 from dask_ferro.policy.grow import fastest, starves
 from dask_ferro.policy.profile import peak
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Action, Cancel, Drain, Job, Keep, Name, Recall
+from dask_ferro.policy.turn import due
 
 
 def shrink(
@@ -35,8 +36,8 @@ def shrink(
     moving : int
         Bytes that earlier leavers are still to hand over.
     """
-    hold = _Hold(crew, moving)
-    actions = _end(crew, hold) + _release_excess(crew, hold)
+    hold = _Hold(crew.jobs, moving)
+    actions = _end(crew, hold) + _in_turn(crew, hold) + _release_excess(crew, hold)
     if may_shrink and not actions:
         actions = _make_room(crew, hold)
     waiting = _spare(crew, [job for job in crew.jobs if job.state == PENDING], inf)
@@ -67,6 +68,9 @@ def recall(crew: Crew) -> list[Recall]:
             back[job.name] = job
     for job in _spare(crew, list(back.values())):
         crew.let_go(back.pop(job.name))
+    for job in due(crew):  # it would be the next to go
+        if job.name in back:
+            crew.let_go(back.pop(job.name))
     return [Recall(tuple(back), "they are of use again")] if back else []
 
 
@@ -79,21 +83,23 @@ def useful(crew: Crew) -> dict[Name, int]:
 class _Hold:
     """The memory of those that stay, as leavers take it up."""
 
-    def __init__(self, crew: Crew, moving: int) -> None:
-        self._stay = {job.name: max(job.free, 0) for job in crew.jobs if job.state == RUNNING}
+    def __init__(self, jobs: Iterable[Job], moving: int) -> None:
+        self._stay = {job.name: max(job.free, 0) for job in jobs if job.state == RUNNING}
         self._free = sum(self._stay.values())
-        self._load = moving
+        self.load = moving
+        self.taken: set[Name] = set()
 
     def admits(self, job: Job) -> bool:
         """Whether what a job alone holds fits on those that stay; where nobody does, whether it holds nothing."""
         if len(self._stay) == (job.name in self._stay):
-            return job.nbytes <= 0 and self._load <= 0
+            return job.nbytes <= 0 and self.load <= 0
         own = self._stay.get(job.name, 0)
         changes_nothing = job.unique <= 0 and own <= 0
-        return changes_nothing or self._load + max(job.unique, 0) <= self._free - own
+        return changes_nothing or self.load + max(job.unique, 0) <= self._free - own
 
     def take(self, job: Job) -> None:
-        self._load += max(job.unique, 0)
+        self.taken.add(job.name)
+        self.load += max(job.unique, 0)
         self._free -= self._stay.pop(job.name, 0)
 
 
@@ -106,11 +112,11 @@ class _Leavers:
         self._drained: list[Name] = []
         self._kept: list[Name] = []
 
-    def take(self, job: Job) -> bool:
+    def take(self, job: Job, is_admitted: bool = False) -> bool:
         """Let a job go, out of the crew; return whether it may."""
         if job.state == PENDING:
             self._cancelled.append(job.name)
-        elif self._ordered or self._hold.admits(job):
+        elif self._ordered or is_admitted or self._hold.admits(job):
             self._hold.take(job)
             self._drained.append(job.name)
         else:
@@ -148,6 +154,17 @@ def _end(crew: Crew, hold: _Hold) -> list[Action]:
         idle = job.idle_for > (0.0 if job.ends_in < longest else crew.limit(job.pool))
         if job.ends_in <= crew.parameters.notice or (idle and not crew.on_the_way(job.pool)):
             leavers.take(job)
+    return leavers.actions()
+
+
+def _in_turn(crew: Crew, hold: _Hold) -> list[Action]:
+    """Drain jobs while others can still take over from them, where no successor could come before they end."""
+    leavers = _Leavers(crew, hold, "all would end before another could come")
+    others = _Hold([job for job in (*crew.jobs, *crew.spent) if job.name not in hold.taken], hold.load)
+    for job in due(crew):
+        if job.name not in hold.taken and others.admits(job):
+            others.take(job)
+            leavers.take(job, is_admitted=True)
     return leavers.actions()
 
 

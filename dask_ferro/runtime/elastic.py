@@ -80,6 +80,9 @@ class Elastic(Adaptive):
         The parallel efficiency under which another job is not worth its node-seconds, in (0, 1].
     max_pending : int, optional
         Jobs that may wait in the queue at a time.
+    surge : int, optional
+        Workers beyond the maximum while successors take over from jobs that are about to end; default:
+        `ferro.elastic.surge`, which is 0: never.
     worth : float or str, optional
         Job-seconds that another job has to save all of them together.
     cooldown : float or str, optional

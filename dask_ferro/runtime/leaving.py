@@ -8,8 +8,10 @@ planned together, so that none becomes the receiver of another's data only to le
 in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
 in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
 One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
-not all, only its removal is refused.  One that is ordered to leave does the same and is removed all the same, when its
-time is over or nothing more can be done; what is lost with it is told.  Whether it should leave is decided elsewhere.
+not all, only its removal is refused.  Where nobody would stay, one of those that must leave goes on while it has time:
+whoever comes meanwhile takes over from it when it asks again.  One that is ordered to leave does the same and is
+removed all the same, when its time is over or nothing more can be done; what is lost with it is told.  Whether it
+should leave is decided elsewhere.
 Durations are seconds, sizes bytes.
 """
 
@@ -39,6 +41,8 @@ from dask_ferro.runtime.projected import Seconds
 
 logger = logging.getLogger(__name__)
 
+# Why those stay that must leave, for as long as they have time.
+_NOBODY = "nobody would stay to take what they hold"
 # Why those stay that were asked to.
 RECALLED = "recalled"
 
@@ -48,6 +52,8 @@ _MOMENT = 0.02
 _SOON, _LATER = 0.01, 0.25
 # A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
 _SHARE = 20
+# So many seconds before the end of its job a worker takes no tasks any more, even if nobody else does.
+_LAST = 5.0
 # A worker that takes tasks and results, or will again.
 _STAY = (Status.init, Status.running, Status.paused)
 # What a worker says of a task that it runs.
@@ -254,6 +260,9 @@ class Leaving:
     def _admit(self) -> None:
         """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
         new = [d for d in self._departures if not d.before]
+        if last := self._last_of(new):
+            new.remove(last)
+            self._stay(last, _NOBODY)
         for departure in list(new):
             if not departure.is_forced and (why := self._obstacle(departure)):
                 new.remove(departure)
@@ -271,6 +280,16 @@ class Leaving:
                 seams.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
             moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
             self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
+
+    def _last_of(self, new: list[Departure]) -> Departure | None:
+        """Return who of those that must leave goes on for now, as nobody would be left for what they hold and run."""
+        able = [d for d in new if d.must and d.until - monotonic() > _LAST]
+        if not able or self.scheduler.running - self._leavers():
+            return None
+        left = self._leavers()
+        if not any(ws.processing for ws in left) and not any(True for _ in unheld(left, left)):
+            return None
+        return max(able, key=lambda departure: departure.until)
 
     def _obstacle(self, departure: Departure) -> str:
         """Return why workers may not leave, whatever they hold; empty: they may."""
@@ -319,7 +338,7 @@ class Leaving:
         stay = self.scheduler.running - self._leavers()
         free = sum(free_bytes(ws) for ws in stay)
         if not stay:
-            return "nobody would stay to take what they hold"
+            return _NOBODY
         return (
             f"what only they hold does not fit in the {free} bytes that are free on {len(stay)} other workers"
         )
@@ -400,7 +419,8 @@ class Leaving:
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
                 continue
-            if departure.must:  # whoever runs there when the job ends would be blamed
+            goes_on = why == _NOBODY and departure.until - monotonic() > _LAST
+            if departure.must and not goes_on:  # whoever runs there when the job ends would be blamed
                 self._doomed[address] = ws
             else:
                 seams.set_status(self.scheduler, ws, before, self._next())

@@ -45,7 +45,7 @@ def scale_parameters(
                 f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
             )
     durations = {name: name.replace("_", "-") for name in _DURATIONS}
-    known = {"efficiency", "max_pending", "fail_unrunnable", *durations}
+    known = {"efficiency", "max_pending", "surge", "fail_unrunnable", *durations}
     if unknown := sorted(set(options) - known):
         raise ConfigError(
             f"ff.Elastic: unknown {', '.join(unknown)}; wanted some of interval, minimum, maximum, "
@@ -62,6 +62,9 @@ def scale_parameters(
     pending = math.inf if pending is None else pending
     if isinstance(pending, bool) or not isinstance(pending, int | float) or pending < 1:
         raise ConfigError(f"ff.Elastic: got max_pending={pending!r}, wanted a number of jobs of at least 1")
+    surge = config.number("elastic.surge") if options.get("surge") is None else options["surge"]
+    if isinstance(surge, bool) or not isinstance(surge, int | float) or not surge >= 0:
+        raise ConfigError(f"ff.Elastic: got surge={surge!r}, wanted a number of workers of at least 0")
     fails_unrunnable(options)
     seconds = {
         name: config.seconds(f"elastic.{key}") if options.get(name) is None else _seconds(name, options[name])
@@ -71,6 +74,7 @@ def scale_parameters(
         efficiency=float(efficiency),
         minimum=least,
         maximum=most,
+        surge=surge,
         max_pending=pending,
         notice=_NOTICE,
         ordered=ordered,

@@ -473,6 +473,42 @@ def test_when_the_cluster_ends_nobody_leaves_any_more():
     on_workers(test, "1GB", "1GB")
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_the_last_of_those_that_must_leave_goes_on_until_another_comes(together):
+    """Their jobs were submitted together, and end together: a cluster of which nobody takes tasks waits for nothing."""
+
+    async def test(client, scheduler, workers):
+        held = [client.submit(ran, f"{w.name}", nbytes=MB, workers=[w.address]) for w in workers]
+        await finished_async(held)
+        if together:
+            stayed = set().union(
+                *await asyncio.gather(*(leave(client, w, seconds=60.0, must=True) for w in workers))
+            )
+        else:
+            stayed = set().union(*[await leave(client, w, seconds=60.0, must=True) for w in workers])
+        (last,) = (worker for worker in workers if worker.address in stayed)
+        assert [ws.status.name for ws in scheduler.workers.values()] == ["running"]
+        assert {f.key for f in held} <= last.data.keys()
+        assert await client.submit(lambda: 7) == 7
+        async with Worker(scheduler.address, nthreads=1, name="successor") as successor:
+            assert await leave(client, last, seconds=50.0, must=True) == {}
+            assert {f.key for f in held} <= successor.data.keys()
+            assert await client.gather(held) == [bytes(MB)] * len(held)
+        assert not recomputed(scheduler)
+
+    on_workers(test, "1GB", "1GB", "1GB")
+
+
+def test_the_last_one_takes_no_tasks_at_its_very_end():
+    async def test(client, scheduler, workers):
+        held = client.submit(ran, "held", nbytes=MB)
+        await finished_async([held])
+        assert await leave(client, workers[0], seconds=0.1, must=True)
+        assert [ws.status.name for ws in scheduler.workers.values()] == ["closing_gracefully"]
+
+    on_workers(test, "1GB")
+
+
 def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once():
     async def test(client, scheduler, workers):
         leaver, _ = workers

@@ -118,9 +118,16 @@ def test_a_full_pool_runs_no_more_jobs_than_it_has_slots() -> None:
 
 def test_under_a_walltime_of_three_tasks_nothing_is_lost_and_little_time() -> None:
     pool = VirtualPool(walltime=25.0)
-    run = simulate_elastic(independent(12, 8.0), [pool], pinned(2))
+    run = simulate_elastic(independent(12, 8.0), [pool], Scaling(Parameters(minimum=2, maximum=2, surge=2)))
     assert (run.recomputed, run.expired) == (0, 0)
     assert run.makespan < 1.3 * 12 * 8.0 / 2
+
+
+def test_without_a_surge_nobody_is_beyond_the_maximum_and_nothing_is_lost_either() -> None:
+    pool = VirtualPool(walltime=25.0)
+    run = simulate_elastic(independent(12, 8.0), [pool], pinned(2))
+    assert (run.recomputed, run.expired, run.peak) == (0, 0, 2)
+    assert run.makespan < 1.4 * 12 * 8.0 / 2  # a successor comes when a job has gone
 
 
 def test_stock_loses_results_as_fast_as_it_makes_them() -> None:

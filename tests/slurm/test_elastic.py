@@ -232,7 +232,7 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
 def test_a_drained_node_hands_its_work_to_others(site):
     """Stock: nobody is told; the workers stay there until the node is taken away."""
     s = site()
-    s.cluster.adapt(minimum=1, maximum=1)
+    s.cluster.adapt(minimum=1, maximum=1, surge=1)
     s.connected(1)
     held = s.submit(4, 0.05)
     finished(held, seconds=180)
@@ -250,7 +250,7 @@ def test_a_drained_node_hands_its_work_to_others(site):
 def test_walltimes_lose_nothing_and_little_time(site):
     """Stock, 12 x 8 s under a lifetime of 25 s: 136 s where 48 are ideal; 25 task starts, all results lost thrice."""
     s = site(worker_extra_args=["--lifetime", "25s"])
-    s.cluster.adapt(minimum=2, maximum=2)
+    s.cluster.adapt(minimum=2, maximum=2, surge=2)
     s.connected(2)
     begin = time.monotonic()
     futures = s.submit(12, 8.0)

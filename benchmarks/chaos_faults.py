@@ -1,0 +1,383 @@
+"""What goes wrong in `chaos_slurm.py`: commands that lie, and a table of faults.
+
+A fault is a function of a `Run`.  What it changes of the SLURM at hand (nodes, partitions, the controller) it puts
+back, at the latest when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask_jobqueue
+import psutil
+from distributed import Client
+from slurm_jobs import Meter
+
+import dask_ferro as ff
+
+JOBS, FLYING = 4, 60
+SLURM_UP = Path(__file__).resolve().parents[1] / "tests" / "slurm" / "slurm-up"
+# For what is left to end once a cluster is closed, in seconds.
+TO_END = 60.0
+
+
+def command(*words: str, check: bool = True) -> str:
+    """Run one of SLURM's commands, the real one."""
+    path = os.environ["PATH"]
+    real = shutil.which(words[0], path=path.partition(":")[2] if Lies.folder else path) or words[0]
+    return subprocess.run([real, *words[1:]], capture_output=True, text=True, check=check, timeout=60).stdout
+
+
+# ---- commands that lie -------------------------------------------------------------------------------------
+
+_LIE = """\
+#!/bin/sh
+mode=$(cat {folder}/{name}.mode 2>/dev/null)
+dice=$(od -An -N1 -tu1 /dev/urandom | tr -d ' ')
+refuse() {{ echo "{name}: error: Batch job submission failed: $1" >&2; exit 1; }}
+case "$mode" in
+    fail) [ "$dice" -ge 77 ] || {{ echo "{name}: error: Slurm temporarily unable to accept" >&2; exit 1; }} ;;
+    hang) [ "$dice" -ge 77 ] || sleep 20 ;;
+    empty) exit 0 ;;
+    silent) {real} "$@" >/dev/null; exit 0 ;;
+    stale) asked={folder}/$(echo "$@" | cksum | cut -d' ' -f1); mkdir -p "$asked"; now=$(date +%s)
+        {real} "$@" > "$asked/$now"
+        for at in $(ls "$asked" | sort -rn); do
+            [ $((now - at)) -lt 25 ] || {{ cat "$asked/$at"; exit 0; }}
+        done
+        exit 0 ;;
+    no-arrays) case "$*" in *--array=*) refuse "Invalid job array specification" ;; esac ;;
+    full) [ "$({squeue} -h -r | wc -l)" -lt 5 ] ||
+        refuse "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)" ;;
+esac
+exec {real} "$@"
+"""
+
+
+class Lies:
+    """Scripts in front of SLURM's commands, and what each does at the moment.
+
+    fail, hang: in 30 % of its calls (hang: 20 s); empty: does nothing, prints nothing, status 0; silent: does it, and
+    prints nothing; stale: answers what was true 25 s ago; no-arrays: refuses them; full: refuses a sixth job.
+    """
+
+    folder: Path | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        for name in ("sbatch", "squeue", "scancel"):
+            script = folder / name
+            real = shutil.which(name)
+            script.write_text(_LIE.format(folder=folder, name=name, real=real, squeue=shutil.which("squeue")))
+            script.chmod(0o755)
+
+    def __enter__(self) -> Lies:
+        Lies.folder = self._folder
+        os.environ["PATH"] = f"{self._folder}:{os.environ['PATH']}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.environ["PATH"] = os.environ["PATH"].partition(":")[2]
+        Lies.folder = None
+
+    def tell(self, name: str, mode: str = "") -> None:
+        """Let a command be what the class names, or true again."""
+        (self._folder / f"{name}.mode").write_text(mode)
+
+
+# ---- a run, and what can go wrong in it ---------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A cluster at work, for whoever makes it fail; `maximum` is the most jobs that were ever asked for."""
+
+    contender: str
+    cluster: Any
+    client: Client
+    meter: Meter
+    lies: Lies
+    undo: ExitStack
+    maximum: int = JOBS
+
+    def worker(self) -> int:
+        """Return the process of one of the workers."""
+        return sorted(self.client.run(os.getpid).items())[0][1]
+
+    def job(self) -> str:
+        """Return one of the jobs that run."""
+        return next(job for job, state in self.meter.rows() if state == "RUNNING")
+
+    def node(self) -> str:
+        """Return the node of one of them."""
+        return command("squeue", "-h", "-o", "%N", "-j", self.job()).split()[0]
+
+    def later(self, seconds: float, then: Callable[[], Any]) -> None:
+        """Do something after a while, in any case before the run is over."""
+        timer = threading.Timer(seconds, then)
+        timer.start()
+        self.undo.callback(timer.join)
+
+    def ask(self, jobs: int) -> None:
+        """Ask for another number of jobs, in the background: it may wait."""
+        self.maximum = max(self.maximum, jobs)
+        self.later(0.0, lambda: self.cluster.adapt(minimum=jobs, maximum=jobs))
+
+
+@contextmanager
+def opened(contender: str, folder: str, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Open a cluster without jobs, of stock dask-jobqueue or of ours."""
+    kind = ff.SLURMCluster if contender == "ferro" else dask_jobqueue.SLURMCluster
+    shape = {"queue": "cpu", "cores": 1, "processes": 1, "memory": "1900MB", "walltime": "00:10:00"}
+    where = {"log_directory": folder, "local_directory": folder, "job_name": "chaos", "interface": "lo"}
+    options = {**shape, **where, **options}
+    local = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
+    cluster = kind(scheduler_options=local, **options)
+    try:
+        yield cluster
+    finally:
+        with suppress(AssertionError):  # stock's, of jobs that were never submitted
+            cluster.close(timeout=TO_END)
+
+
+def kill_worker(run: Run) -> None:
+    os.kill(run.worker(), signal.SIGKILL)
+
+
+def kill_nanny(run: Run) -> None:
+    os.kill(psutil.Process(run.worker()).ppid(), signal.SIGKILL)
+
+
+def stop_worker(run: Run) -> None:
+    pid = run.worker()
+    os.kill(pid, signal.SIGSTOP)
+    run.later(20.0, lambda: psutil.pid_exists(pid) and os.kill(pid, signal.SIGCONT))
+
+
+def _node_state(state: str, for_seconds: float) -> Callable[[Run], None]:
+    def fault(run: Run) -> None:
+        node = run.node()
+        command("scontrol", "update", f"nodename={node}", f"state={state}", "reason=chaos")
+        resume = ("scontrol", "update", f"nodename={node}", "state=resume")
+        run.later(for_seconds, lambda: command(*resume, check=False))
+
+    return fault
+
+
+def reboot(run: Run) -> None:
+    """End all that runs on a node at once, its daemon too, which is back 15 s later and says that it booted."""
+    node, conf = run.node(), os.environ["SLURM_CONF"]
+    daemon = psutil.Process(int((Path(conf).parents[1] / "d" / f"{node}.pid").read_text()))
+    steps = [p for p in psutil.process_iter(["name", "cmdline"]) if _is_step(p, node)]
+    for process in [daemon, *(child for step in steps for child in step.children(recursive=True)), *steps]:
+        with suppress(psutil.Error):
+            process.kill()
+    again = ["slurmd", "-N", node, "-f", conf, "-b"]
+    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+
+    def back() -> None:
+        subprocess.run(again, check=True, capture_output=True, timeout=60, env={**os.environ, "PATH": path})
+        command("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+
+    run.later(15.0, back)
+
+
+def _is_step(process: psutil.Process, node: str) -> bool:
+    """Whether a process looks after a job on a node: slurmstepd's environment names it."""
+    if process.info["name"] != "slurmstepd":
+        return False
+    with suppress(psutil.Error):
+        steps = [process, *process.children(recursive=True)]
+        return any(p.environ().get("SLURMD_NODENAME") == node for p in steps)
+    return False
+
+
+def _preempted(partition: str, grace: int) -> Callable[[Run], None]:
+    def fault(run: Run) -> None:
+        command("scontrol", "update", f"partitionname={partition}", f"gracetime={grace}")
+        run.undo.callback(command, "scontrol", "update", f"partitionname={partition}", "gracetime=5")
+        words = f"sbatch --parsable -p cpu -w {run.node()} -n1 -c4 -o /dev/null --wrap".split()
+        other = command(*words, "sleep 30").strip()
+        run.undo.callback(command, "scancel", other, check=False)
+
+    return fault
+
+
+def controller_down(run: Run) -> None:
+    pid = int((Path(os.environ["SLURM_CONF"]).parents[1] / "ctld" / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    run.later(30.0, lambda: subprocess.run([SLURM_UP], check=True, capture_output=True, timeout=120))
+    run.ask(JOBS + 2)
+
+
+def _lying(name: str, mode: str, for_seconds: float, jobs: int = JOBS + 2) -> Callable[[Run], None]:
+    def fault(run: Run) -> None:
+        run.lies.tell(name, mode)
+        run.later(for_seconds, lambda: run.lies.tell(name))
+        if jobs != JOBS:
+            run.ask(jobs)
+
+    return fault
+
+
+def scheduler_stopped(run: Run) -> None:
+    run.later(0.0, lambda: run.client.run_on_scheduler(time.sleep, 15.0))
+
+
+def partition_down(run: Run) -> None:
+    command("scontrol", "update", "partitionname=cpu", "state=down")
+    run.later(15.0, lambda: command("scontrol", "update", "partitionname=cpu", "state=up"))
+    run.ask(JOBS + 2)
+
+
+def second_cluster(run: Run) -> None:
+    """Open and close another one of the same account and options."""
+    with tempfile.TemporaryDirectory() as folder, opened(run.contender, folder, {}) as other:
+        other.scale(1)
+        time.sleep(5.0)
+
+
+_CLIENT = """\
+import sys, time
+from distributed import Client
+client = Client(sys.argv[1])
+futures = client.map(lambda number: time.sleep(1.0), range(20), pure=False)
+print("submitted", flush=True)
+time.sleep(60.0)
+"""
+
+
+def client_killed(run: Run) -> None:
+    """Kill a second client whose tasks are at work."""
+    words = [sys.executable, "-c", _CLIENT, run.client.scheduler.address]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        time.sleep(2.0)
+        other.kill()
+
+
+@contextmanager
+def full_disk(folder: str) -> Iterator[dict[str, Any]]:
+    """Have the jobs' logs go to a file system without room: a small one, or where that is not allowed, /dev/full."""
+    logs = Path(folder, "full")
+    logs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(logs)]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=60).returncode:
+        yield {"job_extra_directives": ["--error=/dev/full"]}
+        return
+    try:
+        with suppress(OSError), open(logs / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield {"log_directory": str(logs)}
+    finally:
+        subprocess.run(["umount", "--lazy", str(logs)], check=True, capture_output=True, timeout=60)
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that goes wrong.
+
+    Attributes
+    ----------
+    fault : callable
+        Called with the run, two seconds after the first tasks were submitted.
+    options : mapping
+        Of the cluster, of both contenders.
+    warned : bool
+        Whether there is a warning of some seconds, or time for a copy: then nothing may be lost.
+    waves : sequence
+        Of pairs: a pause in seconds, and the seconds that each of the tasks takes that are submitted then.
+    bounds : tuple or None
+        Least and most jobs that `adapt` is told, if not all the time four.
+    context : callable
+        Called with the run's folder: a context around the cluster, which gives more options.
+    why : str
+        Why something is lost all the same, for the table's reader.
+    """
+
+    fault: Callable[[Run], Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warned: bool = True
+    waves: Sequence[tuple[float, Sequence[float]]] = ((0.0, (1.0,) * FLYING),)
+    bounds: tuple[int, int] | None = None
+    context: Callable[[str], AbstractContextManager[dict[str, Any]]] = lambda folder: nullcontext({})
+    why: str = ""
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether the fault is the end of the program itself."""
+        return self.fault is program_killed
+
+
+def program_killed(run: Run) -> None:
+    """Stand for the end of the program that has the cluster; `chaos_slurm.py` runs and kills one."""
+    raise AssertionError("chaos_slurm.py kills a program of its own")
+
+
+def nothing(run: Run) -> None:
+    """Let nothing go wrong."""
+
+
+def _each(seconds: float) -> tuple[tuple[float, Sequence[float]], ...]:
+    return ((0.0, (seconds,) * FLYING),)
+
+
+_SKEWED = "date() { echo $(($(command date +%s) - 60)); }"
+_WIDE = {"cores": 4, "processes": 4}
+_UNSEEN = "ends without a warning, and nothing said before that it might"
+ROWS: Mapping[str, Row] = {
+    "none": Row(nothing),
+    "scancel": Row(lambda run: command("scancel", run.job())),
+    "worker-killed": Row(kill_worker, warned=False, why=_UNSEEN),
+    "nanny-killed": Row(kill_nanny, warned=False, why=_UNSEEN),
+    "four-processes": Row(kill_worker, _WIDE, warned=False, why=_UNSEEN),
+    "worker-stopped": Row(stop_worker),
+    "node-down": Row(_node_state("down", 20.0), warned=False, why=_UNSEEN),
+    "node-drained": Row(_node_state("drain", 40.0)),
+    "node-rebooted": Row(reboot, warned=False, why=_UNSEEN),
+    "time-limit": Row(nothing, {"walltime": "00:01:00"}, waves=_each(6.0)),
+    "preempted-grace": Row(_preempted("low", 5), {"queue": "low", **_WIDE}, waves=_each(4.0)),
+    "preempted": Row(_preempted("spot", 0), {"queue": "spot", **_WIDE}, waves=_each(4.0)),
+    "requeued": Row(lambda run: command("scontrol", "requeue", run.job())),
+    "controller-down": Row(controller_down),
+    "sbatch-fails": Row(_lying("sbatch", "fail", 20.0)),
+    "sbatch-hangs": Row(_lying("sbatch", "hang", 20.0)),
+    "sbatch-empty": Row(_lying("sbatch", "empty", 10.0)),
+    "sbatch-silent": Row(_lying("sbatch", "silent", 10.0)),
+    "squeue-fails": Row(_lying("squeue", "fail", 20.0)),
+    "squeue-hangs": Row(_lying("squeue", "hang", 20.0)),
+    "squeue-empty": Row(_lying("squeue", "empty", 5.0, JOBS)),
+    "squeue-stale": Row(_lying("squeue", "stale", 40.0)),
+    "scancel-fails": Row(_lying("scancel", "fail", 60.0, JOBS - 2)),
+    "scancel-hangs": Row(_lying("scancel", "hang", 60.0, JOBS - 2)),
+    "scancel-empty": Row(_lying("scancel", "empty", 20.0, JOBS - 2)),
+    "no-arrays": Row(_lying("sbatch", "no-arrays", 60.0)),
+    "five-jobs": Row(_lying("sbatch", "full", 60.0)),
+    "disk-full": Row(nothing, context=full_disk),
+    "scheduler-stopped": Row(scheduler_stopped),
+    "client-killed": Row(client_killed),
+    "program-killed": Row(program_killed, why="the program's end is that of its results"),
+    "second-cluster": Row(second_cluster),
+    "clock-skew": Row(nothing, {"job_script_prologue": [_SKEWED], "walltime": "00:05:00"}),
+    "partition-down": Row(partition_down),
+    "long-tail": Row(nothing, waves=((0.0, (60.0, *(0.3,) * 200)),), bounds=(0, 6)),
+    "bursts": Row(nothing, waves=((0.0, (1.0,) * 40), *((10.0, (1.0,) * 40),) * 3), bounds=(0, 6)),
+}

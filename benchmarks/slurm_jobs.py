@@ -1,0 +1,83 @@
+"""What a SLURM does for the jobs of one run, as the benchmarks count it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+# Found before a benchmark puts scripts of the same name in front of it.
+SQUEUE = shutil.which("squeue") or "squeue"
+
+
+class Told(NamedTuple):
+    """One of SLURM's jobs: its id (of an array: with the number in it), and state."""
+
+    job: str
+    state: str
+
+
+class Meter:
+    """What SLURM did for a run's jobs, looked at five times a second.
+
+    Parameters
+    ----------
+    mark : str
+        A word that the name or the path of the output of each of the run's jobs has in it, and no other's.
+
+    Attributes
+    ----------
+    jobs : set of str
+        All that were ever seen.
+    most, most_running : int
+        How many were there (waited or ran), and how many ran, at once.
+    node_seconds : float
+        That nodes worked for them.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self.jobs: set[str] = set()
+        self.node_seconds, self.most, self.most_running = 0.0, 0, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def rows(self) -> list[Told]:
+        """Return the run's jobs that are in the queue now.
+
+        Raises
+        ------
+        subprocess.SubprocessError
+            If SLURM does not answer.
+        """
+        told = subprocess.run(
+            [SQUEUE, "-h", "-r", "-O", "JobArrayID:40,State:20,Name:100,STDOUT:300"],
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout  # fmt: skip
+        return [Told(*line.split()[:2]) for line in told.splitlines() if self._mark in line]
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while not self._over.wait(0.2):
+            now = time.monotonic()
+            with suppress(subprocess.SubprocessError):
+                rows = self.rows()
+                there = [
+                    row.job for row in rows if row.state != "COMPLETING"
+                ]  # which are over, but hold a node
+                running = sum(row.state == "RUNNING" for row in rows)
+                self.jobs |= {row.job for row in rows}
+                self.most, self.most_running = max(self.most, len(there)), max(self.most_running, running)
+                self.node_seconds += (running + len(rows) - len(there)) * (now - last)
+            last = now
