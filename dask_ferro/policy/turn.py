@@ -8,6 +8,8 @@ next one goes: each in time for all that end after it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, floor, inf
 from typing import NamedTuple
@@ -21,20 +23,20 @@ class _Turn(NamedTuple):
 
     Attributes
     ----------
+    count : int
+        Of the jobs.
+    ends_in : float
+        Seconds until the last of them ends.
     seconds : float
         That their turns take, one after the other, without those for whom a successor comes anyway.
     cycle : float
         That one turn takes.
     """
 
-    jobs: tuple[Job, ...]
+    count: int  # type: ignore[assignment]  # tuple has a method of that name
+    ends_in: float
     seconds: float
     cycle: float
-
-    @property
-    def ends_in(self) -> float:
-        """Seconds until the last of them ends."""
-        return self.jobs[-1].ends_in
 
     @property
     def at_once(self) -> int:
@@ -54,36 +56,38 @@ def due(crew: Crew) -> list[Job]:
         key=lambda job: (job.ends_in, job.order),
     )
     late = [turn for turn in _turns(crew, ending) if turn.ends_in <= turn.seconds]
-    if not late or _fits(late[-1].jobs, there):
+    if not late:
+        return []
+    first = ending[: late[-1].count]
+    if _fits(first, there):
         return []
     most = max(1, min(max(turn.at_once for turn in late), len(there) // 2))
     busy = len(crew.leaving) + sum(job.state == BOOTING for job in crew.jobs)
-    able = [job for job in late[-1].jobs if not job.held and crew.is_old(job)]
+    able = [job for job in first if not job.held and crew.is_old(job)]
     return able[: max(most - busy, 0)]
 
 
-def _turns(crew: Crew, ending: list[Job]) -> list[_Turn]:
+def _turns(crew: Crew, ending: Sequence[Job]) -> list[_Turn]:
     """Return for each job that ends the turns of it and of those before it."""
-    cycles = list(accumulate(crew.ahead(job.pool) for job in ending))
+    cycles, coming = accumulate(crew.ahead(job.pool) for job in ending), _arrivals(crew, len(ending))
     found = []
     for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
-        open_ = max(count - _successors(crew, job), 0)
-        found.append(_Turn(tuple(ending[:count]), seconds * open_ / count, seconds / count))
+        alone = max(count - bisect_right(coming, job.ends_in), 0)
+        found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
     return found
 
 
-def _successors(crew: Crew, job: Job) -> int:
-    """Return how many jobs come before one ends, those included that the maximum has room for."""
-    coming = [other for other in crew.jobs if other.state in (PENDING, BOOTING)]
-    found = sum(crew.arrival(other) <= job.ends_in for other in coming)
+def _arrivals(crew: Crew, most: int) -> list[float]:
+    """Return when successors come, in seconds, those included that the maximum has room for."""
+    found = [crew.arrival(job) for job in crew.jobs if job.state in (PENDING, BOOTING)]
+    vacant = crew.vacant()
     for name, pool in crew.pools.items():
-        if not pool.closed and crew.lead(name) <= job.ends_in:
-            room = min(crew.vacant() / pool.processes, crew.openings(name), len(crew.jobs) + len(crew.spent))
-            found += crew.coming[name] + max(floor(room), 0)
-    return found
+        room = 0 if pool.closed else floor(min(vacant / pool.processes, crew.openings(name), most))
+        found += [crew.lead(name)] * (crew.coming[name] + max(room, 0))
+    return sorted(found)
 
 
-def _fits(ending: tuple[Job, ...], there: list[Job]) -> bool:
+def _fits(ending: Sequence[Job], there: Sequence[Job]) -> bool:
     """Whether what jobs alone hold fits on those that do not end with them."""
     names = {job.name for job in ending}
     free = sum(max(job.free, 0) for job in there if job.name not in names)
