@@ -415,17 +415,18 @@ class Leaving:
         self._drop_gone(departure)
 
     def _stay(self, departure: Departure, why: str) -> None:
+        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST  # and asks again in a moment
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
                 continue
-            goes_on = why == _NOBODY and departure.until - monotonic() > _LAST
             if departure.must and not goes_on:  # whoever runs there when the job ends would be blamed
                 self._doomed[address] = ws
             else:
                 seams.set_status(self.scheduler, ws, before, self._next())
         if why != RECALLED:
-            logger.warning("dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
+            level = logging.INFO if goes_on else logging.WARNING
+            logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
         self._conclude(departure, why)
 
     def _conclude(self, departure: Departure, why: str) -> None:
