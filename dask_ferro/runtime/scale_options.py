@@ -90,7 +90,8 @@ def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Poo
     least = min((kind.processes for kind in kinds), default=1)
     if maximum is not None and 0 < maximum < least and not minimum:
         raise ConfigError(
-            f"ff.Elastic: got maximum={maximum:g} workers, and each job has {least}: no job fits; wanted at least {least}"
+            f"ff.Elastic: got maximum={maximum:g} workers, and each job has {least}; wanted at least {least}, "
+            "or no job fits"
         )
 
 

@@ -120,9 +120,7 @@ def test_an_element_that_its_array_is_shown_without_was_cancelled_while_it_waite
     line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3 ", "PENDING", "None", 0, "(null)")
     command("scontrol", f"case $4 in 12) echo '{line}';; *) {UNKNOWN};; esac")
     rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "13_0"]))
-    assert rows["12_0"] == Row(
-        "12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it"
-    )
+    assert rows["12_0"] == Row("12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it")
     assert (rows["12_1"], rows["13_0"]) == (row("12_1", "PENDING"), None)
 
 
