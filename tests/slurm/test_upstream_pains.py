@@ -13,13 +13,12 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import dask_jobqueue
 import pytest
-from distributed import Client
+from distributed import Client, Status
 
 import dask_ferro as ff
 from tests.waiting import finished, until
@@ -35,6 +34,15 @@ LOOKS = 4
 def way(request: pytest.FixtureRequest) -> str:
     """Whose cluster it is."""
     return str(request.param)
+
+
+def let_close(cluster: Any) -> None:
+    """Let it close to the end: Dask asserts that each job is closed, which dask-jobqueue never says.
+
+    It does no harm as long as nothing else holds the jobs; the traceback of a submission that failed does.
+    """
+    for job in cluster._created:
+        job.status = Status.failed
 
 
 def command(*words: str) -> str:
@@ -70,9 +78,9 @@ def opened(way: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     yield open_cluster
     for cluster in made:
-        # dask-jobqueue asserts at the end that each of its jobs was submitted.
-        with suppress(AssertionError) if way == "stock" else nullcontext():
-            cluster.close()
+        if way == "stock":
+            let_close(cluster)
+        cluster.close()
         command("scancel", "--name", cluster.job_name)
 
 
