@@ -43,7 +43,7 @@ from dask_ferro.runtime.events import KINDS, TOPIC
 from dask_ferro.runtime.lost import Lost
 from dask_ferro.runtime.lost import told as told_lost
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of, told_closed
-from dask_ferro.runtime.scale_options import fails_unrunnable, scale_parameters
+from dask_ferro.runtime.scale_options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.staffing import staffed
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,11 @@ class Elastic(Adaptive):
         try:
             self._fails = fails_unrunnable(options)
             self.parameters = scale_parameters(minimum, maximum, options, ordered)
+            self._pools: Pools = pools_of(cluster)
+            check_room(minimum, maximum, self._pools.pools())
         except ConfigError:
             seams.forget_adapting(cluster)  # Dask would give them to the next one too
             raise
-        self._pools: Pools = pools_of(cluster)
         previous = getattr(cluster, "_adaptive", None)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
         if taken is not None:

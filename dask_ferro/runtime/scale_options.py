@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dask.utils import parse_timedelta
@@ -11,6 +11,7 @@ from dask.utils import parse_timedelta
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
+from dask_ferro.policy.staff import Pool
 
 # Parameters of the policy that are durations.
 _DURATIONS = ("worth", "cooldown", "patience", "patience_most", "order_patience")
@@ -80,6 +81,22 @@ def scale_parameters(
         ordered=ordered,
         **seconds,
     )
+
+
+def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Pool]) -> None:
+    """Refuse a maximum of some workers, but fewer than any job has: there would never be one, and nobody told.
+
+    Raises
+    ------
+    ConfigError
+        With how many workers a job has.
+    """
+    least = min((kind.processes for kind in kinds), default=1)
+    if maximum is not None and 0 < maximum < least and not minimum:
+        raise ConfigError(
+            f"ff.Elastic: got maximum={maximum:g} workers, and each job has {least}; wanted at least {least}, "
+            "or no job fits"
+        )
 
 
 def fails_unrunnable(options: Mapping[str, Any]) -> bool:

@@ -17,9 +17,10 @@ from dask.utils import parse_bytes
 from distributed import Status
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import Pool
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.elastic import Elastic
-from dask_ferro.runtime.scale_options import scale_parameters
+from dask_ferro.runtime.scale_options import check_room, scale_parameters
 
 
 class Scaling:
@@ -108,7 +109,7 @@ class Scaling:
             When the site refuses the first jobs for good, in its own words.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
-            _check(kwargs)  # before the controller that there is gives way
+            _check(kwargs, self.pools())  # before the controller that there is gives way
         seams.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
@@ -156,7 +157,7 @@ def _bytes(memory: Any) -> int:
     return nbytes
 
 
-def _check(options: dict[str, Any]) -> None:
+def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
     by_others = {
         "minimum_jobs",
@@ -169,3 +170,4 @@ def _check(options: dict[str, Any]) -> None:
     own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}
     scale_parameters(options.get("minimum"), options.get("maximum"), rest)
+    check_room(options.get("minimum"), options.get("maximum"), kinds)

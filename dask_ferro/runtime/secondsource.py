@@ -2,7 +2,8 @@
 
 An empty `squeue` with status 0, or one that is a cache half a minute old, is common: before a job is called gone,
 another command is asked.  Accounting where it is on (one `sacct` for all), and for jobs that it does not know, or
-without it, `scontrol show job`, once an array.  Three answers: a row, "no such job", and none at all.
+without it, `scontrol show job`, once an array.  Three answers: a row, "no such job", and none at all.  An element that
+was cancelled while it waited leaves no record: the array is shown without it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ACCOUNTED = 500
 
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"disabled|not on the PATH|not (enabled|supported)", re.IGNORECASE)
+# What SLURM prints of a long array where nobody asks for all of it.
+_CUT = re.compile(r"\bArrayTaskId=\S*\.\.\.")
 _CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
@@ -54,7 +57,9 @@ class SecondSource:
             async with turn:
                 said = await self._shown(array)
             if said is not None:
-                found.update((job_id, said.get(job_id)) for job_id in ids)
+                rows, is_whole = said
+                listed = [job_id for job_id in ids if is_whole or job_id in rows]
+                found.update((job_id, rows.get(job_id) or _left_out(job_id, rows)) for job_id in listed)
 
         await asyncio.gather(*(ask(array, ids) for array, ids in list(arrays.items())[:most]))
         return found
@@ -88,13 +93,14 @@ class SecondSource:
             found |= accounted(text)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
-    async def _shown(self, array: str) -> dict[str, Row] | None:
-        """Return the rows of an array, or of a job by itself; empty: no such job; None: no answer."""
+    async def _shown(self, array: str) -> tuple[dict[str, Row], bool] | None:
+        """Return the rows of an array, or of a job by itself, and whether those are all; None: no answer."""
         try:
-            return shown(await run("scontrol", "--oneliner", "show", "job", array))
+            text = await run("scontrol", "--oneliner", "show", "job", array)
+            return shown(text), _CUT.search(text) is None
         except Refused as refused:
             if _UNKNOWN_JOB.search(refused.words):
-                return {}
+                return {}, True
             logger.warning("dask_ferro: scontrol failed: %s", refused.words)
             return None
 
@@ -139,6 +145,14 @@ def accounted(text: str) -> dict[str, Row]:
             name = f"{array}_{element}" if elements else array
             found[name] = Row(name, state.split()[0].upper(), restarts=squeue.UNTOLD)
     return found
+
+
+def _left_out(job_id: str, rows: dict[str, Row]) -> Row | None:
+    """Return the row of an element that its array is shown without; None where the array is not shown at all."""
+    array = squeue.element(job_id)[0]
+    if job_id == array or not any(squeue.element(other)[0] == array for other in rows):
+        return None
+    return Row(job_id, "CANCELLED", restarts=squeue.UNTOLD, reason="its array is there without it")
 
 
 def _ids(facts: dict[str, str]) -> Iterator[str]:

@@ -86,4 +86,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of SLURM's commands."""
     own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
-    return own | {"SLURM_TIME_FORMAT": squeue.TIME_FORMAT}
+    # By default what is printed of a long array ends after 64 characters, in "...".
+    return own | {"SLURM_TIME_FORMAT": squeue.TIME_FORMAT, "SLURM_BITSTR_LEN": "0"}

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 from math import inf
 from typing import Any
 
@@ -19,6 +20,7 @@ from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool
 from dask_ferro.runtime import synthetic
 from dask_ferro.runtime.elastic import unrunnable
 from dask_ferro.runtime.pools import SiteJob, SpecPools
+from dask_ferro.runtime.scale_options import check_room
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
 from dask_ferro.simulate.tiles import iterated_cholesky
@@ -67,6 +69,23 @@ def test_wrong_options_are_refused_by_name(options, words):
         pytest.raises(ff.ConfigError, match=words),
     ):
         cluster.adapt(Adaptive=ff.Elastic, **options)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "refused"),
+    [
+        pytest.param(0, 3, True, id="no job fits"),
+        pytest.param(None, 3, True, id="nor without a minimum"),
+        pytest.param(0, 0, False, id="none is an order"),
+        pytest.param(0, 4, False, id="a job of the smallest pool fits"),
+        pytest.param(1, 3, False, id="the minimum holds, in whole jobs"),
+        pytest.param(0, None, False, id="no maximum"),
+    ],
+)
+def test_a_maximum_that_allows_no_job_is_refused(minimum, maximum, refused):
+    kinds = (Pool("cpu", processes=8), Pool("gpu", processes=4))
+    with pytest.raises(ff.ConfigError, match="wanted at least 4") if refused else nullcontext():
+        check_room(minimum, maximum, kinds)
 
 
 def test_a_cluster_that_starts_no_workers_by_itself_is_refused():

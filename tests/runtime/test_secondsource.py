@@ -114,6 +114,25 @@ def test_scontrol_is_asked_once_an_array_and_accounting_that_is_off_once(command
     assert len(calls.read_text().splitlines()) == 4 + 32
 
 
+def test_an_element_that_its_array_is_shown_without_was_cancelled_while_it_waited(command) -> None:
+    """SLURM keeps no record of it; nothing but its absence among the others tells."""
+    command("sacct", DISABLED)
+    line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3 ", "PENDING", "None", 0, "(null)")
+    command("scontrol", f"case $4 in 12) echo '{line}';; *) {UNKNOWN};; esac")
+    rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "13_0"]))
+    assert rows["12_0"] == Row("12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it")
+    assert (rows["12_1"], rows["13_0"]) == (row("12_1", "PENDING"), None)
+
+
+def test_what_scontrol_cuts_off_is_not_taken_for_cancelled(command) -> None:
+    """A long array's elements end in "..." after 64 characters, where all of them are not asked for."""
+    command("sacct", DISABLED)
+    line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3... ", "PENDING", "None", 0, "(null)")
+    command("scontrol", f"[ \"$SLURM_BITSTR_LEN\" = 0 ] || exit 1; echo '{line}'")
+    rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "12_5"]))
+    assert rows == {"12_1": row("12_1", "PENDING")}
+
+
 def test_a_submission_is_found_by_its_word(command) -> None:
     pending = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0-1 ", "PENDING", "None", 0, "(null)")
     over = FACTS.format(9, "", "CANCELLED", "None", 0, "(null)").replace("ferro-abc", "ferro-def")

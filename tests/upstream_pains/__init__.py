@@ -1,1 +1,4 @@
-"""Threads of Dask's users about stealing, each as one test: the symptom on stock Dask, and its absence here."""
+"""Threads of Dask's users about stealing, scaling and lost workers, each as one test.
+
+It shows the symptom on stock Dask, and its absence here.
+"""

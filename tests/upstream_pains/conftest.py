@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(params=["stock", "ours"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Whose stealing and placement run."""
+    """Whose stealing, placement and scaling run."""
     return str(request.param)

@@ -59,6 +59,12 @@ class Block:
         self.nbytes = nbytes
 
 
+def made(seconds: float, nbytes: int) -> Block:
+    """Make a block in a while."""
+    sleep(seconds)
+    return Block(nbytes)
+
+
 @sizeof.register(Block)
 def _size(block: Block) -> int:
     return block.nbytes

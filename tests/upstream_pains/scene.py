@@ -32,7 +32,7 @@ A_WHILE_S = 0.6
 _LOOKS = 30
 _PATIENCE_S = 20.0
 
-_CONFIG = {
+CONFIG = {
     "distributed.scheduler.work-stealing": True,
     "distributed.scheduler.work-stealing-interval": "20ms",
     "distributed.scheduler.active-memory-manager.start": False,
@@ -133,6 +133,10 @@ class Scene:
             lambda: any(ts.key == future.key for ts in on.state.all_running_tasks), f"{future.key} to run"
         )
 
+    def of_ours(self, **options: Any) -> dict[str, Any]:
+        """Return options that only ours has; none for stock Dask."""
+        return options if self.way == "ours" else {}
+
     def state(self, worker: Worker) -> WorkerState:
         """Return what the scheduler believes of a worker."""
         return self.scheduler.workers[worker.address]
@@ -164,6 +168,11 @@ class Scene:
     def requested(self) -> int:
         """Requests to victims so far."""
         return sum(len(_keys(worker, StealRequestEvent)) for worker in self.workers)
+
+    def removals(self) -> list[dict[str, Any]]:
+        """Return what the scheduler noted of each worker that it removed, the first one first."""
+        events = [event for _, event in self.scheduler.get_events("all")]
+        return [event for event in events if event["action"] == "remove-worker"]
 
     @property
     def given(self) -> Counter[Any]:
@@ -249,7 +258,7 @@ async def _opened(
 ) -> AsyncIterator[Scene]:
     """Start a cluster, with our plugin where asked for, and take everything down again."""
     jobs.shut_all()
-    with dask.config.set(_CONFIG):
+    with dask.config.set(CONFIG):
         async with AsyncExitStack() as stack:
             scheduler = Scheduler(
                 protocol="inproc://", dashboard=False, dashboard_address=":0", validate=True

@@ -47,7 +47,7 @@ async def test_a_cpu_is_not_given_as_much_as_a_gpu(s: Scene) -> None:
     cpu, gpu = s.workers
     await s.told()
     await s.learn(0.05, "job", "gate")
-    roots = s.map(6, compute, 0.0, 8, name="root", on=[cpu])
+    roots = s.map(6, compute, 0.0, 8, name="root", on=[cpu], strictly=True)  # or some are stolen
     await s.done(roots)
     async with s.still():
         await s.occupy(cpu)

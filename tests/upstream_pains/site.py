@@ -1,0 +1,209 @@
+"""A batch system in the test's own process: a cluster of dask-jobqueue whose jobs are workers in the test's loop.
+
+dask-jobqueue's and distributed's own code runs, but for the commands that submit and cancel.  Jobs wait in the queue
+until the test lets them start, and the controller looks when the test says so, not every second: what it does not do
+in its looks, it never does.  "ours" is `ff.Elastic`, with our plugins on the scheduler, on the same cluster.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import dask
+import dask_jobqueue.core
+from distributed import Client, Status, Worker
+from distributed.deploy.spec import ProcessInterface
+
+import dask_ferro as ff
+from dask_ferro.runtime import pools
+from tests.upstream_pains import jobs
+from tests.upstream_pains.scene import CONFIG, Scene, Way
+
+# Both look after lost workers only after so long: 15 s by default.
+LOST_S = 0.1
+# Of stock Dask's controller, one more than its hysteresis.
+LOOKS = 4
+
+
+class Queue:
+    """What the batch system was asked for, and did."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []  # before they had started
+        self.is_open = asyncio.Event()
+        self.jobs: dict[str, InProcessJob] = {}
+
+
+class InProcessJob(dask_jobqueue.core.Job):  # type: ignore[misc]
+    """A job whose processes are workers of this loop, for as long as it is not ended."""
+
+    config_name = "slurm"
+    submit_command = cancel_command = "true"
+
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        name: str | None = None,
+        *,
+        queue: Queue,
+        resources: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(scheduler=scheduler, name=name, **options)
+        self.job_header = ""
+        self.queue = queue
+        self.resources = dict(resources or {})
+        self.workers: list[Worker] = []
+
+    async def start(self) -> None:
+        """Submit it; it runs as soon as the queue is open."""
+        self.queue.submitted.append(str(self.name))
+        self.queue.jobs[str(self.name)] = self
+        await ProcessInterface.start(self)
+        self._runs = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        await self.queue.is_open.wait()
+        count = self.worker_processes
+        for i in range(count):
+            worker = await Worker(
+                self.scheduler,
+                nthreads=self.worker_process_threads,
+                name=f"{self.name}-{i}" if count > 1 else str(self.name),
+                resources=self.resources,
+                validate=True,
+            )
+            self.workers.append(worker)
+            self.queue.workers.append(worker)
+
+    async def die(self) -> None:
+        """End by itself, in the midst of what its workers do: out of time, or cancelled by somebody else."""
+        self._runs.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._runs
+        going, self.workers = self.workers, []
+        self.queue.workers[:] = [worker for worker in self.queue.workers if worker not in going]
+        # One that was told to leave closes, and waits for its threads; a process would not.
+        there = [worker for worker in going if worker.status not in (Status.closing, Status.closed)]
+        await asyncio.gather(*(worker.close(nanny=False, executor_wait=False) for worker in there))
+
+    async def close(self) -> None:
+        """Cancel it."""
+        if self.status == Status.running and not self._runs.done():
+            self.queue.cancelled.append(str(self.name))
+        await self.die()
+        await ProcessInterface.close(self)
+
+
+class Site(Scene):
+    """A cluster on that batch system, and the controller that is asked to look."""
+
+    def __init__(self, cluster: Any, queue: Queue, way: Way) -> None:
+        super().__init__(cluster.scheduler, way, reports=True)
+        self.cluster, self.queue = cluster, queue
+        self.workers = queue.workers
+        self.adaptive: Any = None
+
+    def adapt(self, **options: Any) -> None:
+        """Let the number of jobs follow the work, by looks of the test's."""
+        if self.way == "ours":
+            options = {"Adaptive": ff.Elastic, "cooldown": 0} | options
+        self.adaptive = self.cluster.adapt(**({"interval": "1h"} | options))
+
+    async def look(self, times: int = 1) -> None:
+        """Let the controller look, if there is one, and let what it decided be done."""
+        for _ in range(times if self.adaptive is not None else 0):
+            await self.adaptive.adapt()
+            await self.cluster
+            if self.way == "ours" and (leaving := list(self.adaptive._leaving.values())):
+                await asyncio.wait(leaving, timeout=10)
+
+    async def scale(self, workers: int) -> None:
+        """Order so many, as `cluster.scale` does: `ff.SLURMCluster`'s is a controller with both bounds there."""
+        if self.way == "stock":
+            self.cluster.scale(workers)
+            await self.cluster
+        else:
+            self.adapt(minimum=workers, maximum=workers, ordered=True)
+            await self.look(2)
+
+    async def runs(self, workers: int) -> None:
+        """Let jobs start, and wait until so many workers are connected, as the cluster knows too."""
+        self.queue.is_open.set()
+        await self.until(
+            lambda: (
+                len(self.workers)
+                == len(self.scheduler.workers)
+                == len(self.cluster.scheduler_info["workers"])
+                == workers
+            ),
+            f"{workers} workers",
+        )
+
+    async def ready(self, count: int) -> None:
+        """Wait until the scheduler knows of so many tasks."""
+        await self.until(lambda: len(self.scheduler.tasks) >= count, f"{count} tasks")
+
+    def knows(self, name: str, seconds: float) -> None:
+        """Let the scheduler believe that tasks of a prefix take so long."""
+        self.scheduler.task_prefixes[name].duration_average = seconds
+
+    @property
+    def asked(self) -> int:
+        """Jobs that are asked for."""
+        return len(self.cluster.worker_spec)
+
+
+@asynccontextmanager
+async def _opened(way: Way, options: Mapping[str, Any]) -> AsyncIterator[Site]:
+    jobs.shut_all()
+    settings = CONFIG | {"distributed.deploy.lost-worker-timeout": LOST_S}
+    with dask.config.set(settings):
+        async with AsyncExitStack() as stack:
+            queue = Queue()
+            cluster = await stack.enter_async_context(
+                dask_jobqueue.core.JobQueueCluster(
+                    **({"cores": 1, "processes": 1, "memory": "1GB"} | options),
+                    job_cls=InProcessJob,
+                    queue=queue,
+                    asynchronous=True,
+                    protocol="inproc://",
+                    scheduler_options={"dashboard": False, "dashboard_address": ":0", "validate": True},
+                )
+            )
+            site = Site(cluster, queue, way)
+            site.client = await stack.enter_async_context(Client(cluster, asynchronous=True))
+            stack.push_async_callback(site.rest)
+            if way == "ours":
+                await ff.install(site.client)
+            yield site
+
+
+def on_a_site(**options: Any) -> Callable[[Callable[[Site], Awaitable[None]]], Callable[..., None]]:
+    """Make a test of a play, to be run on a fresh cluster of jobs like this for each way.
+
+    Parameters
+    ----------
+    **options
+        Those of dask-jobqueue's clusters; `resources` of each worker.
+    """
+
+    def as_test(play: Callable[[Site], Awaitable[None]]) -> Callable[..., None]:
+        async def run(way: Way) -> None:
+            async with asyncio.timeout(60), _opened(way, options) as site:
+                await play(site)
+
+        def test(way: Way, monkeypatch: Any) -> None:
+            monkeypatch.setattr(pools, "_LOST", LOST_S)
+            asyncio.run(run(way))
+
+        test.__name__, test.__doc__ = play.__name__, play.__doc__
+        return test
+
+    return as_test
