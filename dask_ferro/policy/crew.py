@@ -6,6 +6,7 @@ Nobody in a queue is expected before those ahead, nor a new job to wait less tha
 A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
 waits for that, unless its end is near.  The same holds of one that was given back, until its site confirms that.
 With jobs about to end and all that leave, there are never more than twice the maximum: one successor each.
+Jobs of a pool that was removed are about to end, too, but nothing hurries: their successors come when they are gone.
 `Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
 """
 
@@ -19,7 +20,18 @@ from typing import NamedTuple
 
 from dask_ferro.policy.cost import SPARE
 from dask_ferro.policy.profile import Profile, apart, cleaned, merged, widest
-from dask_ferro.policy.staff import BOOTING, LEAVING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
+from dask_ferro.policy.staff import (
+    BOOTING,
+    LEAVING,
+    PENDING,
+    REMOVED,
+    RUNNING,
+    Demand,
+    Job,
+    Name,
+    Pool,
+    Staff,
+)
 
 # Jobs that are there for each that the maximum allows, at most, those about to end and those that leave included.
 OVERLAP = 2
@@ -144,6 +156,7 @@ class Crew:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
+        known = [job._replace(ends_in=0.0) if self.is_unwanted(job) else job for job in known]
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
         self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
@@ -217,7 +230,13 @@ class Crew:
 
     def is_spent(self, job: Job) -> bool:
         """Whether a job ends before a successor that is asked for now could take the next task from it."""
+        if self.is_unwanted(job):
+            return True
         return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
+
+    def is_unwanted(self, job: Job) -> bool:
+        """Whether a job is of a pool that was removed."""
+        return self.pools[job.pool].mode == REMOVED
 
     def _warning(self, pool: Name, works: Iterable[Work]) -> float:
         """Return the seconds before its end from which on a job counts as spent.
@@ -311,7 +330,11 @@ class Crew:
 
     def _held(self) -> int:
         """Return the workers that count for nothing but the maximum."""
-        return self._processes(job for job in self.leaving if self.holds(job)) + self._lingering()
+        leaving = (
+            job for job in self.leaving if self.holds(job) or (job.threads > 0 and self.is_unwanted(job))
+        )
+        unwanted = (job for job in self.spent if self.is_unwanted(job))
+        return self._processes(leaving) + self._processes(unwanted) + self._lingering()
 
     def _lingering(self) -> int:
         """Return the workers of jobs that were given back and may be there still."""
@@ -369,6 +392,7 @@ def _sane(pool: Pool) -> Pool:
         maximum=pool.maximum if pool.maximum >= 0 else inf,
         lifetime=pool.lifetime if pool.lifetime > 0 else inf,
         cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
+        closed=pool.closed or pool.mode,
     )
 
 

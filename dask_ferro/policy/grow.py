@@ -46,6 +46,7 @@ def grow(crew: Crew) -> list[Submit]:
         loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(crew, reasons)
     _succeed(crew, reasons)
+    _take_over(crew, reasons)
     return _within_queue(crew, reasons)
 
 
@@ -213,6 +214,28 @@ def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
         if not pool.closed and pool.processes <= room and crew.openings(name) >= 1:
             crew.coming[name] += 1
             reasons[name] = "somebody has to take over what jobs hold that are about to end"
+            return
+
+
+def _take_over(crew: Crew, reasons: dict[Name, str]) -> None:
+    """Ask for one job where none of a pool that was removed may go for what it holds: beyond the maximum, if need be."""
+    stay = [job for job in crew.jobs if job.state == RUNNING]
+    free = sum(max(job.free, 0) for job in stay)
+    removed = [job for job in crew.spent if crew.is_unwanted(job) and job.state == RUNNING]
+    stuck = [job for job in removed if (job.unique > free if stay else job.nbytes > 0)]
+    if (
+        not stuck
+        or len(stuck) < len(removed)
+        or crew.leaving
+        or any(crew.on_the_way(name) for name in crew.pools)
+    ):
+        return
+    for pool in sorted(crew.pools.values(), key=lambda pool: pool.cost):
+        if not pool.closed and crew.openings(pool.name) >= 1 and pool.processes <= crew.overlap():
+            crew.coming[pool.name] += 1
+            reasons[pool.name] = (
+                f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
+            )
             return
 
 
