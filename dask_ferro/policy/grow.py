@@ -218,7 +218,7 @@ def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
 
 
 def _take_over(crew: Crew, reasons: dict[Name, str]) -> None:
-    """Ask for one job where none of a pool that was removed may go for what it holds: beyond the maximum, if need be."""
+    """Ask for one job where those of a removed pool hold what fits nowhere; beyond the maximum, if need be."""
     stay = [job for job in crew.jobs if job.state == RUNNING]
     free = sum(max(job.free, 0) for job in stay)
     removed = [job for job in crew.spent if crew.is_unwanted(job) and job.state == RUNNING]
