@@ -314,6 +314,11 @@ class Crew:
         p = self.parameters
         return min(p.minimum, p.maximum - self._held()) - self.workers()
 
+    def rounded(self, pool: Pool) -> float:
+        """Return the workers that may come where whole jobs of a pool add to the minimum."""
+        p = self.parameters
+        return max(p.maximum, p.minimum + pool.processes - 1) - self.workers() - self._held()
+
     def overlap(self) -> float:
         """Return the workers that may come while jobs about to end, and those that leave, are still there."""
         p, largest = self.parameters, max((pool.processes for pool in self.pools.values()), default=1)

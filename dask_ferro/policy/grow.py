@@ -196,7 +196,8 @@ def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
 
     for pool in sorted(crew.pools.values(), key=last):
         missing = ceil(max(crew.missing(), 0.0) / pool.processes)
-        missing = floor(min(missing, crew.openings(pool.name), crew.overlap() / pool.processes, _MOST))
+        room = min(crew.overlap(), crew.rounded(pool)) / pool.processes
+        missing = floor(min(missing, crew.openings(pool.name), room, _MOST))
         if missing > 0 and not pool.closed:
             crew.coming[pool.name] += missing
             reasons.setdefault(pool.name, f"at least {counted(crew.parameters.minimum, 'worker')}")
@@ -231,7 +232,8 @@ def _take_over(crew: Crew, reasons: dict[Name, str]) -> None:
     ):
         return
     for pool in sorted(crew.pools.values(), key=lambda pool: pool.cost):
-        if not pool.closed and crew.openings(pool.name) >= 1 and pool.processes <= crew.overlap():
+        room = min(crew.parameters.maximum - crew.workers(), crew.overlap())  # once those are gone
+        if not pool.closed and crew.openings(pool.name) >= 1 and pool.processes <= room:
             crew.coming[pool.name] += 1
             reasons[pool.name] = (
                 f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"

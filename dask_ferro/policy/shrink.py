@@ -141,13 +141,16 @@ def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]
 
 def _end(crew: Crew, hold: _Hold) -> list[Action]:
     """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
-    removed = _Leavers(crew, hold, "their pool was removed")
+    # An order that others fill, or nobody should, does not wait for room.
+    ordered = crew.parameters.ordered and crew.workers(new=False) >= crew.parameters.maximum
+    removed = _Leavers(crew, hold, "their pool was removed", ordered)
     leavers = _Leavers(crew, hold, "their time ends")
     for job in sorted(crew.spent, key=_order):
-        if job.held or (job.state != RUNNING and not crew.is_unwanted(job)):
-            continue
         if crew.is_unwanted(job):
-            removed.take(job)
+            if ordered or not job.held:
+                removed.take(job)
+            continue
+        if job.state != RUNNING or job.held:
             continue
         longest = max((work.longest for work in crew.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else crew.limit(job.pool))

@@ -74,7 +74,9 @@ class Closings:
     def foresee(self, kind: JobPool) -> None:
         """Ask SLURM whether it would ever start jobs of a pool before there are any; nobody waits for that."""
         self._asked.add(kind.name)
-        task = self._foreseen[kind.name] = asyncio.get_running_loop().create_task(self._check(kind))
+        task = self._foreseen[kind.name] = asyncio.get_running_loop().create_task(
+            self._check(kind, foreseen=True)
+        )
         task.add_done_callback(self._ended)
 
     def check(self, kind: JobPool) -> None:
@@ -90,14 +92,14 @@ class Closings:
         """Take note that SLURM would start jobs of a pool."""
         self._asked.add(pool)
 
-    async def trial(self, script: str) -> str:
-        """Return why SLURM would never start jobs of a script; empty: it would, or did not say in time."""
+    async def trial(self, script: str) -> str | None:
+        """Return why SLURM would never start jobs of a script; empty: it would; None: it did not say in time."""
         try:
             async with asyncio.timeout(_ASKED):
                 return await dryrun.trial(self._site.ask, self._site.job_name, script)
         except (Refused, TimeoutError) as error:
             logger.info("dask_ferro: SLURM was not asked whether such jobs can start: %s", error)
-            return ""
+            return None
 
     async def settled(self) -> list[str]:
         """Return what SLURM would never start, and was not told yet, once nothing is going on any more."""
@@ -169,8 +171,11 @@ class Closings:
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)
 
-    async def _check(self, kind: JobPool) -> None:
-        if why := await self.trial(self._script(kind.name)):
+    async def _check(self, kind: JobPool, foreseen: bool = False) -> None:
+        why = await self.trial(self._script(kind.name))
+        if why is None and foreseen:
+            self._asked.discard(kind.name)  # with its first jobs, once more
+        elif why:
             self._asked.discard(kind.name)
             if self._refuse(kind.name, why):
                 self._refused[kind.name] = why

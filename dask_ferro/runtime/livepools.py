@@ -28,7 +28,8 @@ from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.events import POOL, TOPIC
 from dask_ferro.runtime.jobpool import JobPool, overrides_of
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.pools import DEFAULT
+from dask_ferro.runtime.pools import DEFAULT, told_closed
+from dask_ferro.runtime.shortage import is_shut
 
 logger = logging.getLogger(__name__)
 
@@ -206,10 +207,18 @@ class PoolOrders:
                 case _:
                     await self._resume_pool(name)
         logger.info("dask_ferro: %s pool %s", what, name)
-        self._closings.begin(
-            self._publish(TOPIC, {"action": POOL, "time": time(), "pool": name, "order": what})
-        )
+        if self.status == Status.running:
+            self._closings.begin(self._tell_order(what, name))
         await self._look_now()
+
+    async def _tell_order(self: Any, what: str, name: str) -> None:
+        """Publish an order; where no pool is open after it, each client warns, for somebody may wait."""
+        await self._publish(TOPIC, {"action": POOL, "time": time(), "pool": name, "order": what})
+        pools = self._pool_facts()
+        if what in ("pause", "remove") and all(map(is_shut, pools)):
+            text = f"dask_ferro: pool {told_closed(pools)}"
+            logger.warning("%s", text)
+            await self._publish("warn", text)
 
     async def _add_pool(self: Any, name: str, options: Mapping[str, Any]) -> None:
         checked = overrides_of({name: options})
@@ -218,9 +227,11 @@ class PoolOrders:
             raise ConfigError(f"{_WHO}: pool {name!r} {state}; wanted another name")
         check_options(self.job_cls, self._given, self._given, checked)
         kind = self._built(name, checked[name])
-        if why := await self._closings.trial(self._rendered(kind, 0)):
+        why = await self._closings.trial(self._rendered(kind, 0))
+        if why:
             raise ConfigError(f"{_WHO}: pool {name!r}: SLURM would never start jobs of it: {why}")
-        self._closings.is_asked(name)
+        if why is not None:
+            self._closings.is_asked(name)
         self._pool_records = {**self._records(), name: kind}
 
     async def _remove_pool(self: Any, name: str) -> None:

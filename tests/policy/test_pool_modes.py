@@ -100,6 +100,17 @@ TWO = {"minimum": 2, "maximum": 2}
             id="where nobody can be had, they stay",
         ),
         pytest.param(
+            [CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS), [], {"maximum": 0, "ordered": True}, {}, ["j0"],
+            id="an order that nobody is to stay ends them all the same",
+        ),
+        pytest.param(
+            [CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS), [], {"maximum": 0}, {}, [], id="a bound does not"
+        ),
+        pytest.param(
+            [CPU, GO], jobs(RUNNING, RUNNING, **OF_GPU, **HOLDS), [], TWO | {"ordered": True}, {"cpu": 1}, [],
+            id="while the order needs their place, what they hold is waited for",
+        ),
+        pytest.param(
             [CPU, GO], jobs(RUNNING, held=True, **OF_GPU), [], {}, {}, [], id="one that could not leave stays a while"
         ),
     ],
