@@ -41,7 +41,7 @@ def _there(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(cls=Group)
 @_there
 @click.pass_context
-def pools(ctx: click.Context, **there: Any) -> None:
+def pools(ctx: click.Context, /, **there: Any) -> None:
     """Show and change the pools of a running cluster of batch jobs.
 
     Without --scheduler and --scheduler-file, the cluster is that of DASK_SCHEDULER_ADDRESS.
@@ -57,7 +57,7 @@ def pools(ctx: click.Context, **there: Any) -> None:
 @pools.command(name="list")
 @_there
 @click.pass_obj
-def list_(before: Mapping[str, Any], **there: Any) -> None:
+def list_(before: Mapping[str, Any], /, **there: Any) -> None:
     """Show them: whether one is open, its jobs, its bounds, and why it is closed."""
     _call(before, there, "list")
 
@@ -67,7 +67,7 @@ def list_(before: Mapping[str, Any], **there: Any) -> None:
 @click.argument("options", nargs=-1, type=_Option(), metavar="[KEY=VALUE]...")
 @_there
 @click.pass_obj
-def add(before: Mapping[str, Any], name: str, options: tuple[tuple[str, Any], ...], **there: Any) -> None:
+def add(before: Mapping[str, Any], /, name: str, options: tuple[tuple[str, Any], ...], **there: Any) -> None:
     """Add the pool NAME: options of its jobs that are others than the cluster's, values in YAML.
 
     SLURM is asked first whether it would start such jobs.
@@ -79,7 +79,7 @@ def add(before: Mapping[str, Any], name: str, options: tuple[tuple[str, Any], ..
 
 
 def _order(what: str, told: str) -> None:
-    def order(before: Mapping[str, Any], name: str, **there: Any) -> None:
+    def order(before: Mapping[str, Any], /, name: str, **there: Any) -> None:
         _call(before, there, what, name)
 
     order.__doc__ = told
