@@ -131,6 +131,11 @@ def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: 
         for order in (cluster.pools.pause, cluster.pools.resume, cluster.pools.remove):
             with pytest.raises(ff.ConfigError, match="no pool 'x'; there are default, slow"):
                 await order("x")
+        await cluster.pools.pause("default")
+        with pytest.raises(ff.ConfigError, match=r"1 of 3 workers cannot come for now: default is paused"):
+            await cluster.scale(3)
+        with pytest.raises(ff.ConfigError, match=r"3 workers cannot come for now: default is paused"):
+            await cluster.wait_for_workers(3)
         await cluster.pools.remove("slow")
         await queued(cluster.job_name, lambda jobs: jobs == {}, "its jobs to be cancelled")
 
