@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, wait
 
 import dask_ferro as ff
-from tests.slurm.test_cluster import LATER, command, looked, play, queue, queued  # noqa: F401 - a fixture
+from tests.slurm.test_cluster import LATER, command, fake, looked, play, queue, queued  # noqa: F401 - a fixture
 from tests.slurm.test_elastic import Site, site  # noqa: F401 - a fixture
 from tests.standing import PROGRAM
 from tests.standing import command as standing
@@ -148,6 +148,26 @@ def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: 
         assert cluster.pools == cluster.pools()
 
     play(scenario, pools={"slow": LATER})
+
+
+def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fake):  # noqa: F811
+    calls = fake("sbatch", 1, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
+
+    async def scenario(cluster: ff.SLURMCluster) -> None:
+        cluster.request("default", 2)
+        await until_async(lambda: cluster.pools[0].closed, "a submission that failed")
+        await cluster.pools.pause("default")
+        assert await cluster.reconcile() == ()
+        assert cluster.pools[0].mode == "paused"
+        await cluster.wait_submitted()
+        await asyncio.sleep(1.0)  # the next try would have been
+        assert (queue(cluster.job_name), len(calls.read_text().splitlines())) == ({}, 1)
+        await cluster.pools.resume("default")
+        cluster.request("default", 1)
+        await cluster.wait_submitted()
+        await looked(cluster, ["pending"])
+
+    play(scenario, **LATER)
 
 
 def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):  # noqa: F811
