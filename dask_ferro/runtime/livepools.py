@@ -24,11 +24,12 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import REMOVED, Pool
 from dask_ferro.runtime.clusteroptions import check_options
+from dask_ferro.runtime.clusterwords import PoolWords
 from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.events import POOL, TOPIC
 from dask_ferro.runtime.jobpool import JobPool, overrides_of
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.pools import DEFAULT, told_closed
+from dask_ferro.runtime.pools import DEFAULT, MODES, told_closed
 from dask_ferro.runtime.shortage import is_shut
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,18 @@ class PoolOrders:
             )
             for name, kind in self._records().items()
         )
+
+    def _pool_words(self: Any) -> list[PoolWords]:
+        """Return them as `repr` and HTML show them; nothing is built for that."""
+        now, found = time(), []
+        for name, kind in self._pool_records.items():
+            told: tuple[Any, ...] = (self._submission.trouble(name),)
+            if kind.mode:
+                told = kind.told_mode(), 0.0, MODES[kind.mode]
+            elif now < kind.closed_until:
+                told = kind.closed, kind.closed_until
+            found.append(PoolWords(name, kind.offer.minimum, kind.offer.maximum, *told))
+        return found
 
     def _pool_rows(self: Any) -> list[dict[str, Any]]:
         """Return of each pool what a table shows, in msgpack's types."""

@@ -29,13 +29,13 @@ from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.clusteroptions import check_options
-from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
+from dask_ferro.runtime.clusterwords import Described, Known, outputs
 from dask_ferro.runtime.jobkeys import OURS
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.livepools import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.poolcalls import serve
-from dask_ferro.runtime.pools import DEFAULT, MODES, SiteJob
+from dask_ferro.runtime.pools import DEFAULT, SiteJob
 from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.shortage import shortage
 from dask_ferro.runtime.slurmcommand import Refused
@@ -180,18 +180,9 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def _known(self) -> Known:
-        now = time()
-        pools = [
-            PoolWords(name, kind.offer.minimum, kind.offer.maximum, kind.told_mode(), 0.0, MODES[kind.mode])
-            if kind.mode
-            else PoolWords(name, kind.offer.minimum, kind.offer.maximum, kind.closed, kind.closed_until)
-            if now < kind.closed_until
-            else PoolWords(name, kind.offer.minimum, kind.offer.maximum, self._submission.trouble(name))
-            for name, kind in self._pool_records.items()
-        ]
         adaptive: Any = self._adaptive
         bounds = (adaptive.minimum, adaptive.maximum) if self._adapts() else None
-        return Known([job.seen() for job in self._book.values()], pools, bounds)
+        return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
 
     def _written(self) -> list[Path]:
         kinds = (*self._past.values(), *self._pool_records.values())
