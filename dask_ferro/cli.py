@@ -1,5 +1,5 @@
-"""`dask ferro run | import | simulate | replay | cluster | top`: the command line, and nothing that could not be called
-from Python.
+"""`dask ferro run | import | simulate | replay | cluster | pools | top`: the command line, and nothing that could not
+be called from Python.
 
 This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
 How commands end stands in `commands.faults`.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_ferro.commands.faults import Group, leave
+from dask_ferro.commands.pools import pools
 from dask_ferro.commands.replay import replay
 from dask_ferro.commands.top import top
 from dask_ferro.early import at_once, load_jobqueue
@@ -350,5 +351,6 @@ def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str
     return cluster.stopped_by
 
 
+main.add_command(pools)
 main.add_command(replay)
 main.add_command(top)

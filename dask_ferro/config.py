@@ -124,7 +124,7 @@ def _seconds(key: str, value: Any, off: bool) -> float:
         if isinstance(value, bool):
             raise TypeError
         parsed = float(parse_timedelta(value, default="s"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise _wrong(key, value, "a duration such as 5ms, or a number of seconds") from None
     if not parsed >= 0:
         raise _wrong(key, value, "a duration of at least 0")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.runtime import jobconfig, jobkeys
+from dask_ferro.runtime.failures import limits
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "jobqueue_configs"
@@ -238,6 +239,7 @@ REFUSED = {
         "environment variable NOBODY is not set",
     ),
     "a signal that is no time": ("ahead: 120", "ahead: soon", "signal-ahead: got 'soon', wanted a duration"),
+    "a signal at no time": ("ahead: 120", "ahead: ''", "signal-ahead: got '', wanted a duration"),
     "a misspelled option of the scheduler": (
         "dashboard_address",
         "dashboard_adress",
@@ -247,6 +249,21 @@ REFUSED = {
     "half a worker": ("maximum: 32", "maximum: 3.5", "maximum: got 3.5, wanted a whole number of workers"),
     "bounds that cross": ("minimum: 0", "minimum: 40", "minimum=40, maximum=32"),
     "a controller's value of no meaning": ("max-pending: 8", "efficiency: 7", "got efficiency=7"),
+    "a limit of failures that is none": (
+        "max-pending: 8",
+        "failures: 0",
+        "configuration ferro.elastic.failures: got 0, wanted a whole number of at least 1",
+    ),
+    "a window of failures that is none": (
+        "max-pending: 8",
+        "failures-window: ''",
+        "configuration ferro.elastic.failures-window: got '', wanted a duration",
+    ),
+    "a share of memory that is none": (
+        "max-pending: 8",
+        "copy-share: 2",
+        "elastic.copy-share: got 2, wanted a number",
+    ),
     "an interval that is none": (
         "max-pending: 8",
         "interval: fast",
@@ -408,3 +425,13 @@ def test_bounds_of_the_call_win_and_there_has_to_be_a_maximum(written):
     assert dict(config.bounded(1, 3).elastic) == {"minimum": 1, "maximum": 3, "max_pending": 8}
     with pytest.raises(ff.ConfigError, match="at least 4 workers, but at most 3"):
         config.bounded(4, 3)
+
+
+def test_settings_of_the_section_that_are_no_options_of_the_controller_are_set_with_the_cluster(written):
+    config = jobconfig.load(written(("max-pending: 8", "failures: 5\n    copy_share: 0.5")))
+    assert dict(config.settings) == {"ferro.elastic.failures": 5, "ferro.elastic.copy-share": 0.5}
+    assert dict(config.elastic) == {"minimum": 0, "maximum": 32}
+    with dask.config.set(config.settings | {"ferro.elastic.failures": 3}):  # which are taken back at its end
+        with pytest.raises(ff.ConfigError, match="the cluster did not start"):
+            config.cluster(interface="nosuch0")
+        assert limits().row == 5

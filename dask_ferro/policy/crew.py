@@ -6,6 +6,7 @@ Nobody in a queue is expected before those ahead, nor a new job to wait less tha
 A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
 waits for that.  The same holds of one that was given back, until its site confirms that, and, beyond `surge`, of one
 that is about to end: where the maximum leaves no room for successors, jobs go in turn (`turn`).
+Jobs of a pool that was removed are about to end, too.
 `Crew` is the sheet on which one step works: it starts from the facts and takes in what is decided.
 """
 
@@ -19,7 +20,18 @@ from typing import NamedTuple
 
 from dask_ferro.policy.cost import SPARE
 from dask_ferro.policy.profile import Profile, apart, cleaned, merged, widest
-from dask_ferro.policy.staff import BOOTING, LEAVING, PENDING, RUNNING, Demand, Job, Name, Pool, Staff
+from dask_ferro.policy.staff import (
+    BOOTING,
+    LEAVING,
+    PENDING,
+    REMOVED,
+    RUNNING,
+    Demand,
+    Job,
+    Name,
+    Pool,
+    Staff,
+)
 
 # Speeds beyond these are none.
 _SLOWEST, _FASTEST = 1e-6, 1e6
@@ -147,6 +159,7 @@ class Crew:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
+        known = [job._replace(ends_in=0.0) if self.is_unwanted(job) else job for job in known]
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
         self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
@@ -220,6 +233,8 @@ class Crew:
 
     def is_spent(self, job: Job) -> bool:
         """Whether a job ends before a successor that is asked for now could take the next task from it."""
+        if self.is_unwanted(job):
+            return True
         return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
 
     def is_old(self, job: Job) -> bool:
@@ -229,6 +244,10 @@ class Crew:
     def ahead(self, pool: Name) -> float:
         """Return the seconds that it takes to replace a job: the longest task, then a successor that comes."""
         return self._ahead[pool]
+
+    def is_unwanted(self, job: Job) -> bool:
+        """Whether a job is of a pool that was removed."""
+        return self.pools[job.pool].mode == REMOVED
 
     def _warning(self, pool: Name, works: Iterable[Work]) -> float:
         """Return the seconds before its end from which on a job counts as spent.
@@ -306,10 +325,10 @@ class Crew:
         p = self.parameters
         return min(p.minimum, p.maximum - self._aside()) - self.workers()
 
-    def room(self) -> float:
-        """Return the workers that may come for the minimum, which is rounded up to whole jobs."""
-        p, largest = self.parameters, max((pool.processes for pool in self.pools.values()), default=1)
-        return max(p.maximum, p.minimum + largest - 1) - self.workers() - self._aside()
+    def room(self, pool: Pool) -> float:
+        """Return the workers that may come where whole jobs of a pool add to the minimum."""
+        p = self.parameters
+        return max(p.maximum, p.minimum + pool.processes - 1) - self.workers() - self._aside()
 
     def openings(self, name: Name) -> float:
         """Return the jobs that a pool's own maximum has room for."""
@@ -322,8 +341,8 @@ class Crew:
     def _aside(self) -> float:
         """Return the workers that count for nothing but the maximum."""
         ending = [*self.spent, *filter(self.is_spent, self.leaving)]
-        stays = self._processes(job for job in self.leaving if not self.is_spent(job)) + self._lingering()
-        return stays + max(self._processes(ending) - self.parameters.surge, 0)
+        every = self._processes(self.spent) + self._processes(self.leaving) + self._lingering()
+        return every - min(self._processes(ending), self.parameters.surge)
 
     def _lingering(self) -> int:
         """Return the workers of jobs that were given back and may be there still."""
@@ -381,6 +400,7 @@ def _sane(pool: Pool) -> Pool:
         maximum=pool.maximum if pool.maximum >= 0 else inf,
         lifetime=pool.lifetime if pool.lifetime > 0 else inf,
         cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
+        closed=pool.closed or pool.mode,
     )
 
 

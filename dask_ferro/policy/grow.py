@@ -46,6 +46,7 @@ def grow(crew: Crew) -> list[Submit]:
         loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(crew, reasons)
     _succeed(crew, reasons)
+    _take_over(crew, reasons)
     return _within_queue(crew, reasons)
 
 
@@ -195,7 +196,7 @@ def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
 
     for pool in sorted(crew.pools.values(), key=last):
         missing = ceil(max(crew.missing(), 0.0) / pool.processes)
-        missing = floor(min(missing, crew.openings(pool.name), crew.room() / pool.processes, _MOST))
+        missing = floor(min(missing, crew.openings(pool.name), crew.room(pool) / pool.processes, _MOST))
         if missing > 0 and not pool.closed:
             crew.coming[pool.name] += missing
             reasons.setdefault(pool.name, f"at least {counted(crew.parameters.minimum, 'worker')}")
@@ -213,6 +214,28 @@ def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
         if not pool.closed and pool.processes <= room and crew.openings(name) >= 1:
             crew.coming[name] += 1
             reasons[name] = "somebody has to take over what jobs hold that are about to end"
+            return
+
+
+def _take_over(crew: Crew, reasons: dict[Name, str]) -> None:
+    """Ask for one job where those of a removed pool hold what fits nowhere."""
+    stay = [job for job in crew.jobs if job.state == RUNNING]
+    free = sum(max(job.free, 0) for job in stay)
+    removed = [job for job in crew.spent if crew.is_unwanted(job) and job.state == RUNNING]
+    stuck = [job for job in removed if (job.unique > free if stay else job.nbytes > 0)]
+    if (
+        not stuck
+        or len(stuck) < len(removed)
+        or crew.leaving
+        or any(crew.on_the_way(name) for name in crew.pools)
+    ):
+        return
+    for pool in sorted(crew.pools.values(), key=lambda pool: pool.cost):
+        if not pool.closed and crew.openings(pool.name) >= 1 and pool.processes <= crew.vacant():
+            crew.coming[pool.name] += 1
+            reasons[pool.name] = (
+                f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
+            )
             return
 
 

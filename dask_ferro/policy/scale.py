@@ -21,7 +21,7 @@ from dask_ferro.policy.crew import Crew, Parameters, counted
 from dask_ferro.policy.grow import grow
 from dask_ferro.policy.profile import span, widest, work
 from dask_ferro.policy.shrink import recall, shrink, useful
-from dask_ferro.policy.staff import Action, Cancel, Decision, Drain, Name, Staff
+from dask_ferro.policy.staff import PAUSED, Action, Cancel, Decision, Drain, Name, Staff
 
 __all__ = ["Parameters", "State", "step"]
 
@@ -82,6 +82,11 @@ def _why(crew: Crew, staff: Staff) -> str:
         )
     if any(d.pools is not None and not set(d.pools) & set(crew.pools) for d in staff.demands):
         parts.append("work that no pool may run")
-    if crew.spent:
-        parts.append(f"{counted(len(crew.spent), 'job')} about to end")
-    return "; ".join(parts) or "no work"
+    if ending := sum(not crew.is_unwanted(job) for job in crew.spent):
+        parts.append(f"{counted(ending, 'job')} about to end")
+    ruled = [
+        f"{pool.name} is {'paused' if pool.mode == PAUSED else 'being removed'}"
+        for pool in crew.pools.values()
+        if pool.mode
+    ]
+    return "; ".join([*(parts or ["no work"]), *ruled])

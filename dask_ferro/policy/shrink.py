@@ -5,7 +5,8 @@ system's queue is kept.  Of two queues one of which is much slower, what waits i
 the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
 newest; none goes whose data fits nowhere or that was refused a moment ago.  A booting one goes only for the maximum,
 where no running one is left that could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it all
-the same, booting ones before those that hold something.
+the same, booting ones before those that hold something.  All jobs of a pool that was removed go, as soon as what they
+hold has room.
 Those on their way out that the work could use again are called back before others are asked for.
 """
 
@@ -146,15 +147,22 @@ def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]
 
 def _end(crew: Crew, hold: _Hold) -> list[Action]:
     """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
+    # An order that others fill, or nobody should, does not wait for room.
+    ordered = crew.parameters.ordered and crew.workers(new=False) >= crew.parameters.maximum
+    removed = _Leavers(crew, hold, "their pool was removed", ordered)
     leavers = _Leavers(crew, hold, "their time ends")
     for job in sorted(crew.spent, key=_order):
+        if crew.is_unwanted(job):
+            if ordered or not job.held:
+                removed.take(job)
+            continue
         if job.state != RUNNING or job.held:
             continue
         longest = max((work.longest for work in crew.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else crew.limit(job.pool))
         if job.ends_in <= crew.parameters.notice or (idle and not crew.on_the_way(job.pool)):
             leavers.take(job)
-    return leavers.actions()
+    return removed.actions() + leavers.actions()
 
 
 def _in_turn(crew: Crew, hold: _Hold) -> list[Action]:

@@ -16,6 +16,8 @@ Name = str
 
 # A job's states, in the order of its life.  SLURM runs a booting job, and not all of its workers are connected yet.
 PENDING, BOOTING, RUNNING, LEAVING = "pending", "booting", "running", "leaving"
+# What the user of a pool decided about it.
+PAUSED, REMOVED = "paused", "removed"
 
 
 class Pool(NamedTuple):
@@ -48,6 +50,9 @@ class Pool(NamedTuple):
         Whether the batch system may end its jobs without a warning.
     lingering : int
         Jobs that were given back and may be there still: SLURM has not confirmed their end.
+    mode : str
+        PAUSED: no job of it is asked for until its user resumes it.  REMOVED: its jobs go for good, and others take
+        their place.  Empty: neither.
     """
 
     name: Name
@@ -65,6 +70,7 @@ class Pool(NamedTuple):
     output: str = ""
     preemptible: bool = False
     lingering: int = 0
+    mode: str = ""
 
 
 class Job(NamedTuple):

@@ -51,11 +51,12 @@ def due(crew: Crew) -> list[Job]:
     more than half of its life, and half of them stay.
     """
     there = [job for job in (*crew.jobs, *crew.spent) if job.state == RUNNING]
+    is_open = any(not pool.closed for pool in crew.pools.values())
     ending = sorted(
-        (job for job in there if job.ends_in < inf and not crew.pools[job.pool].closed),
+        (job for job in there if (is_open if crew.is_unwanted(job) else _is_replaced(crew, job))),
         key=lambda job: (job.ends_in, job.order),
     )
-    late = [turn for turn in _turns(crew, ending) if turn.ends_in <= turn.seconds]
+    late = [turn for turn in _turns(crew, ending) if turn.seconds > 0 and turn.ends_in <= turn.seconds]
     if not late:
         return []
     first = ending[: late[-1].count]
@@ -67,12 +68,18 @@ def due(crew: Crew) -> list[Job]:
     return able[: max(most - busy, 0)]
 
 
+def _is_replaced(crew: Crew, job: Job) -> bool:
+    """Whether a job ends and another of its pool can come."""
+    return job.ends_in < inf and not crew.pools[job.pool].closed
+
+
 def _turns(crew: Crew, ending: Sequence[Job]) -> list[_Turn]:
     """Return for each job that ends the turns of it and of those before it."""
     cycles, coming = accumulate(crew.ahead(job.pool) for job in ending), _arrivals(crew, len(ending))
     found = []
     for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
-        alone = max(count - bisect_right(coming, job.ends_in), 0)
+        until = inf if crew.is_unwanted(job) else job.ends_in  # that one has time
+        alone = max(count - bisect_right(coming, until), 0)
         found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
     return found
 
@@ -90,5 +97,7 @@ def _arrivals(crew: Crew, most: int) -> list[float]:
 def _fits(ending: Sequence[Job], there: Sequence[Job]) -> bool:
     """Whether what jobs alone hold fits on those that do not end with them."""
     names = {job.name for job in ending}
-    free = sum(max(job.free, 0) for job in there if job.name not in names)
-    return sum(max(job.unique, 0) for job in ending) <= free
+    stay = [job for job in there if job.name not in names]
+    if not stay:
+        return not any(job.nbytes > 0 for job in ending)
+    return sum(max(job.unique, 0) for job in ending) <= sum(max(job.free, 0) for job in stay)

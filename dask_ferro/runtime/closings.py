@@ -1,9 +1,10 @@
 """What is done when a pool of batch jobs closes: its reason is found out, and told once, to everybody who may wait.
 
 A job that failed is asked for its last lines first.  Then a warning is logged, each client of the scheduler warns, and
-an event of topic "ferro" is published; `pools()` has the reason from then on, for whoever asks.  The first time that a
-pool's jobs are in the queue, SLURM is asked whether it would ever start them (`dryrun`).  All of it goes on in the
-background, with a bound: who waits for it waits for seconds.  Durations are seconds.
+an event of topic "ferro" is published; `pools()` has the reason from then on, for whoever asks.  When the cluster
+starts, SLURM is asked of each pool whether it would ever start its jobs (`dryrun`), and where it would not, once more
+when there are some.  All of it goes on in the background, with a bound: who waits for it waits for seconds.
+Durations are seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Closings:
     publish : callable
         Logs an event on the scheduler: (topic, message).
     refuse : callable
-        Called with a pool whose jobs SLURM would never start, and with its words.
+        Called with a pool whose jobs SLURM would never start, and with its words; returns whether somebody asked for
+        some.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Closings:
         site: Site,
         script: Callable[[str], str],
         publish: Callable[[str, Any], Awaitable[None]],
-        refuse: Callable[[str, str], None],
+        refuse: Callable[[str, str], bool],
     ) -> None:
         self._site, self._script, self._publish, self._refuse = site, script, publish, refuse
         self._asked: set[str] = set()
+        self._foreseen: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, str] = {}
         self._going: set[asyncio.Task[None]] = set()
 
@@ -68,11 +71,35 @@ class Closings:
         """Tell that a pool has closed, with the last lines of the job that closed it, if there is one."""
         self.begin(self._tell(kind, job_id))
 
+    def foresee(self, kind: JobPool) -> None:
+        """Ask SLURM whether it would ever start jobs of a pool before there are any; nobody waits for that."""
+        self._asked.add(kind.name)
+        task = self._foreseen[kind.name] = asyncio.get_running_loop().create_task(
+            self._check(kind, foreseen=True)
+        )
+        task.add_done_callback(self._ended)
+
     def check(self, kind: JobPool) -> None:
-        """Ask SLURM whether it would ever start jobs of a pool; once, and again where it would not."""
-        if kind.name not in self._asked:
+        """The same, of a pool that has jobs: once, and again where SLURM would not; `settled` waits for it."""
+        task = self._foreseen.pop(kind.name, None)
+        if task is not None and not task.done():
+            self._going.add(task)
+        elif kind.name not in self._asked:
             self._asked.add(kind.name)
             self.begin(self._check(kind))
+
+    def is_asked(self, pool: str) -> None:
+        """Take note that SLURM would start jobs of a pool."""
+        self._asked.add(pool)
+
+    async def trial(self, script: str) -> str | None:
+        """Return why SLURM would never start jobs of a script; empty: it would; None: it did not say in time."""
+        try:
+            async with asyncio.timeout(_ASKED):
+                return await dryrun.trial(self._site.ask, self._site.job_name, script)
+        except (Refused, TimeoutError) as error:
+            logger.info("dask_ferro: SLURM was not asked whether such jobs can start: %s", error)
+            return None
 
     async def settled(self) -> list[str]:
         """Return what SLURM would never start, and was not told yet, once nothing is going on any more."""
@@ -100,10 +127,11 @@ class Closings:
 
     async def close(self) -> None:
         """Tell nothing more."""
-        for task in self._going:
+        going = self._going | set(self._foreseen.values())
+        for task in going:
             task.cancel()
-        if self._going:
-            await asyncio.wait(self._going, timeout=1.0)
+        if going:
+            await asyncio.wait(going, timeout=1.0)
 
     def begin(self, what: Coroutine[Any, Any, None]) -> None:
         """Do something in the background, for which `settled` waits."""
@@ -143,32 +171,14 @@ class Closings:
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients were not told: %r", error)
 
-    async def _check(self, kind: JobPool) -> None:
-        script = self._script(kind.name)
-        refused = words = ""
-        try:
-            async with asyncio.timeout(_ASKED):
-                try:
-                    await self._site.ask(
-                        "sbatch", "--test-only", f"--job-name={self._site.job_name}", stdin=script
-                    )
-                except Refused as error:
-                    refused, words = error.words, error.kind
-                limits = dryrun.partitions(
-                    await self._site.ask("scontrol", "--oneliner", "show", "partition")
-                )
-                there = dryrun.nodes(
-                    await self._site.ask("sinfo", "--noheader", "--Node", f"--format={dryrun.NODES}")
-                )
-        except (Refused, TimeoutError) as error:
-            logger.info(
-                "dask_ferro: SLURM was not asked whether jobs of pool %s can start: %s", kind.name, error
-            )
-            return
-        if why := dryrun.verdict(refused, words, dryrun.request(script), limits, there):
+    async def _check(self, kind: JobPool, foreseen: bool = False) -> None:
+        why = await self.trial(self._script(kind.name))
+        if why is None and foreseen:
+            self._asked.discard(kind.name)  # with its first jobs, once more
+        elif why:
             self._asked.discard(kind.name)
-            self._refused[kind.name] = why
-            self._refuse(kind.name, why)
+            if self._refuse(kind.name, why):
+                self._refused[kind.name] = why
 
 
 def is_young(job: BatchJob, now: float) -> bool:

@@ -44,6 +44,8 @@ class PoolWords(NamedTuple):
         Why no job of it is asked for; empty: it is open.
     until : float
         When it is open again; epoch, 0: nobody knows.
+    state : str
+        "closed", "paused" or "being removed".
     """
 
     name: str
@@ -51,6 +53,7 @@ class PoolWords(NamedTuple):
     maximum: float = inf
     closed: str = ""
     until: float = 0.0
+    state: str = "closed"
 
 
 class Known(NamedTuple):
@@ -123,7 +126,7 @@ def _bounds(low: float, high: float) -> str:
 def _closed(pool: PoolWords) -> str:
     until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
     more = "..." if len(pool.closed) > _WORDS else ""
-    return f"closed{until}: {pool.closed[:_WORDS]}{more}"
+    return f"{pool.state}{until}: {pool.closed[:_WORDS]}{more}"
 
 
 # -- output --------------------------------------------------------------------------------------------------

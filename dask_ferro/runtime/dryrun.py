@@ -10,12 +10,13 @@ are up, or none of them is large enough.  What is not known for sure refuses not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from typing import NamedTuple
 
 from dask_ferro.runtime import squeue
 from dask_ferro.runtime.joblogs import option
+from dask_ferro.runtime.slurmcommand import Refused
 
 # What `sbatch --test-only` says of a request that no node has, and of nodes that are only away for now.
 _NO_NODE = "node configuration is not available"
@@ -186,6 +187,29 @@ def verdict(
         own = [node for node in there if node.partition in names]
         return refused if own and all(node.is_up for node in own) else ""
     return "; ".join(filter(None, (refused, beyond)))
+
+
+async def trial(ask: Callable[..., Awaitable[str]], job_name: str, script: str) -> str:
+    """Ask SLURM, and return why no job of a script would ever start; empty: it would, or nobody knows.
+
+    Parameters
+    ----------
+    ask : callable
+        Returns what a command prints.
+
+    Raises
+    ------
+    Refused
+        When SLURM does not tell of its partitions and nodes.
+    """
+    refused = words = ""
+    try:
+        await ask("sbatch", "--test-only", f"--job-name={job_name}", stdin=script)
+    except Refused as error:
+        refused, words = error.words, error.kind
+    limits = partitions(await ask("scontrol", "--oneliner", "show", "partition"))
+    there = nodes(await ask("sinfo", "--noheader", "--Node", f"--format={NODES}"))
+    return verdict(refused, words, request(script), limits, there)
 
 
 def clock(seconds: float) -> str:

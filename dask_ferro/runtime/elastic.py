@@ -27,7 +27,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
 from dask_ferro.policy.crew import expected_wait
 from dask_ferro.policy.staff import (
+    PAUSED,
     PENDING,
+    REMOVED,
     RUNNING,
     Action,
     Cancel,
@@ -44,6 +46,7 @@ from dask_ferro.runtime.lost import Lost
 from dask_ferro.runtime.lost import told as told_lost
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of, told_closed
 from dask_ferro.runtime.scale_options import check_room, fails_unrunnable, scale_parameters
+from dask_ferro.runtime.shortage import shortage
 from dask_ferro.runtime.staffing import staffed
 
 logger = logging.getLogger(__name__)
@@ -181,7 +184,7 @@ class Elastic(Adaptive):
         ------
         ConfigError
             When the site refuses for good, in its own words, or the jobs that are needed end before a worker came, with
-            the last lines that they printed.
+            the last lines that they printed; when only pools that are paused could have them.
         """
         await self.adapt()
         await self._submitted()
@@ -193,8 +196,14 @@ class Elastic(Adaptive):
         if not self.minimum or not any(kind.closed for kind in self._pools.pools()):
             return
         await self._submitted()
-        if not await self._pools.reconcile():
-            raise ConfigError(f"no job can be had; {told_closed(self._pools.pools())}")
+        jobs, kinds = await self._pools.reconcile(), self._pools.pools()
+        if not jobs:
+            raise ConfigError(f"no job can be had; {told_closed(kinds)}")
+        stay = {kind.name for kind in kinds if kind.mode != REMOVED}
+        missing = self.minimum - sum(len(job.workers) for job in jobs if job.pool in stay)
+        why = shortage(missing, Counter(job.pool for job in jobs), kinds)
+        if why and any(kind.mode == PAUSED for kind in kinds):
+            raise ConfigError(f"{missing:g} of {self.minimum:g} workers cannot come for now: {why}")
 
     async def _submitted(self) -> None:
         with suppress(TimeoutError):
@@ -404,7 +413,12 @@ class Elastic(Adaptive):
             "reasons": reasons,
             "node_seconds": self.node_seconds,
             "closed": {
-                pool.name: {"why": pool.closed, "until": pool.closed_until, "output": pool.output}
+                pool.name: {
+                    "why": pool.closed,
+                    "until": pool.closed_until,
+                    "output": pool.output,
+                    "mode": pool.mode,
+                }
                 for pool in staff.pools
                 if pool.closed
             },

@@ -7,6 +7,7 @@ since the one before: at most one of a kind in an interval, and of bounded size,
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
     {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
+    {"action": "pool", "pool": "gpu", "order": "add" | "remove" | "pause" | "resume"}
     {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
@@ -36,6 +37,8 @@ SCALINGS = tuple(KINDS.values())
 OTHER = "other"
 # What says that a pool of batch jobs has closed.
 CLOSED = "pool-closed"
+# What says that its user added, removed, paused or resumed a pool.
+POOL = "pool"
 OUTCOMES = ("confirmed", "refused", "stale")
 # Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
 # inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.

@@ -3,7 +3,7 @@
     jobqueue:
       slurm: {...}               # or pbs: the keys of dask-jobqueue, and those of `ff.SLURMCluster`
     ferro:
-      elastic: {...}             # minimum, maximum, and what else `ff.Elastic` takes
+      elastic: {...}             # minimum, maximum, what else `ff.Elastic` takes, and the section's other settings
 
 It decides which file a name means and whether the file is complete and spelled right; all that is wrong is told at
 once.  It refuses to judge what only the site knows: partitions, accounts, limits.
@@ -27,7 +27,7 @@ import yaml
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import jobkeys
+from dask_ferro.runtime import failures, jobkeys
 from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.scale_options import scale_parameters
 
@@ -38,6 +38,8 @@ _PACKAGE = Path(str(files("dask_ferro")))
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 _ON_SCHEDULER = "dask_ferro.runtime.preload"
 _ON_NANNY = "dask_ferro.runtime.job"
+# Keys of ferro.elastic that are no options of `ff.Elastic`: they are set in Dask's configuration.
+_SETTINGS = ("failures", "failures-in-window", "failures-window", "copy-share", "copy-rate")
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,15 @@ class JobConfig:
         Of the cluster's class.
     elastic : mapping
         Of `ff.Elastic`; "minimum" and "maximum" are workers (processes).
+    settings : mapping
+        Of Dask's configuration, from the moment that the cluster is made.
     """
 
     path: Path
     kind: str
     keywords: Mapping[str, Any]
     elastic: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -97,6 +102,7 @@ class JobConfig:
         ConfigError
             When it cannot start here: a network interface or a port that this machine does not have.
         """
+        dask.config.set(self.settings)
         with self._blamed("the cluster did not start"):
             return _class_of(self.kind)(**self._with(keywords))
 
@@ -159,7 +165,11 @@ def load(name_or_path: str | Path) -> JobConfig:
     problems = [*_strangers(tree), *jobkeys.problems(kind, section), *_elastic_problems(elastic)]
     if problems:
         raise ConfigError(f"{path}: " + "; ".join(problems))
-    return JobConfig(path, kind, jobkeys.keywords(section), _underscored(elastic))
+    settings = _settings(elastic)
+    options = {
+        key: value for key, value in elastic.items() if f"ferro.elastic.{_dashed(key)}" not in settings
+    }
+    return JobConfig(path, kind, jobkeys.keywords(section), _underscored(options), settings)
 
 
 def shipped() -> dict[str, Path]:
@@ -257,13 +267,33 @@ def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
         yield f"ferro.elastic.{key}: got {value!r}, wanted a whole number of workers"
     if strange or wrong:
         return
-    options = _underscored(elastic)
+    settings = _settings(elastic)
+    try:
+        with dask.config.set(settings):
+            failures.limits()
+            config.number("elastic.copy-share", 0.0, 1.0)
+            config.size("elastic.copy-rate")
+    except ConfigError as error:
+        yield str(error).partition("; set it")[0]
+    options = _underscored(
+        {k: v for k, v in elastic.items() if f"ferro.elastic.{_dashed(k)}" not in settings}
+    )
     if not jobkeys.is_duration(options.pop("interval", 1)):
         yield f"ferro.elastic.interval: got {elastic['interval']!r}, wanted a duration such as 1s"
     try:
         scale_parameters(options.pop("minimum", None), options.pop("maximum", None), options)
     except ConfigError as error:
         yield f"ferro.elastic: {error}"
+
+
+def _settings(elastic: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"ferro.elastic.{_dashed(key)}": value for key, value in elastic.items() if _dashed(key) in _SETTINGS
+    }
+
+
+def _dashed(key: object) -> str:
+    return str(key).replace("_", "-")
 
 
 def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:

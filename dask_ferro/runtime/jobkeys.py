@@ -197,6 +197,8 @@ def _is_walltime(value: Any) -> bool:
 
 
 def _seconds(value: Any) -> float:
+    if value == "":  # Dask would look for its first character
+        raise ValueError("no duration")
     return float(parse_timedelta(value, default="s"))
 
 

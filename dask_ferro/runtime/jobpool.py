@@ -1,7 +1,8 @@
 """A kind of job on a batch system: how it is submitted, what was measured of it, and whether it is open.
 
-A pool closes when its jobs are refused, or end one after the other before a worker came; it opens again by itself, each
-time later.  Durations are seconds, points in time epoch seconds.
+A pool closes when its jobs are refused, or too many of them end before a worker came (`failures`); it opens again by
+itself, each time later.  Its user may pause it, and resume it whatever closed it, or remove it.
+Durations are seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from time import localtime, strftime
 from typing import Any, TypeVar
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Mean
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.runtime import failures
 from dask_ferro.runtime.batchjob import SUBMITTING, BatchJob
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.squeue import is_job_name, is_plain
 
-# So many jobs end before a worker came: it is the pool.
-_FAILURES = 3
 # For how long a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
@@ -55,6 +56,12 @@ class JobPool:
         The last lines of the job that closed it.
     is_explained : bool
         Whether those were looked for; until then nobody is told when it opens again.
+    failures : int
+        Jobs that failed since one had all its workers.
+    failed_at : list of float
+        When jobs failed while it was open, since it closed last.
+    mode, mode_at : str, float
+        "paused" or "removed", and since when; empty: neither.
     """
 
     name: str
@@ -70,6 +77,9 @@ class JobPool:
     output: str = ""
     is_proven: bool = False
     is_explained: bool = False
+    failed_at: list[float] = field(default_factory=list)
+    mode: str = ""
+    mode_at: float = 0.0
 
     @classmethod
     def built(
@@ -119,6 +129,7 @@ class JobPool:
         """
         job, offer = self.job, self.offer
         shut = now < self.closed_until
+        why = self.closed if shut else trouble
         return Pool(
             self.name,
             threads=job.worker_process_threads * job.worker_processes,
@@ -126,14 +137,15 @@ class JobPool:
             memory=job.worker_memory or 0,
             queue_wait=self.queue_wait.value,
             start_up=self.start_up.value,
-            minimum=offer.minimum,
+            minimum=0 if self.mode == REMOVED else offer.minimum,
             maximum=offer.maximum,
             lifetime=min(job.walltime, job.lifetime),
             cost=offer.cost,
-            closed=self.closed if shut else trouble,
-            closed_until=self.closed_until if shut and self.is_explained else 0.0,
+            closed=self.told_mode(why) if self.mode else why,
+            closed_until=self.closed_until if shut and self.is_explained and not self.mode else 0.0,
             output=self.output if shut else "",
             preemptible=self.is_preemptible(preemptible),
+            mode=self.mode,
         )
 
     def is_preemptible(self, partitions: Collection[str]) -> bool:
@@ -159,10 +171,12 @@ class JobPool:
 
     def fail(self, why: str, now: float) -> bool:
         """Count a job that ended before a worker came; return whether that closed the pool."""
+        limits = failures.limits()
         self.failures += 1
-        if self.failures < _FAILURES:
-            return False
-        return self.close(f"{self.failures} jobs ended before a worker came; the last, {why}", now)
+        if now >= self.closed_until:  # those that were asked for together close it once
+            self.failed_at = failures.recent([*self.failed_at, now], now, limits)
+        reason = failures.too_many(self.failures, self.failed_at, now, limits)
+        return bool(reason) and self.close(f"{reason}; the last, {why}", now)
 
     def close(self, why: str, now: float) -> bool:
         """Ask for no more jobs for a while; return whether it was open.
@@ -174,7 +188,32 @@ class JobPool:
         self.closed, self.output, self.is_explained = why, "", False
         self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
         self.times_closed += 1
+        self.failed_at.clear()
         return True
+
+    def pause(self, now: float) -> None:
+        """Ask for no more jobs until it is resumed."""
+        if self.mode != PAUSED:
+            self.mode, self.mode_at = PAUSED, now
+
+    def retire(self, now: float) -> None:
+        """Ask for no more jobs, and let those go that there are."""
+        if self.mode != REMOVED:
+            self.mode, self.mode_at = REMOVED, now
+
+    def resume(self) -> None:
+        """Open it, whatever closed it; what failed before counts no more."""
+        self.mode, self.closed, self.output = "", "", ""
+        self.closed_until, self.failures, self.times_closed = 0.0, 0, 0
+        self.failed_at.clear()
+
+    def told_mode(self, why: str = "") -> str:
+        """Return since when it is paused or being removed, and what ends that."""
+        at = strftime("%H:%M:%S", localtime(self.mode_at))
+        if self.mode == REMOVED:
+            return f"since {at}, until its jobs have ended"
+        told = f"by its user at {at}; cluster.pools.resume({self.name!r}) goes on with it"
+        return "; ".join(filter(None, (told, why)))
 
     def explain(self, brief: str = "", output: str = "") -> None:
         """Add what the job that closed it printed: in a line, and as it stands; nothing where there was no such job."""

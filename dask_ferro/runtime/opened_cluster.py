@@ -66,7 +66,13 @@ def closed_pools(events: Iterable[tuple[float, Any]]) -> str:
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
-        Pool(name, closed=told["why"], closed_until=told["until"], output=told["output"])
+        Pool(
+            name,
+            closed=told["why"],
+            closed_until=told["until"],
+            output=told["output"],
+            mode=told.get("mode", ""),
+        )
         for name, told in newest.items()
     )
 

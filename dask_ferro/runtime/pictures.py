@@ -16,6 +16,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.steal import threshold_of
 from dask_ferro.runtime.events import TOPIC
+from dask_ferro.runtime.pools import MODES
 from dask_ferro.runtime.watch import Sample, Second
 from dask_ferro.runtime.worker import METRIC
 
@@ -79,12 +80,16 @@ class StealingPicture(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A pool of which no job is asked for: why, until when (epoch; 0: nobody knows), and its last job's last lines."""
+    """A pool of which no job is asked for: why, until when (epoch; 0: nobody knows), and its last job's last lines.
+
+    `state` is "closed", "paused" or "being removed".
+    """
 
     pool: str
     why: str
     until: float = 0.0
     output: str = ""
+    state: str = "closed"
 
 
 class Scaling(NamedTuple):
@@ -267,7 +272,8 @@ def _decision(at: float, message: Mapping[str, Any]) -> Scaling:
 
 
 def _closed(pool: str, told: Mapping[str, Any]) -> Closed:
-    return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "")
+    state = MODES.get(told.get("mode") or "", "closed")
+    return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 
 def _departure(action: str, message: Mapping[str, Any]) -> str:

@@ -22,12 +22,14 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Mean
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
 from dask_ferro.runtime import seams
 
 logger = logging.getLogger(__name__)
 
 DEFAULT = "default"
+# What is said of a pool that its user paused or removed.
+MODES = {PAUSED: "paused", REMOVED: "being removed"}
 
 # A batch job that lost its workers may be back with them, requeued.  Local workers have a nanny for that.
 _LOST = 15.0
@@ -115,7 +117,7 @@ def pools_of(cluster: Any) -> Pools:
 
 
 def told_closed(kinds: Iterable[Pool]) -> str:
-    """Return in words why pools are closed and until when, with what their last jobs printed.
+    """Return in words why pools are closed or paused and until when, with what their last jobs printed.
 
     >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
     'cpu is closed: no more'
@@ -125,7 +127,8 @@ def told_closed(kinds: Iterable[Pool]) -> str:
         if kind.closed:
             at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
             said.append(
-                f"{kind.name} is closed{at}: {kind.closed}" + (f"\n{kind.output}" if kind.output else "")
+                f"{kind.name} is {MODES.get(kind.mode, 'closed')}{at}: {kind.closed}"
+                + (f"\n{kind.output}" if kind.output else "")
             )
     return "\n".join(said)
 

@@ -118,7 +118,7 @@ def fails_unrunnable(options: Mapping[str, Any]) -> bool:
 def _seconds(name: str, value: Any) -> float:
     try:
         seconds = float(parse_timedelta(value, default="s"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         seconds = -1.0
     if isinstance(value, bool) or seconds < 0:
         raise ConfigError(f"ff.Elastic: got {name}={value!r}, wanted a duration such as 10s, of at least 0")

@@ -17,7 +17,7 @@ from dask.utils import parse_bytes
 from distributed import Status
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.staff import PAUSED, Pool
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.scale_options import check_room, scale_parameters
@@ -51,7 +51,8 @@ class Scaling:
         Raises
         ------
         ConfigError
-            For what is no number of at least 0; when the site refuses the jobs for good, in its own words.
+            For what is no number of at least 0; when the site refuses the jobs for good, in its own words; when only
+            pools could have them that are paused: the order holds, and is filled when one is resumed.
         """
         n, jobs, cores = _count("n", n), _count("jobs", jobs) or 0, _count("cores", cores)
         wanted = None if memory is None else _bytes(memory)
@@ -126,7 +127,8 @@ class Scaling:
         try:
             await adaptive.settle()
         except ConfigError:
-            if not await self.reconcile():  # those that there are go on being looked after
+            paused = any(pool.mode == PAUSED for pool in self.pools())  # the order holds when it is resumed
+            if not paused and not await self.reconcile():  # those that there are go on being looked after
                 adaptive.stop(reason="the first step failed")
             raise
 

@@ -23,18 +23,21 @@ import dask_jobqueue.slurm
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING, Pool
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.runtime import failures
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.clusteroptions import check_options
-from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
-from dask_ferro.runtime.elastic import Elastic
+from dask_ferro.runtime.clusterwords import Described, Known, outputs
 from dask_ferro.runtime.jobkeys import OURS
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
+from dask_ferro.runtime.livepools import ADDRESS, LivePools, PoolOrders
+from dask_ferro.runtime.poolcalls import serve
+from dask_ferro.runtime.pools import DEFAULT, SiteJob
 from dask_ferro.runtime.scaling import Scaling
+from dask_ferro.runtime.shortage import shortage
 from dask_ferro.runtime.slurmcommand import Refused
 from dask_ferro.runtime.slurmsite import Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
@@ -46,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 _OWN_OPTIONS = tuple(sorted(key.replace("-", "_") for key in OURS))
 _PLUGIN = "dask_ferro.runtime.preload"
-_ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 # For the scheduler to take note that the cluster ends.
@@ -57,7 +59,7 @@ _LOOK = 1.0
 _LATE = 10.0
 
 
-class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -66,6 +68,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         Further kinds of jobs: keywords of this class by name, which replace those given here.  The arguments
         themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
         second of one job, as a multiple of other pools'), ``queue_wait``, ``start_up`` and ``preemptible``.
+        `pools` of a running cluster are added, removed, paused and resumed (`LivePools`).
     signal_ahead : float
         Seconds before the end of a job's walltime at which SLURM tells its workers to leave, by
         ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
@@ -119,13 +122,17 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
     ) -> None:
         checked = overrides_of(pools)
         check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
+        failures.limits()  # what is no limit is told now
+        self._given = dict(options)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
-        guesses: dict[str, Any] = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
-        kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
-        self._kinds = {name: guesses | own for name, own in kinds.items()}
+        self._guesses = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
+        self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._pool_records: dict[str, JobPool] = {}
+        self._past: dict[str, JobPool] = {}  # that were removed
+        self._live_pools = LivePools(self._pool_facts, self._order_pool)
+        self._orders = asyncio.Lock()
         self._names = WorkerNames(options.get("name"))
         self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
@@ -152,70 +159,34 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
     async def _start(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
         await super()._start()
+        serve(self.scheduler, self._carry_out, self._pool_rows)
+        for kind in self._records().values():
+            self._closings.foresee(kind)
 
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
-    @property
-    def _dummy_job(self) -> WorkerJob:
-        """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
-        return self._kind(DEFAULT).job
-
-    def _kind(self, pool: str) -> JobPool:
-        if not self._pool_records:
-            self._pool_records = {
-                name: JobPool.built(
-                    name, self.job_cls, _ADDRESS, self._job_kwargs, overrides, self._names.prefix(name)
-                )
-                for name, overrides in self._kinds.items()
-            }
-        if pool not in self._pool_records:
-            raise ConfigError(f"ff.SLURMCluster: no pool {pool!r}; there are {', '.join(self._pool_records)}")
-        return self._pool_records[pool]
-
-    def pools(self) -> tuple[Pool, ...]:
-        """Return the kinds of jobs, with what was measured of them and why one is closed at the moment."""
-        self._kind(DEFAULT)
-        now = time()
-        # The latter may be there still as well: they count for the maximum.
-        ending = self._going | {job.name: job for job in self._cancellation.jobs}
-        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
-        return tuple(
-            kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
-                lingering=lingering[name]
-            )
-            for name, kind in self._pool_records.items()
-        )
-
-    def resources(self, pool: str) -> dict[str, float]:
-        """Return the abstract resources that each worker of a pool has."""
-        return self._kind(pool).job.resources
-
-    def job_script(self, pool: str = DEFAULT) -> str:
-        """Return the batch script of a pool's jobs, as it is submitted but for the scheduler's address."""
-        return self._script(pool, 0)
+    def job_script(self, pool: str | None = None) -> str:
+        """Return the batch script of a pool's jobs, by default the first's, but for the scheduler's address."""
+        return self._script(next(iter(self._records())) if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
+        return self._rendered(self._kind(pool), first)
+
+    def _rendered(self, kind: JobPool, first: int) -> str:
+        script = kind.job.job_script(first, self._graces, self._kill_wait)
         address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
-        return script.replace(_ADDRESS, address or _ADDRESS)
+        return script.replace(ADDRESS, address or ADDRESS)
 
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def _known(self) -> Known:
-        kinds, now = self._pool_records.items(), time()
-        pools = [
-            PoolWords(name, kind.offer.minimum, kind.offer.maximum, kind.closed, kind.closed_until)
-            if now < kind.closed_until
-            else PoolWords(name, kind.offer.minimum, kind.offer.maximum, self._submission.trouble(name))
-            for name, kind in kinds
-        ]
         adaptive: Any = self._adaptive
-        adapts = isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
-        bounds = (adaptive.minimum, adaptive.maximum) if adapts else None
-        return Known([job.seen() for job in self._book.values()], pools, bounds)
+        bounds = (adaptive.minimum, adaptive.maximum) if self._adapts() else None
+        return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
 
     def _written(self) -> list[Path]:
-        headers = {str(kind.job.job_header) for kind in self._pool_records.values()}
+        kinds = (*self._past.values(), *self._pool_records.values())
+        headers = {str(kind.job.job_header) for kind in kinds}
         found = {
             path: None for header in headers for path in outputs(header, self._site.job_name, self._began)
         }
@@ -236,6 +207,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=_LOOK)
             self._reap_look()
+        self._forget_removed()
         return () if self._closing else tuple(job.seen() for job in self._book.values())
 
     def _reap_look(self) -> None:
@@ -269,9 +241,12 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
 
     def request(self, pool: str, count: int) -> None:
         """Ask for more jobs of a pool; they are submitted in the background, together."""
-        processes = self._kind(pool).job.worker_processes
-        if self._closing or count < 1:
+        if pool in self._past and pool not in self._records():
+            return  # it was removed while that was decided
+        kind = self._kind(pool)
+        if self._closing or count < 1 or kind.mode:
             return
+        processes = kind.job.worker_processes
         first, self._count = self._count, self._count + count
         prefix, names = self._names.prefix(pool), self._names.actual
         jobs = [
@@ -295,6 +270,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         finally:
             for job in jobs:
                 self._going.pop(job.name, None)
+            self._forget_removed()
 
     def may_fail_at_once(self) -> bool:
         """Whether a job of a pool that had no worker so far may be about to end: its script may be broken."""
@@ -309,8 +285,8 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         Raises
         ------
         ConfigError
-            When they cannot come for now, since the pools are closed: why, until when, and the last lines of the
-            job that closed them.
+            When they cannot come for now, since the pools are closed or paused: why, until when, and the last lines
+            of the job that closed them.
         TimeoutError
             After `timeout` seconds.
         """
@@ -325,10 +301,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
     def _why_not(self, count: int) -> str:
         """Return why so many workers cannot come for now; empty: they may."""
         there = {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
-        pools = self.pools()
-        if len(there | self.plan) >= count or not all(pool.closed_until for pool in pools):
-            return ""
-        return f"{count} workers cannot come for now: " + told_closed(pools)
+        missing, jobs = count - len(there | self.plan), Counter(job.pool for job in self._book.values())
+        why = shortage(missing, jobs, self.pools())
+        return f"{count} workers cannot come for now: {why}" if why else ""
 
     async def wait_submitted(self) -> None:
         """Return when all that was requested is in the queue, or refused for good.
@@ -358,14 +333,15 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         for job in jobs:
             self._book.pop(job.name, None)
 
-    def _never_starts(self, pool: str, words: str) -> None:
-        """Close a pool whose jobs SLURM would never start, and take back those that wait."""
-        kind, jobs = self._kind(pool), [job for job in self._book.values() if job.pool == pool]
-        if kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
-            return  # it did start some
+    def _never_starts(self, pool: str, words: str) -> bool:
+        """Close a pool whose jobs SLURM would never start, and take back those that wait; return whether some did."""
+        kind, jobs = self._records().get(pool), [job for job in self._book.values() if job.pool == pool]
+        if kind is None or kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
+            return False  # it did start some
         if kind.close(words, time()):
             self._closings.tell(kind)
-        self._closings.begin(self.release([job.name for job in jobs]))
+        self._release_soon(jobs)
+        return bool(jobs)
 
     async def _publish(self, topic: str, message: Any) -> None:
         scheduler: Any = self.scheduler_comm
@@ -410,6 +386,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         followed = {job.job_id for job in (*self._book.values(), *self._going.values())}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
         for job in found.back:
+            if job.pool not in self._pool_records:  # it was removed meanwhile
+                self._cancellation.add({job.job_id: job})
+                continue
             logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
             self._book[job.name] = job
         if found.ends:

@@ -49,6 +49,8 @@ def staffed(
     )
     pool_of = {worker: job.pool for job in jobs for worker in job.workers}
     seen = _seen.setdefault(pools, {})
+    for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
+        del seen[name]
     offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
     demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
     return Staff(now, kinds, rows, demands)

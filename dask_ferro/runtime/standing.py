@@ -18,6 +18,7 @@ from distributed import Status
 
 from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.jobconfig import JobConfig
+from dask_ferro.runtime.pools import MODES
 
 # Seconds between looks at what the controller decided; it decides once a second.
 _LOOK = 0.25
@@ -102,9 +103,13 @@ def summary(decision: Mapping[str, Any]) -> str:
 
     >>> summary({"jobs": {"running": 2, "pending": 1}, "actions": []})
     '1 pending, 2 running'
+    >>> summary({"jobs": {}, "actions": [], "closed": {"gpu": {"mode": "paused"}}})
+    'no jobs; gpu is paused'
     """
     counts = [f"{decision['jobs'][state]} {state}" for state in _STATES if decision["jobs"].get(state)]
-    return "; ".join([", ".join(counts) or "no jobs", *decision["actions"]])
+    closed = decision.get("closed") or {}
+    ruled = [f"{pool} is {MODES[told['mode']]}" for pool, told in closed.items() if told.get("mode") in MODES]
+    return "; ".join([", ".join(counts) or "no jobs", *decision["actions"], *ruled])
 
 
 class _Stop:

@@ -152,6 +152,15 @@ class Submission:
             return self._pause(pool).words
         return ""
 
+    def waiting(self, pool: str) -> list[BatchJob]:
+        """Return the jobs of a pool that no `sbatch` has taken, nor takes now."""
+        return [job for job in self._waiting.values() if job.pool == pool]
+
+    def retry(self, pool: str) -> None:
+        """Forget that submissions of a pool failed: the next one is made at once."""
+        self._pauses.pop(pool, None)
+        self._woken.set()
+
     async def withdraw(self, jobs: Iterable[BatchJob]) -> None:
         """Forget jobs that are not submitted yet; wait for those of which that is being found out."""
         names = {job.name for job in jobs}

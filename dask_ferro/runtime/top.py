@@ -193,7 +193,11 @@ class Line:
         self._rpc: Any = None
 
     async def look(self) -> dict[str, Any]:
-        """Return what there is to see now.
+        """Return what there is to see now; raises as `ask`."""
+        return await self.ask(look)
+
+    async def ask(self, function: Callable[..., Any], **words: Any) -> dict[str, Any]:
+        """Return what a function of this package returns on the scheduler.
 
         Raises
         ------
@@ -208,7 +212,9 @@ class Line:
             security = Security().get_connection_args("client")
             self._address, self._rpc = address, rpc(address, timeout=_CONNECT, connection_args=security)
         try:
-            answer = await asyncio.wait_for(self._rpc.run_function(function=dumps(look)), _PATIENCE)
+            answer = await asyncio.wait_for(
+                self._rpc.run_function(function=dumps(function), kwargs=dumps(words)), _PATIENCE
+            )
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"

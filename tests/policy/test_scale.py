@@ -153,6 +153,10 @@ BURST = work((0.5, 300))  # 300 tasks of half a second
         pytest.param(
             [CPU._replace(lingering=2)], [], [], {"minimum": 4, "maximum": 4}, {"cpu": 2}, id="nor for the minimum"
         ),
+        pytest.param(
+            [CPU._replace(processes=2, lingering=1)], [], [], {"minimum": 2, "maximum": 3}, {},
+            id="nor is it rounded up over the maximum beside them",
+        ),
         pytest.param([CPU], jobs(PENDING), [BURST], {"max_pending": 3}, {"cpu": 2}, id="so many pending at a time"),
         pytest.param([CPU], [], [], {"minimum": 2}, {"cpu": 2}, id="to the minimum without work"),
         pytest.param(

@@ -51,7 +51,8 @@ def goes(jobs: list[Job], maximum: float = 4, pool_maximum: float = inf, **pool:
         pytest.param(
             there(*[30.0] * 3) + there(900.0, first=3, free=0), {}, ["j0"], id="somebody where who stays has none"
         ),
-        pytest.param(there(*[40.0] * 4, unique=0), {}, [], id="nobody where nothing would be lost"),
+        pytest.param(there(*[40.0] * 4, nbytes=0, unique=0), {}, [], id="nobody where nothing would be lost"),
+        pytest.param(there(*[40.0] * 4, unique=0), {}, ["j0"], id="copies on all that end are no copies"),
         pytest.param(there(*[inf] * 4), {}, [], id="nobody who has no end"),
         pytest.param(there(*[1.0] * 4), {"closed": "no account"}, [], id="nobody where no successor can come"),
         pytest.param(there(*[40.0] * 4), {"lifetime": 60.0}, [], id="nobody in the first half of its life"),

@@ -61,6 +61,25 @@ def test_a_worker_that_pauses_for_long_has_no_threads(
     assert (found.threads, found.stalled, found.free) == (threads, stalled, free)
 
 
+def test_nothing_is_known_of_a_pool_that_has_the_name_of_one_that_was_removed() -> None:
+    demand = {
+        "profile": ((1.0, 4.0),), "longest": 1.0, "resources": {"disk": 1.0}, "workers": None, "device": None,
+        "speeds": {},
+    }  # fmt: skip
+    site, rows = Site("cpu", "big"), {"tcp://1": WORKER | {"name": "b-0", "resources": {"disk": 2.0}}}
+
+    def admitted(jobs: list[SiteJob], workers: dict[str, Any]) -> frozenset[str] | None:
+        (found,) = staffed(NOW, site, jobs, {"workers": workers, "demands": [demand]}, ()).demands
+        return found.pools
+
+    assert admitted([job("b", "big", 1)], rows) == {"big"}
+    assert admitted([], {}) == {"big"}
+    site._names = ("cpu",)
+    assert admitted([], {}) == frozenset()
+    site._names = ("cpu", "big")
+    assert admitted([], {}) == frozenset()
+
+
 def test_the_device_class_of_a_pool_is_known_when_its_workers_have_left() -> None:
     """Else a cpu worker would be asked for, again and again, for a task that requires a gpu."""
     demand = {

@@ -195,7 +195,8 @@ def _standing(last: Scaling) -> str:
 def _shut(closed: Closed) -> str:
     """A pool that is closed, until when (UTC, as in the table) and why; what its last job printed as it stands."""
     until = f" until {datetime.fromtimestamp(closed.until, UTC):%H:%M:%S}" if closed.until else ""
-    text = f'<div style="color:{look.RED}"><b>pool {escape(closed.pool)} is closed{until}</b>: {escape(closed.why)}'
+    head = f"pool {escape(closed.pool)} is {closed.state}{until}"
+    text = f'<div style="color:{look.RED}"><b>{head}</b>: {escape(closed.why)}'
     printed = f'<pre style="margin:2px 0 6px 14px">{escape(closed.output)}</pre>' if closed.output else ""
     return f"{text}{printed}</div>"
 

@@ -1,0 +1,98 @@
+"""Pools of a cluster while it runs: what is shown of them, who waits for what cannot come, and failures of a start."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import dask
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.policy.staff import Pool
+from dask_ferro.runtime.clusterwords import Known, PoolWords, in_html, in_words
+from dask_ferro.runtime.livepools import LivePools
+from dask_ferro.runtime.opened_cluster import closed_pools
+from dask_ferro.runtime.pictures import _closed
+from dask_ferro.runtime.pools import told_closed
+from dask_ferro.runtime.shortage import shortage
+from dask_ferro.runtime.standing import summary
+
+CPU, GPU = Pool("cpu", processes=2), Pool("gpu", maximum=3)
+PAUSED = {"mode": "paused", "closed": "by its user"}
+SHUT = {"closed": "no more", "closed_until": 99.0}
+
+
+def test_pools_are_a_sequence_as_they_are_now_and_orders_are_passed_on() -> None:
+    now, orders = [CPU], []
+    pools = LivePools(lambda: tuple(now), lambda *order: orders.append(order))
+    assert (len(pools), pools[0], list(pools), pools[:1], pools()) == (1, CPU, [CPU], (CPU,), (CPU,))
+    now.append(GPU)
+    assert pools == (CPU, GPU)
+    assert pools == [CPU, GPU]
+    assert pools != (CPU,)
+    assert GPU in pools
+    assert pools[-1] is GPU
+    assert repr(pools) == repr((CPU, GPU))
+    pools.add("x", queue="q", maximum=2)
+    for order in (pools.remove, pools.pause, pools.resume):
+        order("x")
+    assert orders == [
+        ("add", "x", {"queue": "q", "maximum": 2}),
+        ("remove", "x"),
+        ("pause", "x"),
+        ("resume", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "jobs", "kinds", "said"),
+    [
+        pytest.param(0, {}, [CPU._replace(**PAUSED)], "", id="nobody is missing"),
+        pytest.param(1, {}, [CPU._replace(**PAUSED)], "cpu is paused: by its user", id="the only pool is paused"),
+        pytest.param(9, {}, [CPU._replace(**PAUSED), CPU], "", id="another one has room"),
+        pytest.param(3, {}, [CPU._replace(**PAUSED), GPU], "", id="as much as is missing"),
+        pytest.param(4, {}, [CPU._replace(**PAUSED), GPU], "cpu is paused: by its user", id="or less"),
+        pytest.param(3, {"gpu": 1}, [CPU._replace(**PAUSED), GPU], "cpu is paused: by its user", id="beside its jobs"),
+        pytest.param(3, {"gpu": 9}, [CPU._replace(**PAUSED), GPU], "cpu is paused: by its user", id="more than it may"),
+        pytest.param(4, {}, [GPU, CPU._replace(maximum=0)], "", id="a maximum is no reason"),
+        pytest.param(4, {}, [GPU._replace(closed="sbatch is busy")], "", id="trouble that passes is none"),
+        pytest.param(inf, {}, [GPU._replace(mode="removed", closed="x")], "gpu is being removed: x", id="it goes"),
+        pytest.param(
+            2, {}, [CPU._replace(**PAUSED), GPU._replace(mode="removed", closed="x")],
+            "cpu is paused: by its user\ngpu is being removed: x", id="both",
+        ),
+    ],
+)  # fmt: skip
+def test_workers_cannot_come(missing: float, jobs: dict[str, int], kinds: list[Pool], said: str) -> None:
+    assert shortage(missing, jobs, kinds) == said
+
+
+def test_workers_cannot_come_where_pools_are_closed() -> None:
+    assert shortage(1, {}, [CPU._replace(**SHUT)]).startswith("cpu is closed until ")
+    assert shortage(2, {"cpu": 1}, [CPU._replace(**SHUT), CPU]) == ""
+
+
+def test_everybody_says_that_a_pool_is_paused() -> None:
+    words = PoolWords("gpu", 0, 4, "by its <user>", state="paused")
+    assert in_words(Known((), (words,))) == "jobs: none, pools: gpu 0..4 paused: by its <user>"
+    assert "paused: by its &lt;user&gt;" in in_html(Known((), (words,)))
+    assert told_closed([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
+    told = {"why": "by its user", "until": 0.0, "output": "", "mode": "paused"}
+    assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": told}})]) == "gpu is paused: by its user"
+    assert summary({"jobs": {}, "actions": [], "closed": {"gpu": told, "cpu": told | {"mode": ""}}}) == (
+        "no jobs; gpu is paused"
+    )
+    assert _closed("gpu", told).state == "paused"
+    assert _closed("gpu", {"why": "x"}).state == "closed"  # as another version of the controller tells it
+    page = pytest.importorskip("dask_ferro.views.pages.elastic")
+    assert "<b>pool gpu is paused</b>: by its user" in page._shut(_closed("gpu", told))
+
+
+def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> None:
+    shape: dict[str, Any] = {"cores": 1, "memory": "1GB", "interface": "lo"}
+    with (
+        dask.config.set({"ferro.elastic.failures": "many"}),
+        pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got 'many'"),
+    ):
+        ff.SLURMCluster(**shape)
