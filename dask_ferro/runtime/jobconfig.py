@@ -38,6 +38,7 @@ _PACKAGE = Path(str(files("dask_ferro")))
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 _ON_SCHEDULER = "dask_ferro.runtime.preload"
 _ON_NANNY = "dask_ferro.runtime.job"
+_OF_SLURM = frozenset(("journal", "keep"))
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class JobConfig:
         ConfigError
             When it cannot start here: a network interface or a port that this machine does not have.
         """
+        if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
+            raise ConfigError(f"{self.path}: {' and '.join(wrong)}: jobs are recorded on SLURM only")
         with self._blamed("the cluster did not start"):
             return _class_of(self.kind)(**self._with(keywords))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,11 +30,13 @@ from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.clusteroptions import check_options
 from dask_ferro.runtime.clusterwords import Described, Known, PoolWords, outputs
+from dask_ferro.runtime.connections import Connections
 from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.jobkeys import OURS
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, SiteJob, told_closed
+from dask_ferro.runtime.recorded import Recorded, recording_of
 from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.slurmcommand import Refused
 from dask_ferro.runtime.slurmsite import Site
@@ -53,11 +56,9 @@ _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 _OVER_TOLD = 1.0
 # For one look at the queue; what it says later is taken in when it comes.
 _LOOK = 1.0
-# For the tasks of workers whose job was cancelled before it had started.
-_LATE = 10.0
 
 
-class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, Recorded, Connections, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -85,6 +86,11 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         variables, as in ``"run-$SLURM_JOB_ID"``.
     job_name : str, optional
         Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
+    journal : str or path, optional
+        A file for the record of all jobs (`jobs`).  A cluster that is started again on it, after the one before was
+        killed, adopts the jobs that wait, if they are what it would submit, and ends the others.
+    keep : float
+        Seconds for which the jobs of a cluster that was killed are left alone for that; 0: they end at once.
     **options
         Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
 
@@ -115,6 +121,8 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         queue_wait: float = 1.0,
         start_up: float = 3.0,
         patience: Mapping[str, float] | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        keep: float = 0.0,
         **options: Any,
     ) -> None:
         checked = overrides_of(pools)
@@ -122,6 +130,11 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
+        self._recording, kept = recording_of(self._tag, journal, keep)
+        # Jobs of the run before on this journal: those of which nothing is decided yet, and those that were adopted.
+        self._former: dict[str, BatchJob] = {}
+        self._former_since = 0.0
+        self._adopted: set[str] = set()
         guesses: dict[str, Any] = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
         kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._kinds = {name: guesses | own for name, own in kinds.items()}
@@ -136,7 +149,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         self._connected_at: dict[str, float] = {}
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._site = Site(job_name, self._tag)
+        self._site = Site(job_name, self._tag, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
@@ -177,7 +190,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         self._kind(DEFAULT)
         now = time()
         # The latter may be there still as well: they count for the maximum.
-        ending = self._going | {job.name: job for job in self._cancellation.jobs}
+        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
         lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
         return tuple(
             kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
@@ -195,9 +208,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         return self._script(pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
-        script = self._kind(pool).job.job_script(first, self._graces, self._kill_wait)
-        address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
-        return script.replace(_ADDRESS, address or _ADDRESS)
+        return self._addressed(
+            self._kind(pool).job.job_script(first, self._graces, self._kill_wait), _ADDRESS
+        )
 
     # -- what is said of it ----------------------------------------------------------------------------------
 
@@ -254,6 +267,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         except Refused as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
+        await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
         unlisted = [
             job.job_id
@@ -264,6 +278,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         on_nodes = any(row.node and row.phase != OVER for row in rows.values())
         draining = await self._site.draining() if on_nodes else frozenset()
         self._follow(known, rows, others, draining)
+        await self._recording.exchange(only_news=True)
         if not self._submission.in_flight and attempts == self._submission.attempts:
             self._look_after_strays(rows)
 
@@ -279,6 +294,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             for n in range(first, self._count)
         ]
         self._book.update((job.name, job) for job in jobs)
+        self._recording.asked(jobs, self._kind_digest(pool) or "")
         self._submission.add(jobs)
 
     async def release(self, names: Iterable[str]) -> None:
@@ -292,8 +308,10 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             for job in jobs:
                 self._strays.forget(job)
             await self._cancellation.gone(job for job in jobs if job.job_id)
+            await self._recording.exchange()
         finally:
             for job in jobs:
+                self._recording.given_back(job)
                 self._going.pop(job.name, None)
 
     def may_fail_at_once(self) -> bool:
@@ -348,7 +366,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             job.submitted_at = time()
             job.enter(PENDING, job.submitted_at)
             job.reason = ""
+            self._recording.note(job)
             self._closings.check(self._kind(job.pool))
+        self._recording.write()
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
@@ -357,6 +377,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             self._closings.tell(kind)
         for job in jobs:
             self._book.pop(job.name, None)
+            self._recording.over(job, f"refused: {words}", by_us=True)
 
     def _never_starts(self, pool: str, words: str) -> None:
         """Close a pool whose jobs SLURM would never start, and take back those that wait."""
@@ -365,6 +386,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
             return  # it did start some
         if kind.close(words, time()):
             self._closings.tell(kind)
+        self.because(words, [job.name for job in jobs])
         self._closings.begin(self.release([job.name for job in jobs]))
 
     async def _publish(self, topic: str, message: Any) -> None:
@@ -390,8 +412,11 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
                 self._end(job, ending, now, is_lost=row is None)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
                     self._cancellation.add({job.job_id: job})
-            elif job.state != before:
+                continue
+            self._recording.note(job, self._connected(job))
+            if job.state != before:
                 self._kind(job.pool).measure(job, before, self._connected(job))
+        self._recording.write()
 
     def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
         """Forget a job."""
@@ -399,15 +424,18 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
         self._strays.forget(job, is_lost=is_lost)
+        self._recording.over(job, ending.why, by_us=False)
         kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
+        elif job.name in self._adopted:
+            pass  # it may have found no scheduler: that says nothing of its pool
         elif ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if never_ran(job) else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
         """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
-        followed = {job.job_id for job in (*self._book.values(), *self._going.values())}
+        followed = {job.job_id for job in self._followed()}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
         for job in found.back:
             logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
@@ -415,54 +443,9 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         if found.ends:
             self._cancellation.add(found.ends)
 
-    def _connected_names(self) -> set[str]:
-        return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
-
-    def _addresses(self, job: BatchJob) -> list[str]:
-        """Return where a job's workers are connected."""
-        names = set(job.workers)
-        return [a for a, worker in self.scheduler_info["workers"].items() if str(worker["name"]) in names]
-
-    async def _let_leave(self, addresses: list[str]) -> bool:
-        scheduler: Any = self.scheduler_comm
-        try:
-            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
-        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
-            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
-            return False
-        return not answer["stayed"]
-
-    def _connected(self, job: BatchJob) -> float | None:
-        """When the last of a job's workers came."""
-        if job.state != RUNNING:
-            return None
-        return max(
-            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
-            default=None,
-        )
-
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
-        if op == "add":
-            now = time()
-            came = [str(worker["name"]) for worker in msg["workers"].values()]
-            self._connected_at.update(dict.fromkeys(came, now))
-            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
-            for name in came:
-                self._names.learn(name, shapes, self._book.__contains__)
-        elif op == "remove":
-            self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
-        super()._update_worker_status(op, msg)
-
-    @property
-    def plan(self) -> set[str]:
-        """The names of the workers of all jobs that were asked for."""
-        return {worker for job in self._book.values() for worker in job.workers}
-
-    @property
-    def requested(self) -> set[str]:
-        """The names of the workers whose jobs SLURM has."""
-        return {worker for job in self._book.values() if job.job_id for worker in job.workers}
+    def _followed(self) -> list[BatchJob]:
+        """Return the jobs that are looked after, or are being ended, by this cluster."""
+        return [*self._book.values(), *self._going.values(), *self._former.values()]
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -477,6 +460,7 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
                     await super()._close()
                 finally:
                     self._site.close(jobs_left=not gone)
+                    self._recording.end(jobs_left=not gone or bool(self._former))
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""
@@ -486,9 +470,11 @@ class SLURMCluster(Scaling, Described, dask_jobqueue.slurm.SLURMCluster):  # typ
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
         await self._tell_over()
+        await self._recording.exchange()
         there = {job.job_id for job in (*self._book.values(), *self._going.values()) if job.job_id}
         there |= self._cancellation.job_ids
-        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        had_jobs = self._submission.had_jobs or self._site.former_tags
+        gone = not had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
         await self._cancellation.close()
         self._book.clear()
         if not (landed and gone):
