@@ -19,6 +19,10 @@ _LATE = 10.0
 class Connections:
     """The connected workers; mixed into a cluster of SLURM jobs before dask-jobqueue's class."""
 
+    def _followed(self: Any) -> list[BatchJob]:
+        """Return the jobs that are looked after, or are being ended."""
+        return [*self._book.values(), *self._going.values(), *self._former.values()]
+
     def _connected_names(self: Any) -> set[str]:
         return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
 

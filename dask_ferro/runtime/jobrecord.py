@@ -244,6 +244,12 @@ class JobBook:
         ended = now if ran[1] is None else min(max(ran[1], started or ran[1]), now)
         self.put(replace(record, state=ENDED, ending=ending, started=started, ended=ended, seen=now))
 
+    def amend(self, name: str, words: str) -> None:
+        """Add to the reason why a job is over."""
+        record = self._records.get(name)
+        if record is not None and record.is_over:
+            self.put(replace(record, ending=f"{record.ending}, {words}"))
+
 
 def _requeued(record: JobRecord, job: BatchJob, now: float) -> JobRecord:
     """Return a record with its start until now counted."""

@@ -19,13 +19,15 @@ from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
 from dask_ferro.runtime.jobrecord import JobRecord
 from dask_ferro.runtime.recording import Recording
 from dask_ferro.runtime.slurmcommand import Refused
-from dask_ferro.runtime.squeue import PENDING, Row, element
+from dask_ferro.runtime.squeue import PENDING, Row, element, exit_status
 from dask_ferro.runtime.watchdog import Keep
 
 logger = logging.getLogger(__name__)
 
 # For the first look at the jobs of the run before; what takes longer goes on while the cluster works.
 _FIRST_LOOK = 5.0
+# Failed jobs that are asked for their status at a time.
+_EXITS = 4
 
 
 def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) -> tuple[Recording, Keep]:
@@ -52,6 +54,10 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
 
 class Recorded:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
+
+    # When the jobs of the run before were first looked for, and how many failed jobs are asked for their status.
+    _former_since = 0.0
+    _asked_exits = 0
 
     def jobs(self: Any) -> Any:
         """Return all jobs that were asked for, those that are over included, the newest 10,000 of them.
@@ -89,7 +95,6 @@ class Recorded:
         self._count = before.following
         if not before.open_runs:
             return
-        self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
         for record in before.records:
             if record.is_over:
                 continue
@@ -100,6 +105,7 @@ class Recorded:
                 self._recording.over(job, "its cluster died before it was submitted", by_us=True)
         self._former_since = time()
         try:
+            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
             async with asyncio.timeout(_FIRST_LOOK):
                 await self._settle_former(await self._site.queue())
         except (Refused, TimeoutError) as error:
@@ -146,6 +152,22 @@ class Recorded:
             self._site.take_over(element(job.job_id)[0])
         except Refused as refused:
             logger.warning("dask_ferro: %s", refused.words)
+
+    def _ask_exit(self: Any, job: BatchJob, why: str) -> None:
+        """Find out with which status a failed job ended, in the background; of many at once, of some."""
+        if why.startswith("FAILED") and self._asked_exits < _EXITS:
+            self._asked_exits += 1
+            self._closings.begin(self._learn_exit(job))
+
+    async def _learn_exit(self: Any, job: BatchJob) -> None:
+        try:
+            shown = await self._site.ask("scontrol", "--oneliner", "show", "job", job.job_id)
+        except Refused:
+            return  # the reason alone, then
+        finally:
+            self._asked_exits -= 1
+        if status := exit_status(shown):
+            self._recording.amend(job, status)
 
     def _kind_digest(self: Any, pool: str) -> str | None:
         """Return a digest of what a pool's jobs are; None: there is no such pool."""

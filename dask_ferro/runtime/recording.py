@@ -140,6 +140,11 @@ class Recording:
         self.book.over(job.name, ending, now, job.ran)
         self.write()
 
+    def amend(self, job: BatchJob, words: str) -> None:
+        """Add to the reason why a job is over."""
+        self.book.amend(job.name, words)
+        self.write()
+
     def write(self) -> None:
         """Write what changed into the journal."""
         changed = self.book.changed()

@@ -131,9 +131,9 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, dask_jobqueue.slur
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
         self._recording, kept = recording_of(self._tag, journal, keep)
-        # Jobs of the run before on this journal: those of which nothing is decided yet, and those that were adopted.
+        # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
+        # adopted, which may have found no scheduler: that says nothing of their pool.
         self._former: dict[str, BatchJob] = {}
-        self._former_since = 0.0
         self._adopted: set[str] = set()
         guesses: dict[str, Any] = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
         kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
@@ -425,12 +425,11 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, dask_jobqueue.slur
         del self._book[job.name]
         self._strays.forget(job, is_lost=is_lost)
         self._recording.over(job, ending.why, by_us=False)
+        self._ask_exit(job, ending.why)
         kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
-        elif job.name in self._adopted:
-            pass  # it may have found no scheduler: that says nothing of its pool
-        elif ending.failed and not ending.refused and kind.fail(why, now):
+        elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if never_ran(job) else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
@@ -442,10 +441,6 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, dask_jobqueue.slur
             self._book[job.name] = job
         if found.ends:
             self._cancellation.add(found.ends)
-
-    def _followed(self) -> list[BatchJob]:
-        """Return the jobs that are looked after, or are being ended, by this cluster."""
-        return [*self._book.values(), *self._going.values(), *self._former.values()]
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -72,9 +72,17 @@ class Site:
         return self._watchdog is not None or bool(self.former_tags)
 
     def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
-        """Look after the jobs of runs before as well."""
+        """Look after the jobs of runs before as well.
+
+        Raises
+        ------
+        Refused
+            When nobody would end them if this process died.
+        """
         self.former_tags = tuple(tags)
         self._names = tuple(dict.fromkeys((self.job_name, *filter(squeue.is_job_name, names))))
+        for tag in self.former_tags:
+            self._guarded().inherit(tag)
 
     def take_over(self, array: str) -> None:
         """Take a job of a run before, or an array, for one of this run.

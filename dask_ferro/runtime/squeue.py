@@ -250,6 +250,19 @@ def element(job_id: str) -> tuple[str, int]:
     return array, int(index or 0)
 
 
+def exit_status(text: str) -> str:
+    """Return with what a job ended, of ``scontrol --oneliner show job``; empty where that does not say it.
+
+    >>> exit_status("JobId=7 ExitCode=3:0 EndTime=N/A"), exit_status("ExitCode=0:9"), exit_status("ExitCode=0:0")
+    ('exit code 3', 'signal 9', '')
+    """
+    found = re.search(r"\bExitCode=(\d+):(\d+)", text)
+    code, signal = found.groups() if found else ("0", "0")
+    if signal != "0":
+        return f"signal {signal}"
+    return f"exit code {code}" if code != "0" else ""
+
+
 def node_count(listed: str) -> int:
     """Return how many nodes SLURM's list names; one that was cut short may have more.
 

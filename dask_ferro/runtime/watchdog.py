@@ -23,11 +23,12 @@ _CLOSED, _NOW = b"closed\n", b"now\n"
 # their workers.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
-name=$1 user=$2 tag=$3 keep=$4 file=$5 submitted=" "
+name=$1 user=$2 tag=$3 keep=$4 file=$5 submitted=" " former=
 while read -r word job; do
     case $word in
         closed) exit 0 ;;
         now) keep=0 ;;
+        tag) former="$former $job" ;;
         job) submitted="$submitted$job " ;;
     esac
 done
@@ -39,9 +40,15 @@ while [ "$keep" -gt 0 ]; do
     sleep 1
     keep=$((keep - 1))
 done
+is_tagged() {
+    for one in $tag $former; do
+        case $1 in *"$one."*) return 0 ;; esac
+    done
+    return 1
+}
 own() {
     while read -r job comment; do
-        case $comment in *"$tag."*) echo "$job"; continue ;; esac
+        if is_tagged "$comment"; then echo "$job"; continue; fi
         case $submitted in *" $job "*) echo "$job" ;; esac
     done | sort -u
 }
@@ -49,7 +56,7 @@ over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REV
 # An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
 alive() {
     echo "$1" | while read -r line; do
-        case $line in *"$tag."*) echo "$line"; continue ;; esac
+        if is_tagged "$line"; then echo "$line"; continue; fi
         for job in $submitted; do
             case "$line " in "JobId=$job "*|*" ArrayJobId=$job "*) echo "$line" ;; esac
         done
@@ -138,6 +145,11 @@ class Watchdog:
         """Let it know of a job, which it then cancels whatever the queue says."""
         with suppress(BrokenPipeError):  # somebody killed it
             os.write(self.fd, b"job %s\n" % job_id.encode())
+
+    def inherit(self, tag: str) -> None:
+        """Let it know of a run before, whose jobs are its own as well."""
+        with suppress(BrokenPipeError):
+            os.write(self.fd, b"tag %s\n" % tag.encode())
 
     def close(self, *, jobs_left: bool = False) -> None:
         """End it, or leave it to cancel the jobs that are left.  Idempotent."""
