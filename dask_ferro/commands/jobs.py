@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
 from dask_ferro.commands.faults import Command
+
+# A job is one line in a pipe, however long its reasons are.
+_PIPE_COLUMNS = 1000
 
 
 @click.command(cls=Command)
@@ -44,4 +48,7 @@ def jobs(
         told = [{**one.as_dict(), "node_seconds": one.node_seconds(now)} for one in records]
         click.echo(json.dumps({"jobs": told}))
     else:
-        show_jobs(console(), records, now)
+        out = console()
+        if not sys.stdout.isatty():
+            out.width = _PIPE_COLUMNS
+        show_jobs(out, records, now)

@@ -294,6 +294,8 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
         '    FERRO_SCHEDULER="$ferro_found"\n'
         "fi\n"
     )
+    if "FERRO_WORKER=" not in script:  # a script of the user's own class
+        return script.replace(placeholder, address)
     return script.replace(placeholder, '"$FERRO_SCHEDULER"').replace(
         "FERRO_WORKER=", look + "FERRO_WORKER=", 1
     )

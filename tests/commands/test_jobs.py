@@ -16,10 +16,12 @@ from dask_ferro.runtime.jobcounts import JobCounts
 from dask_ferro.runtime.jobjournal import JobJournal
 from dask_ferro.runtime.jobrecord import JobRecord
 
+# Longer than a line.
+WHY = f"at least 4 workers{' and more' * 20}"
 RECORDS = [
     JobRecord(
         "default-0", job_id="17", state="ended", asked=1.0, submitted=1.0, started=31.0, ended=1231.0, nodes=2,
-        why="scale(4): at least 4 workers", ending="NODE_FAIL", tasks=1200,
+        why=f"scale(4): {WHY}", ending="NODE_FAIL", tasks=1200,
     ),
     JobRecord("gpu-1", "gpu", "18_0", state="pending", asked=40.0, submitted=41.0, seen=101.0, why="adapt: work"),
     JobRecord("gpu-2", "gpu", why="adapt: 8 s of work", seen=101.0),
@@ -44,7 +46,7 @@ def test_a_journal_is_a_table_of_every_job_and_the_sums(journal: Path) -> None:
     assert done.exit_code == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert any(line.startswith("17 default-0 default ended") for line in lines)
-    assert any("30 s 1,200 s 2,400 1,200 scale(4): at least 4 workers NODE_FAIL" in line for line in lines)
+    assert any(f"30 s 1,200 s 2,400 1,200 scale(4): {WHY} NODE_FAIL" in line for line in lines)
     assert any(line.startswith("18_0 gpu-1 gpu pending") and " 60 s - 0 0 adapt" in line for line in lines)
     assert any(line.startswith("- gpu-2 gpu submitting") for line in lines)
     assert lines[-1] == "3 jobs: 1 submitting, 1 pending, 1 ended; 2,400 node-seconds, 1,200 tasks"

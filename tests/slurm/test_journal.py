@@ -123,16 +123,14 @@ def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[.
         assert (first.state, first.why) == ("pending", "to see")
         said("scancel", first.job_id)
         await until_async(lambda: found(2), "the end of both", seen=lambda: records)
-        cluster.request("default", 1)
-        cluster.because("no need", ["default-2"])
-        await cluster.wait_submitted()
-        await cluster.release(["default-2"])
+        await cluster.scale(1)
+        await cluster.scale(0)
         await until_async(lambda: found(3), "the end of all", seen=lambda: records)
         one, _, other = records
         assert one.ending == "cancelled, and not by this cluster"
         assert one.node_seconds() == 0
-        assert f"replaces job {first.job_id}: cancelled" in other.why
-        assert other.ending == "taken back before it started: no need"
+        assert other.why.startswith(f"scale(1): at least 1 worker; replaces job {first.job_id}: cancelled")
+        assert other.ending == "taken back before it started: scale(0): at most 0 workers"
         await until_async(
             lambda: _told(cluster, "FAILED (NonZeroExitCode), exit code 3"), "the status of the script"
         )
