@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import xxhash
@@ -13,13 +14,16 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import PENDING
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
 from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.recording import Recording
 from dask_ferro.runtime.slurmcommand import Refused
-from dask_ferro.runtime.squeue import PENDING, Row, element, exit_status
+from dask_ferro.runtime.squeue import PENDING as WAITS
+from dask_ferro.runtime.squeue import STARTED, Row, element, exit_status
 from dask_ferro.runtime.watchdog import Keep
 
 logger = logging.getLogger(__name__)
@@ -95,19 +99,18 @@ class Recorded:
         self._count = before.following
         if not before.open_runs:
             return
-        for record in before.records:
-            if record.is_over:
-                continue
-            job = taken_up(record)
-            if job.job_id:
-                self._former[job.name] = job
-            else:  # one that SLURM has all the same is known by its run's tag
-                self._recording.over(job, "its cluster died before it was submitted", by_us=True)
+        jobs = [taken_up(record) for record in before.records if not record.is_over]
+        unheard = [job for job in jobs if not job.job_id]
+        for job in unheard:  # SLURM may have them all the same
+            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
+        self._former = {job.name: job for job in jobs if job.job_id}
         self._former_since = time()
         try:
             self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
             async with asyncio.timeout(_FIRST_LOOK):
-                await self._settle_former(await self._site.queue())
+                rows = await self._site.queue()
+                self._end_unheard(rows, unheard)
+                await self._settle_former(rows)
         except (Refused, TimeoutError) as error:
             logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
 
@@ -136,6 +139,20 @@ class Recorded:
             else:
                 job.ran = (row.starts, row.ends) if row is not None else job.ran
                 self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
+
+    def _end_unheard(self: Any, rows: Mapping[str, Row], jobs: Sequence[BatchJob]) -> None:
+        """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
+        known = {job.job_id for job in self._followed()}
+        there = [row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known]
+        for row, job in zip_longest(there, jobs[: len(there)]):
+            pool = DEFAULT if job is None else job.pool
+            unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)
+            self._take_over(unheard)
+            self._cancellation.add({row.job_id: unheard})
+            logger.warning(
+                "dask_ferro: job %s of the run before is ended: its cluster died before it heard of it",
+                row.job_id,
+            )
 
     def _adopt(self: Any, job: BatchJob, row: Row) -> None:
         self._take_over(job)

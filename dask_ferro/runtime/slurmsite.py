@@ -54,7 +54,7 @@ class Site:
         self.job_name, self.tag, self._keep = job_name, tag, keep
         # Of runs before that did not end in order: the tags and names of their jobs.
         self.former_tags: tuple[str, ...] = ()
-        self._names = (job_name,)
+        self._names: tuple[str, ...] = (job_name,)
         # What was submitted here: of a site that rewrites comments, that is all that is known.
         self._arrays: dict[str, None] = {}
         self._watchdog: Watchdog | None = None
