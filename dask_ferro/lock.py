@@ -200,8 +200,8 @@ def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     """Refuse when the holder of another host gives a sign of life within a lease; else take its file away."""
     lease = config.seconds("stream.lease")
     logger.warning(
-        "%s %r has a lock of %s; %g s are waited for a sign of life from there (ferro.stream.lease)",
-        words.thing, sink, _who(found), lease,
+        "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
+        words.thing, sink, _who(found), words.who, lease,
     )  # fmt: skip
     seen = _changed_at(path)
     for _ in range(_LOOKS):

@@ -5,7 +5,8 @@
 
     client.sync(client.scheduler.ferro_jobs)
 
-A plugin of its own, which costs less than a microsecond a task.  It is bounded like the record itself.
+A plugin of its own, since not each cluster has another of ours; its calls cost what those of an empty one do.  It is
+bounded like the record itself.
 """
 
 from __future__ import annotations

@@ -152,11 +152,12 @@ class JobBook:
         self._over: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._noted: dict[str, tuple[Any, ...]] = {}
+        self._tasks: Mapping[str, int] = {}
 
     @property
     def records(self) -> tuple[JobRecord, ...]:
         """All, in the order in which they were asked for."""
-        return tuple(self._records.values())
+        return tuple(one if one.name in self._over else self._counted(one) for one in self._records.values())
 
     def get(self, name: str) -> JobRecord | None:
         """Return a job's record, if it is kept."""
@@ -217,14 +218,16 @@ class JobBook:
         )
         if new != record:
             self._over.pop(job.name, None)  # it was thought over
-            self.put(replace(new, seen=now))
+            self.put(replace(self._counted(new), seen=now))
 
     def tally(self, tasks: Mapping[str, int]) -> None:
         """Take in how many tasks workers have ended, by their names; nobody is told of that alone."""
-        for name, record in self._records.items():
-            if name not in self._over and any(worker in tasks for worker in record.workers):
-                done = sum(tasks.get(worker, 0) for worker in record.workers)
-                self._records[name] = replace(record, tasks=max(done, record.tasks))
+        self._tasks = tasks
+
+    def _counted(self, record: JobRecord) -> JobRecord:
+        """Return a job's record with its tasks until now."""
+        done = sum(self._tasks.get(worker, 0) for worker in record.workers)
+        return record if done <= record.tasks else replace(record, tasks=done)
 
     def over(
         self, name: str, ending: str, now: float, ran: tuple[float | None, float | None] = (None, None)
@@ -242,6 +245,7 @@ class JobBook:
         self._noted.pop(name, None)
         started = record.started if ran[0] is None or not record.job_id else ran[0]
         ended = now if ran[1] is None else min(max(ran[1], started or ran[1]), now)
+        record = self._counted(record)
         self.put(replace(record, state=ENDED, ending=ending, started=started, ended=ended, seen=now))
 
     def amend(self, name: str, words: str) -> None:

@@ -94,13 +94,18 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
         running.ends(signal.SIGKILL)
     assert left(name) == before
     assert len(before) == 2
+    # One more, whose number it had not heard when it was killed.
+    words = ["--job-name", name, "--begin=now+1hour", f"--comment={read(journal).runs[-1].tag}.0123456789ab"]
+    unheard = said("sbatch", "--parsable", *words, "--wrap=sleep 1").strip()
     (tmp_path / "mine.yaml").write_text(
         (tmp_path / "mine.yaml").read_text(encoding="utf-8").replace("00:10:00", "00:20:00"), encoding="utf-8"
     )
     with command(tmp_path, *arguments) as running:
         running.says("  2 pending")
         assert running.stderr.count("is ended: jobs of pool 'default' are described otherwise now") == 2
-        until(lambda: len(left(name)) == 2 and not left(name).keys() & before.keys(), "other jobs")
+        assert f"job {unheard} of the run before is ended: its cluster died before it heard" in running.stderr
+        gone = {unheard, *before}
+        until(lambda: len(left(name)) == 2 and not left(name).keys() & gone, "other jobs")
         assert running.ends(signal.SIGTERM) == 143
     assert left(name) == {}
     assert {record.state for record in read(journal).records} == {"ended"}
