@@ -1,5 +1,5 @@
-"""`dask ferro run | import | simulate | replay | cluster | pools | top`: the command line, and nothing that could not
-be called from Python.
+"""`dask ferro run | import | simulate | replay | cluster | pools | jobs | top`: the command line, and nothing that
+could not be called from Python.
 
 This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
 How commands end stands in `commands.faults`.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_ferro.commands.faults import Group, leave
+from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
 from dask_ferro.commands.replay import replay
 from dask_ferro.commands.top import top
@@ -293,6 +294,17 @@ def simulate(
     type=_File(dir_okay=False, writable=True),
     help="Where to write the scheduler's address while it runs.",
 )
+@click.option(
+    "--journal",
+    type=_File(dir_okay=False, writable=True),
+    help="Where to keep a record of all jobs, by which a later start finds those of a cluster that was killed.",
+)
+@click.option(
+    "--keep",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="With --journal: for how long waiting jobs are kept for that  [default: 0].",
+)
 @click.option("--dry-run", is_flag=True, help="Print the script of a job, and start nothing.")
 @_debug
 def cluster(
@@ -301,6 +313,8 @@ def cluster(
     maximum: int | None,
     name: str | None,
     scheduler_file: Path | None,
+    journal: Path | None,
+    keep: float | None,
     dry_run: bool,
     debug: bool,
 ) -> None:
@@ -319,7 +333,8 @@ def cluster(
             _print_scripts(config.scripts())
             return
         named = {} if name is None else {"name": name, "job_name": name}
-        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named)
+        kept = {key: value for key, value in {"journal": journal, "keep": keep}.items() if value is not None}
+        stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named | kept)
     if stopped_by is None:
         click.echo("a client shut the cluster down", err=True)
     else:
@@ -352,5 +367,6 @@ def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str
 
 
 main.add_command(pools)
+main.add_command(jobs)
 main.add_command(replay)
 main.add_command(top)

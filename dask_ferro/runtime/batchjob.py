@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime.pools import SiteJob
-from dask_ferro.runtime.squeue import ENDING, HELD, OVER, UNTOLD, Row
+from dask_ferro.runtime.squeue import ENDING, HELD, OVER, UNTOLD, Row, node_count
 from dask_ferro.runtime.squeue import PENDING as WAITS
 
 SUBMITTING = "submitting"
@@ -104,6 +104,10 @@ class BatchJob:
         What workers are called in truth, where the job's shell made other names of those in the script.
     was_listed : bool
         Whether SLURM has known it.
+    nodes : int
+        That it runs on.
+    ran : tuple of float or None
+        Of a job that is over: from when to when it ran, by SLURM.
     """
 
     name: str
@@ -126,6 +130,8 @@ class BatchJob:
     short_at: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     was_listed: bool = False
+    nodes: int = 1
+    ran: tuple[float | None, float | None] = (None, None)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -187,6 +193,7 @@ class BatchJob:
         self.was_listed = True
         self.reason = row.reason
         if row.phase == OVER:
+            self.ran = row.starts, row.ends
             return Ending(_told(row), failed=self._no_worker_came(row))
         if row.phase == HELD:
             # Replaced at once; a site that holds each new job is asked less and less often.
@@ -205,6 +212,7 @@ class BatchJob:
             return None
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
+        self.nodes = node_count(row.node) or self.nodes
         self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
 

@@ -319,11 +319,14 @@ class Elastic(Adaptive):
     ) -> None:
         for action in decision.actions:
             if isinstance(action, Submit):
+                self._say(action.why)
                 self._pools.request(action.pool, action.count)
             elif isinstance(action, Cancel):
+                self._say(action.why, action.jobs)
                 for name in action.jobs:
                     self._leave(name, jobs[name], workers, math.inf)
             elif isinstance(action, Drain):
+                self._say(action.why, action.jobs)
                 ends = {job.name: job.ends_in for job in staff.jobs}
                 for name in action.jobs:
                     self._leave(name, jobs[name], workers, ends.get(name, math.inf), action.ordered)
@@ -335,6 +338,13 @@ class Elastic(Adaptive):
         self._overtaken.clear()
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
+
+    def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Tell pools that keep a record of jobs why the next are asked for, or why some leave."""
+        because = getattr(self._pools, "because", None)
+        if because is not None:
+            asked = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
+            because(f"{asked}: {why}", jobs)
 
     def _leave(
         self,

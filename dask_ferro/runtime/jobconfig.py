@@ -40,6 +40,7 @@ _ON_SCHEDULER = "dask_ferro.runtime.preload"
 _ON_NANNY = "dask_ferro.runtime.job"
 # Keys of ferro.elastic that are no options of `ff.Elastic`: they are set in Dask's configuration.
 _SETTINGS = ("failures", "failures-in-window", "failures-window", "copy-share", "copy-rate")
+_OF_SLURM = frozenset(("journal", "keep"))
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class JobConfig:
             When it cannot start here: a network interface or a port that this machine does not have.
         """
         dask.config.set(self.settings)
+        if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
+            raise ConfigError(f"{self.path}: {' and '.join(wrong)}: jobs are recorded on SLURM only")
         with self._blamed("the cluster did not start"):
             return _class_of(self.kind)(**self._with(keywords))
 

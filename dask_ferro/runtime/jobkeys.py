@@ -37,7 +37,9 @@ REQUIRED = {
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Of `ff.SLURMCluster`, beside dask-jobqueue's.
-OURS = frozenset(("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience", "preemptible"))
+OURS = frozenset(
+    ("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience", "preemptible", "journal", "keep")
+)
 
 # dask-jobqueue still reads these, and warns.
 _RENAMED = {
@@ -52,12 +54,21 @@ _RENAMED = {
 _OF_THE_NODE = frozenset(
     ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
 )
-_DURATIONS = frozenset(("death-timeout", "signal-ahead", "grace", "queue-wait", "start-up"))
-_FOLDERS = frozenset(("log-directory", "shared-temp-directory"))
+_DURATIONS = frozenset(("death-timeout", "signal-ahead", "grace", "queue-wait", "start-up", "keep"))
+_FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
 
 # A pool is another kind of job of the same cluster, so these are the cluster's alone,
 _OF_THE_CLUSTER = frozenset(
-    ("pools", "patience", "name", "scheduler-options", "interface", "shared-temp-directory")
+    (
+        "pools",
+        "patience",
+        "name",
+        "scheduler-options",
+        "interface",
+        "shared-temp-directory",
+        "journal",
+        "keep",
+    )
 )
 # and these a pool's.
 _OF_A_POOL = frozenset(("minimum", "maximum", "cost"))
@@ -216,6 +227,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grace": (is_duration, "a duration such as 30s, or seconds"),
     "queue-wait": (is_duration, "a duration such as 2m, or seconds"),
     "start-up": (is_duration, "a duration such as 2m, or seconds"),
+    "keep": (is_duration, "a duration such as 2m, or seconds"),
     "preemptible": (lambda value: isinstance(value, bool), "true or false"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "minimum": (_is_number, "a number of jobs"),

@@ -96,8 +96,8 @@ class LivePools(Sequence[Pool]):
     def remove(self, name: str) -> Any:
         """Have no more jobs of a pool.  Returns when that is under way.
 
-        Queued ones are cancelled; running ones end what they run, and go when what they hold has moved elsewhere: for
-        that one job of another pool may come beyond the maximum.  The name is free again when the last has ended.
+        Queued ones are cancelled; running ones end what they run, and go when what they hold has moved elsewhere.  The
+        name is free again when the last has ended.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class PoolOrders:
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
         # The latter may be there still as well: they count for the maximum.
-        ending = self._going | {job.name: job for job in self._cancellation.jobs}
+        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
         lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
         return tuple(
             kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
@@ -297,7 +297,7 @@ class PoolOrders:
         """Forget pools that were removed, once nothing is left of their jobs."""
         if all(kind.mode != REMOVED for kind in self._pool_records.values()):
             return
-        there = {job.pool for job in (*self._book.values(), *self._going.values(), *self._cancellation.jobs)}
+        there = {job.pool for job in (*self._followed(), *self._cancellation.jobs)}
         gone = {n: kind for n, kind in self._pool_records.items() if kind.mode == REMOVED and n not in there}
         if gone:
             self._past |= gone

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,12 +31,14 @@ from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
 from dask_ferro.runtime.clusteroptions import check_options
 from dask_ferro.runtime.clusterwords import Described, Known, outputs
+from dask_ferro.runtime.connections import Connections
 from dask_ferro.runtime.jobkeys import OURS
 from dask_ferro.runtime.jobpool import JobPool, checked_name, overrides_of, read
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.livepools import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.poolcalls import serve
 from dask_ferro.runtime.pools import DEFAULT, SiteJob
+from dask_ferro.runtime.recorded import Recorded, recording_of
 from dask_ferro.runtime.scaling import Scaling
 from dask_ferro.runtime.shortage import shortage
 from dask_ferro.runtime.slurmcommand import Refused
@@ -55,11 +58,9 @@ _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
 _OVER_TOLD = 1.0
 # For one look at the queue; what it says later is taken in when it comes.
 _LOOK = 1.0
-# For the tasks of workers whose job was cancelled before it had started.
-_LATE = 10.0
 
 
-class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -88,6 +89,11 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         variables, as in ``"run-$SLURM_JOB_ID"``.
     job_name : str, optional
         Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
+    journal : str or path, optional
+        A file for the record of all jobs (`jobs`).  A cluster that is started again on it, after the one before was
+        killed, adopts the jobs that wait, if they are what it would submit, and ends the others.
+    keep : float
+        Seconds for which the jobs of a cluster that was killed are left alone for that; 0: they end at once.
     **options
         Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
 
@@ -118,6 +124,8 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         queue_wait: float = 1.0,
         start_up: float = 3.0,
         patience: Mapping[str, float] | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        keep: float = 0.0,
         **options: Any,
     ) -> None:
         checked = overrides_of(pools)
@@ -129,6 +137,11 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
         self._guesses = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
+        self._recording, kept = recording_of(self._tag, journal, keep)
+        # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
+        # adopted, which may have found no scheduler: that says nothing of their pool.
+        self._former: dict[str, BatchJob] = {}
+        self._adopted: set[str] = set()
         self._pool_records: dict[str, JobPool] = {}
         self._past: dict[str, JobPool] = {}  # that were removed
         self._live_pools = LivePools(self._pool_facts, self._order_pool)
@@ -143,7 +156,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         self._connected_at: dict[str, float] = {}
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._site = Site(job_name, self._tag)
+        self._site = Site(job_name, self._tag, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
@@ -173,9 +186,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         return self._rendered(self._kind(pool), first)
 
     def _rendered(self, kind: JobPool, first: int) -> str:
-        script = kind.job.job_script(first, self._graces, self._kill_wait)
-        address = getattr(self.scheduler, "contact_address", None) or getattr(self.scheduler, "address", None)
-        return script.replace(ADDRESS, address or ADDRESS)
+        return self._addressed(kind.job.job_script(first, self._graces, self._kill_wait), ADDRESS)
 
     # -- what is said of it ----------------------------------------------------------------------------------
 
@@ -226,6 +237,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         except Refused as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
+        await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
         unlisted = [
             job.job_id
@@ -236,6 +248,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         on_nodes = any(row.node and row.phase != OVER for row in rows.values())
         draining = await self._site.draining() if on_nodes else frozenset()
         self._follow(known, rows, others, draining)
+        await self._recording.exchange(only_news=True)
         if not self._submission.in_flight and attempts == self._submission.attempts:
             self._look_after_strays(rows)
 
@@ -254,6 +267,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             for n in range(first, self._count)
         ]
         self._book.update((job.name, job) for job in jobs)
+        self._recording.asked(jobs, self._kind_digest(pool) or "")
         self._submission.add(jobs)
 
     async def release(self, names: Iterable[str]) -> None:
@@ -267,8 +281,10 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             for job in jobs:
                 self._strays.forget(job)
             await self._cancellation.gone(job for job in jobs if job.job_id)
+            await self._recording.exchange()
         finally:
             for job in jobs:
+                self._recording.given_back(job)
                 self._going.pop(job.name, None)
             self._forget_removed()
 
@@ -323,7 +339,9 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             job.submitted_at = time()
             job.enter(PENDING, job.submitted_at)
             job.reason = ""
+            self._recording.note(job)
             self._closings.check(self._kind(job.pool))
+        self._recording.write()
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
         logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
@@ -332,6 +350,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             self._closings.tell(kind)
         for job in jobs:
             self._book.pop(job.name, None)
+            self._recording.over(job, f"refused: {words}", by_us=True)
 
     def _never_starts(self, pool: str, words: str) -> bool:
         """Close a pool whose jobs SLURM would never start, and take back those that wait; return whether some did."""
@@ -340,6 +359,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             return False  # it did start some
         if kind.close(words, time()):
             self._closings.tell(kind)
+        self.because(words, [job.name for job in jobs])
         self._release_soon(jobs)
         return bool(jobs)
 
@@ -366,8 +386,11 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
                 self._end(job, ending, now, is_lost=row is None)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
                     self._cancellation.add({job.job_id: job})
-            elif job.state != before:
+                continue
+            self._recording.note(job, self._connected(job))
+            if job.state != before:
                 self._kind(job.pool).measure(job, before, self._connected(job))
+        self._recording.write()
 
     def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
         """Forget a job."""
@@ -375,15 +398,17 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
         self._strays.forget(job, is_lost=is_lost)
+        self._recording.over(job, ending.why, by_us=False)
+        self._ask_exit(job, ending.why)
         kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
-        elif ending.failed and not ending.refused and kind.fail(why, now):
+        elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if never_ran(job) else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
         """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
-        followed = {job.job_id for job in (*self._book.values(), *self._going.values())}
+        followed = {job.job_id for job in self._followed()}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
         for job in found.back:
             if job.pool not in self._pool_records:  # it was removed meanwhile
@@ -393,55 +418,6 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
             self._book[job.name] = job
         if found.ends:
             self._cancellation.add(found.ends)
-
-    def _connected_names(self) -> set[str]:
-        return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
-
-    def _addresses(self, job: BatchJob) -> list[str]:
-        """Return where a job's workers are connected."""
-        names = set(job.workers)
-        return [a for a, worker in self.scheduler_info["workers"].items() if str(worker["name"]) in names]
-
-    async def _let_leave(self, addresses: list[str]) -> bool:
-        scheduler: Any = self.scheduler_comm
-        try:
-            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
-        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
-            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
-            return False
-        return not answer["stayed"]
-
-    def _connected(self, job: BatchJob) -> float | None:
-        """When the last of a job's workers came."""
-        if job.state != RUNNING:
-            return None
-        return max(
-            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
-            default=None,
-        )
-
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
-        if op == "add":
-            now = time()
-            came = [str(worker["name"]) for worker in msg["workers"].values()]
-            self._connected_at.update(dict.fromkeys(came, now))
-            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
-            for name in came:
-                self._names.learn(name, shapes, self._book.__contains__)
-        elif op == "remove":
-            self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
-        super()._update_worker_status(op, msg)
-
-    @property
-    def plan(self) -> set[str]:
-        """The names of the workers of all jobs that were asked for."""
-        return {worker for job in self._book.values() for worker in job.workers}
-
-    @property
-    def requested(self) -> set[str]:
-        """The names of the workers whose jobs SLURM has."""
-        return {worker for job in self._book.values() if job.job_id for worker in job.workers}
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -456,6 +432,7 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
                     await super()._close()
                 finally:
                     self._site.close(jobs_left=not gone)
+                    self._recording.end(jobs_left=not gone or bool(self._former))
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""
@@ -465,9 +442,11 @@ class SLURMCluster(Scaling, Described, PoolOrders, dask_jobqueue.slurm.SLURMClus
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
         await self._tell_over()
+        await self._recording.exchange()
         there = {job.job_id for job in (*self._book.values(), *self._going.values()) if job.job_id}
         there |= self._cancellation.job_ids
-        gone = not self._submission.had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        had_jobs = self._submission.had_jobs or self._site.former_tags
+        gone = not had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
         await self._cancellation.close()
         self._book.clear()
         if not (landed and gone):

@@ -19,7 +19,7 @@ from dask_ferro.runtime import squeue
 from dask_ferro.runtime.secondsource import SecondSource
 from dask_ferro.runtime.slurmcommand import Refused, environment, run
 from dask_ferro.runtime.squeue import ENDING, OVER, PENDING, STARTED, Row
-from dask_ferro.runtime.watchdog import Watchdog
+from dask_ferro.runtime.watchdog import Keep, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,15 @@ class Site:
         Which all jobs of this cluster have, and others may have as well.
     tag : str
         A word that the comments of all jobs of this cluster have, and no others.
+    keep : Keep, optional
+        What the watchdog does when this process dies.
     """
 
-    def __init__(self, job_name: str, tag: str) -> None:
-        self.job_name, self.tag = job_name, tag
+    def __init__(self, job_name: str, tag: str, keep: Keep | None = None) -> None:
+        self.job_name, self.tag, self._keep = job_name, tag, keep
+        # Of runs before that did not end in order: the tags and names of their jobs.
+        self.former_tags: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = (job_name,)
         # What was submitted here: of a site that rewrites comments, that is all that is known.
         self._arrays: dict[str, None] = {}
         self._watchdog: Watchdog | None = None
@@ -64,7 +69,36 @@ class Site:
     @property
     def was_used(self) -> bool:
         """Whether there may be jobs."""
-        return self._watchdog is not None
+        return self._watchdog is not None or bool(self.former_tags)
+
+    def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
+        """Look after the jobs of runs before as well.
+
+        Raises
+        ------
+        Refused
+            When nobody would end them if this process died.
+        """
+        self.former_tags = tuple(tags)
+        self._names = tuple(dict.fromkeys((self.job_name, *filter(squeue.is_job_name, names))))
+        for tag in self.former_tags:
+            self._guarded().inherit(tag)
+
+    def take_over(self, array: str) -> None:
+        """Take a job of a run before, or an array, for one of this run.
+
+        Raises
+        ------
+        Refused
+            When nobody would end it if this process died.
+        """
+        self._arrays[array] = None
+        self._guarded().note(array)
+
+    def _guarded(self) -> Watchdog:
+        if self._watchdog is None:
+            self._watchdog = _watchdog(self.job_name, self.tag, self._keep)
+        return self._watchdog
 
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
         """Submit one job, or an array of these elements; return its id.
@@ -79,8 +113,7 @@ class Site:
         Refused
             With SLURM's words.
         """
-        if self._watchdog is None:
-            self._watchdog = _watchdog(self.job_name, self.tag)
+        watchdog = self._guarded()
         array = [f"--array={squeue.indices(offsets)}"] if list(offsets) != [0] else []
         # The command line wins over SBATCH_JOB_NAME in the environment, and over the script.
         out = await run(
@@ -90,14 +123,14 @@ class Site:
             f"--comment={_comment(script, f'{self.tag}.{nonce}')}",
             *array,
             stdin=script,
-            pass_fds=(self._watchdog.fd,),
+            pass_fds=(watchdog.fd,),
         )
         # A site's wrapper may talk before; with several clusters, the cluster's name follows.
         found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
         if not found:
             raise Refused(f"sbatch printed no job id: {out.strip()!r}", squeue.UNKNOWN)
         self._arrays[found[-1]] = None
-        self._watchdog.note(found[-1])
+        watchdog.note(found[-1])
         return str(found[-1])
 
     async def queue(self) -> dict[str, Row]:
@@ -110,13 +143,15 @@ class Site:
         """
         async with self._turn:  # commands that hang do not pile up
             out = await run(
-                "squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", f"--name={self.job_name}",
-                f"--Format={squeue.FORMAT}",
+                "squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}",
+                f"--name={','.join(self._names)}", f"--Format={squeue.FORMAT}",
             )  # fmt: skip
         return {job_id: row for job_id, row in squeue.rows(out).items() if self._is_own(row)}
 
     def _is_own(self, row: Row) -> bool:
-        return f"{self.tag}." in row.comment or squeue.element(row.job_id)[0] in self._arrays
+        if any(f"{tag}." in row.comment for tag in (self.tag, *self.former_tags)):
+            return True
+        return squeue.element(row.job_id)[0] in self._arrays
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, Row | None]:
         """Return what other commands say of jobs that `squeue` does not list.
@@ -267,8 +302,8 @@ def _comment(script: str, known_by: str) -> str:
     return " ".join(parts)
 
 
-def _watchdog(job_name: str, tag: str) -> Watchdog:
+def _watchdog(job_name: str, tag: str, keep: Keep | None) -> Watchdog:
     try:
-        return Watchdog(job_name, tag, environment())
+        return Watchdog(job_name, tag, environment(), keep)
     except OSError as error:
         raise Refused(f"no watchdog could be started: {error}", squeue.TRANSIENT) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
@@ -248,6 +248,38 @@ def element(job_id: str) -> tuple[str, int]:
     """
     array, _, index = job_id.partition("_")
     return array, int(index or 0)
+
+
+def exit_status(text: str) -> str:
+    """Return with what a job ended, of ``scontrol --oneliner show job``; empty where that does not say it.
+
+    >>> exit_status("JobId=7 ExitCode=3:0 EndTime=N/A"), exit_status("ExitCode=0:9"), exit_status("ExitCode=0:0")
+    ('exit code 3', 'signal 9', '')
+    """
+    found = re.search(r"\bExitCode=(\d+):(\d+)", text)
+    code, signal = found.groups() if found else ("0", "0")
+    if signal != "0":
+        return f"signal {signal}"
+    return f"exit code {code}" if code != "0" else ""
+
+
+def node_count(listed: str) -> int:
+    """Return how many nodes SLURM's list names; one that was cut short may have more.
+
+    >>> node_count("c1"), node_count("c[1-4,7],gpu2"), node_count("c[001-010]-ib"), node_count("")
+    (1, 6, 10, 0)
+    """
+    whole = re.sub(r"\[[^\]]*$", "", listed)
+    hosts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)
+    return sum(prod(_within(ranges) for ranges in re.findall(r"\[([^\]]*)\]", host)) for host in hosts)
+
+
+def _within(ranges: str) -> int:
+    count = 0
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        count += int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
+    return count
 
 
 def is_plain(name: str) -> bool:

@@ -4,31 +4,51 @@ Jobs are its own by the tag in their comment, and by what it was told of their i
 It waits for the end of a pipe, which the kernel closes for a process that was killed as well.  `sbatch` inherits the
 other end: the pipe ends when no submission is on its way any more.  It is deaf to what a terminal or a batch system
 sends to a whole group, since that is when it is needed.
+Where the cluster has a journal it may wait a while, for a cluster that is started again on it and takes the jobs over;
+the sign of that is another run's tag in a file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
-_CLOSED = b"closed\n"
+_CLOSED, _NOW = b"closed\n", b"now\n"
 # Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
 # their workers.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
-name=$1 user=$2 tag=$3 submitted=" "
+name=$1 user=$2 tag=$3 keep=$4 file=$5 submitted=" " former=
 while read -r word job; do
     case $word in
         closed) exit 0 ;;
+        now) keep=0 ;;
+        tag) former="$former $job" ;;
         job) submitted="$submitted$job " ;;
     esac
 done
+is_taken_over() {
+    [ -n "$file" ] && [ -r "$file" ] && read -r address run < "$file" && [ "$run" != "$tag" ]
+}
+while [ "$keep" -gt 0 ]; do
+    ! is_taken_over || exit 0
+    sleep 1
+    keep=$((keep - 1))
+done
+is_tagged() {
+    for one in $tag $former; do
+        case $1 in *"$one."*) return 0 ;; esac
+    done
+    return 1
+}
 own() {
     while read -r job comment; do
-        case $comment in *"$tag."*) echo "$job"; continue ;; esac
+        if is_tagged "$comment"; then echo "$job"; continue; fi
         case $submitted in *" $job "*) echo "$job" ;; esac
     done | sort -u
 }
@@ -36,7 +56,7 @@ over='BOOT_FAIL|CANCELLED|COMPLET|DEADLINE|FAILED|NODE_FAIL|OUT_OF|PREEMPTED|REV
 # An empty squeue may be a lie.  Jobs that are over are shown for some minutes.
 alive() {
     echo "$1" | while read -r line; do
-        case $line in *"$tag."*) echo "$line"; continue ;; esac
+        if is_tagged "$line"; then echo "$line"; continue; fi
         for job in $submitted; do
             case "$line " in "JobId=$job "*|*" ArrayJobId=$job "*) echo "$line" ;; esac
         done
@@ -45,6 +65,7 @@ alive() {
 left=$submitted
 pause=1
 while [ "$pause" -le 1024 ]; do
+    ! is_taken_over || exit 0
     [ -z "$left" ] || echo "$left" | xargs -r -n 200 scancel
     if queue=$(squeue --noheader --user="$user" --name="$name" --format='%F %k'); then
         left=$(echo "$queue" | own)
@@ -59,6 +80,21 @@ done
 """
 
 
+class Keep(NamedTuple):
+    """What a journal means for the watchdog.
+
+    Attributes
+    ----------
+    seconds : float
+        For which the jobs of a cluster that died are kept.
+    file : str
+        Where the tag of the run stands that looks after them, as the second word.
+    """
+
+    seconds: float = 0.0
+    file: str = ""
+
+
 class Watchdog:
     """The process; it is there from the first submission to the end of the cluster.
 
@@ -70,11 +106,26 @@ class Watchdog:
         A word that the comments of all jobs have, and no others.
     environment : mapping
         With SLURM's configuration, and the commands on the PATH.
+    keep : Keep, optional
+        For how long, and for whom, it leaves the jobs alone when the cluster has died.
     """
 
-    def __init__(self, job_name: str, tag: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, job_name: str, tag: str, environment: Mapping[str, str], keep: Keep | None = None
+    ) -> None:
+        seconds, file = keep or Keep()
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", job_name, str(os.getuid()), tag],
+            [
+                "/bin/sh",
+                "-c",
+                _SCRIPT,
+                "dask-ferro-watchdog",
+                job_name,
+                str(os.getuid()),
+                tag,
+                str(math.ceil(seconds)),
+                file,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -95,16 +146,18 @@ class Watchdog:
         with suppress(BrokenPipeError):  # somebody killed it
             os.write(self.fd, b"job %s\n" % job_id.encode())
 
+    def inherit(self, tag: str) -> None:
+        """Let it know of a run before, whose jobs are its own as well."""
+        with suppress(BrokenPipeError):
+            os.write(self.fd, b"tag %s\n" % tag.encode())
+
     def close(self, *, jobs_left: bool = False) -> None:
         """End it, or leave it to cancel the jobs that are left.  Idempotent."""
         stream = self._process.stdin
         if stream is None or stream.closed:
             return
-        if not jobs_left:
-            try:
-                os.write(stream.fileno(), _CLOSED)
-            except BrokenPipeError:
-                jobs_left = False  # somebody killed it: there is nothing to tell
+        with suppress(BrokenPipeError):  # somebody killed it: there is nothing to tell
+            os.write(stream.fileno(), _NOW if jobs_left else _CLOSED)
         stream.close()
         if jobs_left:
             self._process.returncode = 0  # not ours to wait for: it outlives this process

@@ -22,6 +22,7 @@ from typing import Any
 import onnx
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.batching import batched as with_batched
 from dask_ferro.lower.opened import Opened
@@ -33,7 +34,6 @@ from dask_ferro.stream.drive import ChunkFailed, drive
 from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats import Sink
 from dask_ferro.stream.journal import Header, Journal
-from dask_ferro.stream.lock import held
 from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.progress import bar

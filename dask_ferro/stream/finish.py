@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lock import Hold
 from dask_ferro.stream.begin import Start, sound_chunks
 from dask_ferro.stream.formats import Source
 from dask_ferro.stream.journal import Journal, new_run
-from dask_ferro.stream.lock import Hold
 
 
 def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds: Sequence[Hold]) -> None:

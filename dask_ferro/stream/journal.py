@@ -13,7 +13,6 @@ what each sink was given, which `parts` compares with what lies there.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import uuid
@@ -22,14 +21,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-import xxhash
-
 from dask_ferro.errors import ConfigError
+from dask_ferro.lines import append, opened, put, sealed
 
 SUFFIX = ".ferro-progress"
 _HEADER, _FINISHED, _LOG = "header.json", "finished", ".log"
-# In front of the checksum of a line, and of a header: the last field of either.
-_CHECK = b', "check": "'
 
 
 class Output(NamedTuple):
@@ -77,7 +73,7 @@ class Header:
     def to_json(self) -> str:
         """Return the header as text, with a checksum."""
         outputs = {n: o._asdict() for n, o in self.outputs.items()}
-        return _sealed({**asdict(self), "outputs": outputs}).decode()
+        return sealed({**asdict(self), "outputs": outputs}).decode()
 
     @staticmethod
     def from_json(text: str) -> Header:
@@ -88,7 +84,7 @@ class Header:
         ValueError
             When the text is no header, or has changed since it was written.
         """
-        read = _opened(text.encode())
+        read = opened(text.encode())
         if read is None:
             raise ValueError("its header has no checksum of ours, or a wrong one: it is damaged or foreign")
         try:
@@ -134,7 +130,7 @@ def line(
     `digests` are those of what each sink was given, `read` those of the rows of each source whose fingerprint does not
     tell its content.
     """
-    return _sealed(
+    return sealed(
         {
             "run": run,
             "chunk": number,
@@ -144,21 +140,6 @@ def line(
             "read": list(read),
         }
     )
-
-
-def _sealed(record: Mapping[str, Any]) -> bytes:
-    """Return a record as a line of JSON whose last field is a checksum of all before it."""
-    body = json.dumps(record).encode()[:-1]
-    return body + _CHECK + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
-
-
-def _opened(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, or None where its checksum does not hold."""
-    body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
-    if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':
-        return None
-    record: dict[str, Any] = json.loads(body + b"}")
-    return record
 
 
 class Note(NamedTuple):
@@ -178,7 +159,7 @@ def notes_in(log: bytes, run: str) -> Iterator[Note]:
     [3]
     """
     for text in log.split(b"\n"):
-        record = _opened(text)
+        record = opened(text)
         if record is not None and record.get("run") == run and "chunk" in record:
             yield Note(record["chunk"], tuple(record["digests"]), tuple(record["read"]), text + b"\n")
 
@@ -248,22 +229,12 @@ class Journal:
 
     def record(self, text: bytes) -> None:
         """Append a line to this process' own log; behind a line that was cut short, it begins a new one."""
-        path = self._path(_writer(os.getpid()) + _LOG)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":
-                text = b"\n" + text
-            written = os.write(handle, text)
-        finally:
-            os.close(handle)
-        if written < len(text):
-            raise OSError(f"only {written} of {len(text)} bytes went into {path!r}: is the disk full?")
+        append(self._path(_writer(os.getpid()) + _LOG), text)
 
     def finish(self, run: str) -> None:
         """Put one file of all lines in place of the logs."""
         lines = {note.text: None for note in self.notes(run)}
-        self._put(_FINISHED, _sealed({"run": run, "finished": True}) + b"".join(lines))
+        self._put(_FINISHED, sealed({"run": run, "finished": True}) + b"".join(lines))
         self.drop_logs()
 
     def drop_logs(self) -> None:
@@ -280,18 +251,13 @@ class Journal:
         """Whether all chunks of a run were done and its output is in place."""
         try:
             with open(self._path(_FINISHED), "rb") as file:
-                first = _opened(file.readline())
+                first = opened(file.readline())
         except FileNotFoundError:
             return False
         return first is not None and first.get("run") == run
 
     def _put(self, name: str, text: bytes) -> None:
-        part = self._path(f".{name}.part")
-        with open(part, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self._path(name))
+        put(self._path(name), text)
 
     def _logs(self) -> Iterable[str]:
         return sorted(n for n in os.listdir(self.folder) if n.endswith(_LOG) or n == _FINISHED)

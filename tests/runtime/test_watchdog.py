@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dask_ferro.runtime.watchdog import Watchdog
+import pytest
+
+from dask_ferro.runtime.watchdog import Keep, Watchdog
 from tests.waiting import until
 
 # What scontrol shows: another's job, and ours in a state that a file tells.
@@ -28,6 +30,47 @@ def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(tmp
     assert set(calls.read_text().split()) == {"2"}
     state.write_text("CANCELLED")
     until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
+
+
+# The jobs of this cluster and of one before it, and another's.
+QUEUE = "echo '1 ferro-12345.a'; echo '2 ferro-1234.a'; echo '3 ferro-0000.a'"
+
+
+@pytest.mark.parametrize(
+    ("keep", "file", "orderly", "cancelled"),
+    [
+        pytest.param(0.0, None, False, {"2", "3"}, id="without a time to keep them jobs end at once"),
+        pytest.param(
+            60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"
+        ),
+        pytest.param(1.0, "tcp://a:1 ferro-1234", False, {"2", "3"}, id="nobody came for them in time"),
+        pytest.param(60.0, "tcp://b:2 ferro-99", False, set(), id="another run looks after them"),
+        pytest.param(0.0, "tcp://b:2 ferro-99", False, set(), id="it did when this one died"),
+    ],
+)
+def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
+    tmp_path: Path, keep: float, file: str | None, orderly: bool, cancelled: set[str]
+) -> None:
+    calls, scheduler = tmp_path / "calls", tmp_path / "jobs.scheduler"
+    calls.touch()
+    if file is not None:
+        scheduler.write_text(file + "\n")
+    queue = f"[ -s {calls} ] || {{ {QUEUE}; }}"
+    commands = {"squeue": queue, "scontrol": "exit 0", "scancel": f"echo $@ >> {calls}"}
+    for name, script in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    watchdog = Watchdog("test", "ferro-1234", environment, Keep(keep, str(scheduler)))
+    watchdog.inherit("ferro-0000")
+    number = watchdog._process.pid
+    if orderly:
+        watchdog.close(jobs_left=True)
+    else:
+        os.close(watchdog.fd)  # as when its process was killed
+        watchdog._process.stdin = None
+    until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
+    assert set(calls.read_text().split()) == cancelled
 
 
 def _runs(number: int) -> bool:

@@ -1,6 +1,6 @@
-"""One run holds a sink: a lock that ends with its holder, on one host and between hosts.
+"""One process holds a path: a lock that ends with its holder, on one host and between hosts.
 
-    <sink>.ferro-lock    there while a run is on, one for each output; says who: host, pid, since when
+    <path>.ferro-lock    there while it is held (a sink by a run, a journal by a cluster): host, pid, since when
 
 The lock is `flock`, which the kernel releases when the holder ends, however it ends; Linux passes it on over NFS, and
 Lustre where it is mounted with `flock`.  Where a file system keeps it to one host or has none, the file's time of
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -54,14 +54,25 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+class Words(NamedTuple):
+    """What is locked, what its holder does with it, and who that is."""
+
+    thing: str = "sink"
+    done: str = "written"
+    who: str = "ff.run"
+
+
+_SINK = Words()
+
+
 @dataclass
 class Hold:
-    """The lock of one sink, held.
+    """The lock of one path, held.
 
     Attributes
     ----------
     sink, path : str
-        The sink, and its lock file.
+        What is locked, and the lock file.
     handle : int
         Of the lock file, which holds the lock while it is open.
     token : str
@@ -72,14 +83,15 @@ class Hold:
     path: str
     handle: int
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    words: Words = _SINK
 
     def check(self) -> None:
         """Raise `ConfigError` when the lock was taken over, as this process seemed to be dead."""
         found = _said(self.path)
         if found is None or found.get("token") != self.token:
             raise ConfigError(
-                f"sink {self.sink!r} was taken over by {_who(found)}: this process gave no sign of life for"
-                f" {config.seconds('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
+                f"{self.words.thing} {self.sink!r} was taken over by {_who(found)}: this process gave no sign of life"
+                f" for {config.seconds('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
             )
 
     def claim(self) -> None:
@@ -108,16 +120,16 @@ class Hold:
 
 
 @contextmanager
-def held(sinks: Sequence[str]) -> Iterator[list[Hold]]:
-    """Hold the locks of some sinks, given by real paths, while the block runs.
+def held(sinks: Sequence[str], words: Words = _SINK) -> Iterator[list[Hold]]:
+    """Hold the locks of some sinks, or other paths, given by real paths, while the block runs.
 
     Raises
     ------
     ConfigError
-        When another run holds one, with its host, its process and since when; or when a lock cannot be made there.
+        When another process holds one, with its host, its process and since when; or when a lock cannot be made there.
     """
     with ExitStack() as stack:
-        holds = [_entered(stack, sink) for sink in sorted(sinks)]
+        holds = [_entered(stack, sink, words) for sink in sorted(sinks)]
         ended = threading.Event()
         beating = threading.Thread(target=_beat, args=(holds, ended), name="ferro-stream-lock", daemon=True)
         beating.start()
@@ -128,18 +140,19 @@ def held(sinks: Sequence[str]) -> Iterator[list[Hold]]:
             beating.join()
 
 
-def _entered(stack: ExitStack, sink: str) -> Hold:
+def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
     folder = os.path.dirname(sink)
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder)
             stack.callback(_remove_empty, folder)
-        hold = _acquired(sink)
+        hold = _acquired(sink, words)
         stack.callback(hold.release)
         hold.claim()
     except OSError as error:
         raise ConfigError(
-            f"sink {sink!r} cannot be written: {error.strerror} ({error.filename or sink!r}); choose another path"
+            f"{words.thing} {sink!r} cannot be written: {error.strerror} ({error.filename or sink!r}); choose another"
+            " path"
         ) from error
     return hold
 
@@ -149,7 +162,7 @@ def _remove_empty(folder: str) -> None:
         os.rmdir(folder)
 
 
-def _acquired(sink: str) -> Hold:
+def _acquired(sink: str, words: Words) -> Hold:
     """Return the lock of a sink, before its file says whose it is."""
     path = sink + SUFFIX
     while True:
@@ -158,24 +171,24 @@ def _acquired(sink: str) -> Hold:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "a lock has to be a file", path)
-            shared = _flock(handle, sink, path)
+            shared = _flock(handle, sink, path, words)
             found = _said(path)
             if found is not None and not (shared and found.get("machine") == _machine()):
-                _watch(sink, path, found)
+                _watch(sink, path, found, words)
             if _is_at(handle, path):
-                return Hold(sink, path, handle)
+                return Hold(sink, path, handle, words=words)
         except BaseException:
             _close(handle)
             raise
         _close(handle)  # its last holder removed the file meanwhile
 
 
-def _flock(handle: int, sink: str, path: str) -> bool:
+def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
     """Lock a file; return whether the file system can, and refuse when another process has."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _refused(sink, _said(path)) from None
+        raise _refused(sink, _said(path), words) from None
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False
@@ -183,28 +196,28 @@ def _flock(handle: int, sink: str, path: str) -> bool:
     return True
 
 
-def _watch(sink: str, path: str, found: dict[str, Any]) -> None:
+def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     """Refuse when the holder of another host gives a sign of life within a lease; else take its file away."""
     lease = config.seconds("stream.lease")
     logger.warning(
-        "sink %r has a lock of %s; ff.run waits %g s for a sign of life from there (ferro.stream.lease)",
-        sink, _who(found), lease,
+        "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
+        words.thing, sink, _who(found), words.who, lease,
     )  # fmt: skip
     seen = _changed_at(path)
     for _ in range(_LOOKS):
         time.sleep(lease / _LOOKS)
         if (now := _changed_at(path)) is not None and now != seen:
-            raise _refused(sink, _said(path))
+            raise _refused(sink, _said(path), words)
     said = _said(path)
     if said is not None and said.get("token") == found.get("token"):
         with suppress(FileNotFoundError):
             os.unlink(path)  # the next one to open it makes a file of its own
 
 
-def _refused(sink: str, found: dict[str, Any] | None) -> ConfigError:
+def _refused(sink: str, found: dict[str, Any] | None, words: Words) -> ConfigError:
     return ConfigError(
-        f"sink {sink!r} is being written by another ff.run: {_who(found)}; wait for its end, or end it, or choose"
-        " another path"
+        f"{words.thing} {sink!r} is being {words.done} by another {words.who}: {_who(found)}; wait for its end, or end"
+        " it, or choose another path"
     )
 
 

@@ -1,0 +1,73 @@
+"""Which workers of a cluster's jobs are connected to its scheduler, since when, and under which names."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from distributed.metrics import time
+
+from dask_ferro.policy.staff import RUNNING
+from dask_ferro.runtime.batchjob import BatchJob
+
+logger = logging.getLogger(__name__)
+
+# For the tasks of workers whose job was cancelled before it had started.
+_LATE = 10.0
+
+
+class Connections:
+    """The connected workers; mixed into a cluster of SLURM jobs before dask-jobqueue's class."""
+
+    def _followed(self: Any) -> list[BatchJob]:
+        """Return the jobs that are looked after, or are being ended."""
+        return [*self._book.values(), *self._going.values(), *self._former.values()]
+
+    def _connected_names(self: Any) -> set[str]:
+        return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+
+    def _addresses(self: Any, job: BatchJob) -> list[str]:
+        """Return where a job's workers are connected."""
+        names = set(job.workers)
+        return [a for a, worker in self.scheduler_info["workers"].items() if str(worker["name"]) in names]
+
+    async def _let_leave(self: Any, addresses: list[str]) -> bool:
+        scheduler: Any = self.scheduler_comm
+        try:
+            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
+            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
+            return False
+        return not answer["stayed"]
+
+    def _connected(self: Any, job: BatchJob) -> float | None:
+        """When the last of a job's workers came."""
+        if job.state != RUNNING:
+            return None
+        return max(
+            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
+            default=None,
+        )
+
+    def _update_worker_status(self: Any, op: str, msg: Any) -> None:
+        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
+        if op == "add":
+            now = time()
+            came = [str(worker["name"]) for worker in msg["workers"].values()]
+            self._connected_at.update(dict.fromkeys(came, now))
+            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+            for name in came:
+                self._names.learn(name, shapes, self._book.__contains__)
+        elif op == "remove":
+            self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
+        super()._update_worker_status(op, msg)  # type: ignore[misc]
+
+    @property
+    def plan(self: Any) -> set[str]:
+        """The names of the workers of all jobs that were asked for."""
+        return {worker for job in self._book.values() for worker in job.workers}
+
+    @property
+    def requested(self: Any) -> set[str]:
+        """The names of the workers whose jobs SLURM has."""
+        return {worker for job in self._book.values() if job.job_id for worker in job.workers}

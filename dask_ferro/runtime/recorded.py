@@ -1,0 +1,200 @@
+"""A cluster of SLURM jobs that keeps a record of them, and takes up the jobs of the run before on the same journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import xxhash
+from distributed import Status
+from distributed.metrics import time
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import PENDING
+from dask_ferro.runtime.batchjob import BatchJob
+from dask_ferro.runtime.inheritance import ADOPT, ASK, END, taken_up, told, verdict
+from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
+from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.pools import DEFAULT
+from dask_ferro.runtime.recording import Recording
+from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.squeue import PENDING as WAITS
+from dask_ferro.runtime.squeue import STARTED, Row, element, exit_status
+from dask_ferro.runtime.watchdog import Keep
+
+logger = logging.getLogger(__name__)
+
+# For the first look at the jobs of the run before; what takes longer goes on while the cluster works.
+_FIRST_LOOK = 5.0
+# Failed jobs that are asked for their status at a time.
+_EXITS = 4
+
+
+def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) -> tuple[Recording, Keep]:
+    """Return a cluster's record, and what its journal means for the watchdog.
+
+    Raises
+    ------
+    ConfigError
+        For a journal that is no path, or seconds that are none.
+    """
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 <= keep < float("inf"):
+        raise ConfigError(f"ff.SLURMCluster: got keep={keep!r}, wanted a number of seconds of at least 0")
+    if journal is None:
+        if keep:
+            raise ConfigError(
+                "ff.SLURMCluster: keep goes with journal, by which somebody finds the jobs again"
+            )
+        return Recording(tag), Keep()
+    if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
+        raise ConfigError(f"ff.SLURMCluster: got journal={journal!r}, wanted the path of a file")
+    kept = JobJournal(journal, tag)
+    return Recording(tag, kept), Keep(keep, kept.address_file)
+
+
+class Recorded:
+    """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
+
+    # When the jobs of the run before were first looked for, and how many failed jobs are asked for their status.
+    _former_since = 0.0
+    _asked_exits = 0
+
+    def jobs(self: Any) -> Any:
+        """Return all jobs that were asked for, those that are over included, the newest 10,000 of them.
+
+        With a journal, those of the runs before as well.
+
+        Returns
+        -------
+        tuple of JobRecord
+            In the order in which they were asked for: why that was, what became of them, and what they did.
+        """
+        return self.sync(self._recording.records)
+
+    def because(self: Any, why: str, jobs: Iterable[str] = ()) -> None:
+        """Tell why the next jobs are asked for, or why those of these names are given back."""
+        self._recording.because(why, jobs)
+
+    async def _start(self: Any) -> None:
+        try:
+            before = await self._recording.begin(self._site.job_name)
+        except ConfigError:
+            self.status = Status.closed  # it never began
+            raise
+        try:
+            await super()._start()  # type: ignore[misc]
+            address = getattr(self.scheduler, "contact_address", None) or self.scheduler.address
+            await self._recording.connect(self.scheduler_comm, address)
+        except BaseException:
+            self._recording.release()
+            raise
+        await self._look_for(before)
+
+    async def _look_for(self: Any, before: Told) -> None:
+        """Begin to look for the jobs of runs that did not end in order."""
+        self._count = before.following
+        if not before.open_runs:
+            return
+        jobs = [taken_up(record) for record in before.records if not record.is_over]
+        unheard = [job for job in jobs if not job.job_id]
+        for job in unheard:  # SLURM may have them all the same
+            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
+        self._former = {job.name: job for job in jobs if job.job_id}
+        self._former_since = time()
+        try:
+            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
+            async with asyncio.timeout(_FIRST_LOOK):
+                rows = await self._site.queue()
+                self._end_unheard(rows, unheard)
+                await self._settle_former(rows)
+        except (Refused, TimeoutError) as error:
+            logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
+
+    async def _settle_former(self: Any, rows: Mapping[str, Row]) -> None:
+        """Adopt or end the jobs of runs before, as far as SLURM tells of them."""
+        if not self._former:
+            return
+        unlisted = [job.job_id for job in self._former.values() if job.job_id not in rows]
+        others = await self._site.unlisted(unlisted) if unlisted else {}
+        waited = time() - self._former_since
+        for job in list(self._former.values()):
+            record = self._recording.book.get(job.name) or JobRecord(job.name)
+            row = rows.get(job.job_id) or others.get(job.job_id)
+            kind = self._kind_digest(job.pool)
+            found = verdict(record, row, job.job_id in others, self._site.former_tags, kind, waited)
+            if found.what == ASK:
+                continue
+            del self._former[job.name]
+            logger.warning("dask_ferro: %s", told(record, found))
+            if found.what == ADOPT:
+                self._adopt(job, row)
+            elif found.what == END:
+                self._take_over(job)
+                self._cancellation.add({job.job_id: job})
+                self._recording.over(job, f"ended by the next run: {found.why}", by_us=True)
+            else:
+                job.ran = (row.starts, row.ends) if row is not None else job.ran
+                self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
+
+    def _end_unheard(self: Any, rows: Mapping[str, Row], jobs: Sequence[BatchJob]) -> None:
+        """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
+        known = {job.job_id for job in self._followed()}
+        there = [row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known]
+        for row, job in zip_longest(there, jobs[: len(there)]):
+            pool = DEFAULT if job is None else job.pool
+            unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)
+            self._take_over(unheard)
+            self._cancellation.add({row.job_id: unheard})
+            logger.warning(
+                "dask_ferro: job %s of the run before is ended: its cluster died before it heard of it",
+                row.job_id,
+            )
+
+    def _adopt(self: Any, job: BatchJob, row: Row) -> None:
+        self._take_over(job)
+        job.restarts, job.submitted_at = max(job.restarts, row.restarts), row.submitted or job.submitted_at
+        job.names = self._names.actual
+        job.enter(PENDING, time())
+        self._adopted.add(job.name)
+        self._book[job.name] = job
+        self._recording.note(job)
+        self._recording.write()
+
+    def _take_over(self: Any, job: BatchJob) -> None:
+        try:
+            self._site.take_over(element(job.job_id)[0])
+        except Refused as refused:
+            logger.warning("dask_ferro: %s", refused.words)
+
+    def _ask_exit(self: Any, job: BatchJob, why: str) -> None:
+        """Find out with which status a failed job ended, in the background; of many at once, of some."""
+        if why.startswith("FAILED") and self._asked_exits < _EXITS:
+            self._asked_exits += 1
+            self._closings.begin(self._learn_exit(job))
+
+    async def _learn_exit(self: Any, job: BatchJob) -> None:
+        try:
+            shown = await self._site.ask("scontrol", "--oneliner", "show", "job", job.job_id)
+        except Refused:
+            return  # the reason alone, then
+        finally:
+            self._asked_exits -= 1
+        if status := exit_status(shown):
+            self._recording.amend(job, status)
+
+    def _kind_digest(self: Any, pool: str) -> str | None:
+        """Return a digest of what a pool's jobs are; None: there is no such pool."""
+        kind = self._pool_records.get(pool) if self._pool_records else None
+        return xxhash.xxh3_64_hexdigest(kind.job.job_script().encode()) if kind is not None else None
+
+    def _addressed(self: Any, script: str, placeholder: str) -> str:
+        """Return a script that knows its scheduler's address, or, with a journal, where to look for it."""
+        scheduler = self.scheduler
+        address = getattr(scheduler, "contact_address", None) or getattr(scheduler, "address", None)
+        if self._recording.journal is None:
+            return script.replace(placeholder, address or placeholder)
+        return by_file(script, placeholder, address or placeholder, self._recording.journal.address_file)

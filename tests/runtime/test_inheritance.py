@@ -1,0 +1,69 @@
+"""What becomes of the jobs of a run before, of what SLURM says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_ferro.runtime.inheritance import ADOPT, ASK, END, GONE, verdict
+from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.squeue import UNTOLD, Row
+
+RECORD = JobRecord("a-1", "a", "7", state="pending", submitted=1000.0, kind="k", run="ferro-1")
+OURS = "mine ferro-1.abc"
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "what", "why"),
+    [
+        pytest.param(Row("7", "PENDING", comment=OURS), "k", ADOPT, "it waits", id="it waits: it is adopted"),
+        pytest.param(
+            Row("7", "PENDING", restarts=1, comment=OURS),
+            "k",
+            ADOPT,
+            "it waits",
+            id="also where it was requeued",
+        ),
+        pytest.param(
+            Row("7", "PENDING", submitted=1003.0), "k", ADOPT, "it waits", id="known by its submission"
+        ),
+        pytest.param(
+            Row("7", "PENDING", comment=OURS), "other", END, "otherwise now", id="its pool has changed"
+        ),
+        pytest.param(Row("7", "PENDING", comment=OURS), None, END, "no pool 'a'", id="its pool is gone"),
+        pytest.param(
+            Row("7", "RUNNING", comment=OURS), "k", END, "has started", id="its workers end in any case"
+        ),
+        pytest.param(
+            Row("7", "PENDING", reason="JobHeldAdmin", comment=OURS), "k", END, "held", id="somebody holds it"
+        ),
+        pytest.param(
+            Row("7", "CANCELLED", comment=OURS), "k", GONE, "CANCELLED", id="the watchdog was quicker"
+        ),
+        pytest.param(Row("7", "COMPLETING", comment=OURS), "k", GONE, "COMPLETING", id="it ends"),
+        pytest.param(
+            Row("7", "PENDING", submitted=9e5, comment="ferro-2.abc"),
+            "k",
+            GONE,
+            "another",
+            id="another of its number",
+        ),
+        pytest.param(
+            Row("7", "RUNNING", submitted=1061.0), "k", GONE, "another", id="another of the same user"
+        ),
+        pytest.param(Row("7", "RUNNING", UNTOLD), "k", ASK, "when it was", id="accounting tells too little"),
+        pytest.param(Row("7", "FAILED", UNTOLD), "k", GONE, "FAILED", id="over by accounting"),
+    ],
+)
+def test_a_job_of_before_is(row: Row, kind: str | None, what: str, why: str) -> None:
+    found = verdict(RECORD, row, False, ["ferro-1"], kind, 0.0)
+    assert found.what == what
+    assert why in found.why
+
+
+@pytest.mark.parametrize(("answered", "what"), [(True, GONE), (False, ASK)])
+def test_without_a_row_it_is_gone_only_if_slurm_said_so(answered: bool, what: str) -> None:
+    assert verdict(RECORD, None, answered, ["ferro-1"], "k", 0.0).what == what
+
+
+def test_what_nobody_knows_for_a_minute_is_none_of_ours() -> None:
+    assert verdict(RECORD, Row("7", "RUNNING", UNTOLD), False, ["ferro-1"], "k", 61.0).what == GONE

@@ -1,0 +1,217 @@
+"""A cluster's journal: what it tells wherever it was cut or damaged, and who may have it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lines import sealed
+from dask_ferro.runtime.jobjournal import JobJournal, Run, Told, by_file, parsed, read
+from dask_ferro.runtime.jobrecord import JobRecord
+
+RECORDS = [
+    JobRecord(
+        "default-0",
+        job_id="7",
+        state="running",
+        why="adapt: 8 s of work",
+        run="ferro-1",
+        started=5.0,
+        seen=9.0,
+    ),
+    JobRecord("gpu-1", "gpu", "8_0", ("gpu-1",), state="pending", run="ferro-1", order=1),
+    JobRecord(
+        "default-0", job_id="7", state="ended", ending="NODE_FAIL", run="ferro-1", started=5.0, ended=11.0
+    ),
+]
+
+
+def journal(path: Path) -> bytes:
+    """The content of one with two runs, of which the second was killed."""
+    for run, records in {"ferro-1": RECORDS, "ferro-2": []}.items():
+        kept = JobJournal(path / "jobs", run)
+        kept.begin("mine", 1.0)
+        kept.add(records)
+        kept.release()
+    return (path / "jobs").read_bytes()
+
+
+def test_it_tells_the_newest_of_each_job_and_which_runs_did_not_end(tmp_path: Path) -> None:
+    told = parsed(journal(tmp_path))
+    assert told.records == (RECORDS[2], RECORDS[1])
+    assert told.open_runs == (Run("ferro-1", "mine", 1.0), Run("ferro-2", "mine", 1.0))
+    assert told.following == 2
+    assert not told.damaged
+    assert not told.torn
+
+
+def test_cut_anywhere_it_tells_what_stood_before(tmp_path: Path) -> None:
+    text = journal(tmp_path)
+    ends = [at for at in range(len(text) + 1) if text[:at].endswith(b"\n")]
+    for cut in range(len(text) + 1):
+        whole = max((at for at in ends if at <= cut), default=0)
+        told = parsed(text[:cut])
+        if cut + 1 in ends:  # the line's end alone is missing
+            assert told == parsed(text[: cut + 1])
+            continue
+        assert told._replace(torn=False) == parsed(text[:whole])
+        assert told.torn == (cut != whole)
+
+
+@given(at=st.integers(min_value=0), byte=st.binary(min_size=1, max_size=1))
+def test_a_byte_that_changed_costs_its_line_at_most(
+    tmp_path_factory: pytest.TempPathFactory, at: int, byte: bytes
+) -> None:
+    text = TEXT.get("all") or TEXT.setdefault("all", journal(tmp_path_factory.mktemp("journal")))
+    at %= len(text)
+    changed = text[:at] + byte + text[at + 1 :]
+    told = parsed(changed)
+    if changed == text:
+        assert told == parsed(text)
+        return
+    lost = len(told.damaged) + told.torn
+    assert 1 <= lost <= 2 or byte == b"\n"
+    whole = [line for line in text.split(b"\n") if line and line in changed.split(b"\n")]
+    assert told._replace(damaged=(), torn=False) == parsed(b"\n".join(whole))
+
+
+TEXT: dict[str, bytes] = {}
+
+
+def test_a_damaged_line_is_told_by_its_number_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = journal(tmp_path).splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"default-0", b"default-9")
+    (tmp_path / "jobs").write_bytes(b"".join(lines))
+    with caplog.at_level(logging.WARNING):
+        told = read(tmp_path / "jobs")
+    assert [record.name for record in told.records] == ["gpu-1"]
+    assert "left out what is damaged: line 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b"hello\n", id="text"),
+        pytest.param(b"hello", id="text without an end"),
+        pytest.param(b'{"ferro": "cluster-run"}\nx\n', id="lines of a like kind"),
+        pytest.param(sealed({"run": "a", "chunk": 3}), id="the log of a run"),
+        pytest.param(os.urandom(4096), id="bytes"),
+    ],
+)
+def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match="it has no line of a journal; choose another file"):
+        JobJournal(path, "ferro-1").begin("mine", 1.0)
+    assert path.read_bytes() == text
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("text", [None, b"", b'{"fer', b'{"ferro": "cluster-run", "run": "fe'], ids=repr)
+def test_none_and_one_whose_first_line_was_cut_short_are_begun(tmp_path: Path, text: bytes | None) -> None:
+    path = tmp_path / "jobs"
+    if text is not None:
+        path.write_bytes(text)
+    kept = JobJournal(path, "ferro-1")
+    assert kept.begin("mine", 1.0).records == ()
+    kept.add(RECORDS)
+    kept.release()
+    assert len(read(path).records) == 2
+
+
+def test_what_is_appended_behind_a_line_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    with (tmp_path / "jobs").open("ab") as file:
+        file.write(b'{"ferro": "cluster-job", "na')
+    kept.add(RECORDS)
+    kept.release()
+    assert read(tmp_path / "jobs").records == (RECORDS[2], RECORDS[1])
+
+
+def test_a_run_that_ended_in_order_ends_those_before_it_too(tmp_path: Path) -> None:
+    journal(tmp_path)
+    kept = JobJournal(tmp_path / "jobs", "ferro-3")
+    assert [run.tag for run in kept.begin("mine", 2.0).open_runs] == ["ferro-1", "ferro-2"]
+    kept.announce("tcp://1.2.3.4:5")
+    assert Path(kept.address_file).read_text() == "tcp://1.2.3.4:5 ferro-3\n"
+    kept.end(3.0, jobs_left=False)
+    assert read(tmp_path / "jobs").open_runs == ()
+    assert os.listdir(tmp_path) == ["jobs"]
+
+
+def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 2.0)
+    kept.end(3.0, jobs_left=True)
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1"]
+
+
+def test_a_second_cluster_is_refused_by_name(tmp_path: Path) -> None:
+    first = JobJournal(tmp_path / "jobs", "ferro-1")
+    first.begin("mine", 1.0)
+    with pytest.raises(
+        ConfigError, match=rf"is being kept by another cluster: process {os.getpid()} on host"
+    ):
+        JobJournal(tmp_path / "jobs", "ferro-2").begin("mine", 1.0)
+    first.release()
+    second = JobJournal(tmp_path / "jobs", "ferro-2")
+    second.begin("mine", 1.0)
+    second.release()
+
+
+def test_what_a_full_disk_does_not_take_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    path, kept.path = kept.path, str(tmp_path / "no" / "jobs")
+    kept.add(RECORDS[:2])
+    kept.path = path
+    kept.add(RECORDS[2:])
+    kept.release()
+    assert read(path).records == (RECORDS[2], RECORDS[1])
+
+
+def test_one_that_was_taken_over_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    (tmp_path / "jobs.ferro-lock").write_text('{"token": "other", "pid": 7, "host": "far", "since": "now"}')
+    kept.add(RECORDS)
+    assert read(tmp_path / "jobs").records == ()
+    assert "was taken over by process 7 on host 'far'" in caplog.text
+    kept.end(2.0, jobs_left=False)
+    assert [run.ended for run in read(tmp_path / "jobs").runs] == [False]
+
+
+def test_nothing_is_told_of_one_that_is_not_there(tmp_path: Path) -> None:
+    assert read(tmp_path / "jobs") == Told()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        pytest.param("tcp://new:1 ferro-2\n", "tcp://new:1", id="a cluster that was started again"),
+        pytest.param("", "tcp://old:1", id="a file that is empty"),
+        pytest.param(None, "tcp://old:1", id="no file: not shared, or the cluster is gone"),
+    ],
+)
+def test_a_job_looks_for_its_scheduler_when_it_starts(
+    tmp_path: Path, content: str | None, found: str
+) -> None:
+    file = tmp_path / "it's here.scheduler"
+    if content is not None:
+        file.write_text(content)
+    script = 'set -eu\nFERRO_WORKER="a-1"\necho tcp://<address>:1 $FERRO_WORKER'
+    given = by_file(script, "tcp://<address>:1", "tcp://old:1", str(file))
+    done = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.split() == [found, "a-1"]
