@@ -42,6 +42,8 @@ CONTENDERS = ("stock", "ferro")
 HELD, NBYTES = 50, 2_000_000
 # For all of it to be done; and without the end of any task, beyond the longest of them, in seconds.
 IN_TIME, STALL = 180.0, 60.0
+# When what went wrong is right again, for what follows of it, in seconds.
+AFTER = 3.0
 # Harm is told by its worst round, the rest by the median.
 HARM = ("lost", "twice", "wrong", "failed", "hung", "orphans", "beyond")
 FIGURES = (*HARM, "seconds", "stall", "jobs", "node_seconds")
@@ -154,10 +156,12 @@ def at_work(contender: str, row: Row, folder: str, meter: Meter, toy: bool) -> d
                 flying += new
             done.take(flying, IN_TIME)
             took = time.monotonic() - began
+            stall = done.stall
+            undo.close()
+            time.sleep(0.0 if toy else AFTER)
             done.values["held"].clear()
             done.take(held, IN_TIME)
             failed = sum(future.status in ("error", "cancelled", "lost") for future in [*flying, *held])
-            undo.close()
         orphans = _orphans(meter, folder)
     starts = Counter(Path(log).read_text().split())
     longest = max(max(seconds) for _, seconds in waves)
@@ -167,11 +171,11 @@ def at_work(contender: str, row: Row, folder: str, meter: Meter, toy: bool) -> d
         "twice": sum(count > 1 for key, count in starts.items() if key.startswith("fly")),
         "wrong": done.wrong(),
         "failed": failed,
-        "hung": float(got < len(held) + len(flying) or done.stall > STALL + longest),
+        "hung": float(got < len(held) + len(flying) or stall > STALL + longest),
         "orphans": orphans,
         "beyond": max(0, meter.most - run.maximum),
         "seconds": took,
-        "stall": done.stall,
+        "stall": stall,
         "jobs": len(meter.jobs),
         "node_seconds": meter.node_seconds,
     }
@@ -243,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--contender", choices=CONTENDERS, action="append", help="this one alone")
     parser.add_argument("--list", action="store_true", help="name the rows, and end")
     parser.add_argument(
-        "--table", metavar="FILE", type=Path, action="append", help="print records as Markdown"
+        "--table", metavar="FILE", type=Path, action="append", help="join records, as Markdown"
     )
     parser.add_argument("--program", metavar="FOLDER", help="be the program that is killed")
     options = parser.parse_args(arguments)
@@ -255,14 +259,18 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         program(contenders[0], options.program)
         return {}
     if options.table:
-        results = [json.loads(file.read_text(encoding="utf-8"))["results"] for file in options.table]
-        print("\n".join(markdown({name: row for part in results for name, row in part.items()})))
-        return {}
+        record = together([json.loads(file.read_text(encoding="utf-8")) for file in options.table])
+        show(record["results"])
+        print("\n".join(["", *markdown(record["results"])]))
+        if options.json:
+            measure.write(options.json, record)
+        return record
     rounds = 1 if options.toy else options.rounds
     record = measure.provenance(rounds=rounds, toy=options.toy)
-    record["results"] = {}
+    record["runs"], record["results"] = {}, {}
     for name in options.only or ROWS:
         taken: dict[str, list[dict[str, float]]] = {c: [] for c in contenders}
+        record["runs"][name] = taken
         for number in range(rounds):
             for contender in contenders[:: -1 if number % 2 else 1]:
                 taken[contender].append(once(contender, name, options.toy))
@@ -278,6 +286,20 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 def summaries(ones: Sequence[Mapping[str, float]]) -> dict[str, measure.Summary]:
     """Return what was measured of all rounds, each figure as a summary."""
     return {key: measure.Summary.of([one[key] for one in ones]) for key in FIGURES if key in ones[0]}
+
+
+def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several records as one: the rounds of a row, of whichever record, are rounds of that row."""
+    runs: dict[str, dict[str, list[Any]]] = {}
+    for record in records:
+        for name, row in record["runs"].items():
+            for contender, ones in row.items():
+                runs.setdefault(name, {}).setdefault(contender, []).extend(ones)
+    results = {name: {c: summaries(ones) for c, ones in row.items()} for name, row in runs.items()}
+    parts = [
+        {key: value for key, value in record.items() if key not in ("runs", "results")} for record in records
+    ]
+    return {"records": parts, "runs": runs, "results": results}
 
 
 def _cell(told: Mapping[str, Any], key: str) -> str:

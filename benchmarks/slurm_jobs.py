@@ -21,7 +21,7 @@ class Told(NamedTuple):
 
 
 class Meter:
-    """What SLURM did for a run's jobs, looked at five times a second.
+    """What SLURM did for a run's jobs, looked at three times a second.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Meter:
 
     def _watch(self) -> None:
         last = time.monotonic()
-        while not self._over.wait(0.2):
+        while not self._over.wait(0.3):
             now = time.monotonic()
             with suppress(subprocess.SubprocessError):
                 rows = self.rows()
