@@ -2,19 +2,20 @@
 
     eval "$(tests/slurm/slurm-up)"; python benchmarks/preemption.py    # all of it: some 20 minutes
     python benchmarks/preemption.py --only shuffle --only no-op        # without SLURM
-    python benchmarks/preemption.py --only preempted --contender on --contender off --rounds 1
+    python benchmarks/preemption.py --only killed --contender on --contender off --rounds 1
 
 preempted  three jobs of four threads in a partition with GraceTime=0, preempted three times at random moments, the same
            for all contenders of a round.  48 blocks of 2 MB (1.5 s each) are held while 12 passes read each of them
            (0.5 s each); all of it sleeps.  Counted: seconds of finished tasks that ran again, their results, seconds of
            tasks that were cut off as they ran (no copy helps them), bytes copied, the largest share of a worker's
-           memory limit that results took, and the makespan.
+           memory limit that results took, and the makespan.  SLURM sends SIGTERM first, and SIGKILL 5 s later.
+killed     the same, but SIGKILL comes first, as with KillWait=0, a node that fails, or a virtual machine taken back.
 small      400 results of 1 kB, 20 ms of arithmetic each, held until the end.
 large      60 results of 2 MB, 0.1 s each, held while 40 tasks of 0.1 s compute.
 shuffle    a product of two matrices of 8 x 8 tiles of 1 MB, tile by tile: each tile is read by eight tasks.
 no-op      6,000 results of tasks that do nothing, held: what looking at them takes.
 
-The last four run on two workers of one thread that are declared two preemptible jobs ("on") and then, or before, as
+The other four run on two workers of one thread that are declared two preemptible jobs ("on") and then, or before, as
 workers that are safe ("off"), in pairs.  Overhead is the median of a pair's ratios: of seconds, and of the CPU seconds
 of all processes, which other programs on the machine change less.
 """
@@ -38,6 +39,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 import dask  # noqa: E402
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
+import psutil  # noqa: E402
 from distributed import Client, wait  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
@@ -46,6 +48,7 @@ from dask_ferro.runtime.roster import Roster  # noqa: E402
 SEED = 0
 CONTENDERS = ("stock", "off", "on")
 PARTITION = "spot"
+ON_SLURM = ("preempted", "killed")
 FIGURES = ("again", "lost", "cut", "copied", "results", "memory", "seconds", "preemptions")
 # Of a tile of 1 MB.
 SIDE = 360
@@ -159,7 +162,7 @@ class Memory:
 
 
 class Preemptor:
-    """Preempts jobs of a cluster at given times: each by a job of a higher partition on its node.
+    """Preempts jobs of a cluster at given times: each by a job of a higher partition on its node, or by SIGKILL.
 
     Attributes
     ----------
@@ -167,8 +170,8 @@ class Preemptor:
         When a worker was gone, in seconds since the epoch.
     """
 
-    def __init__(self, cluster: Any, folder: str, waits: Sequence[float], seed: int) -> None:
-        self._cluster, self._folder, self._waits = cluster, folder, waits
+    def __init__(self, client: Client, folder: str, waits: Sequence[float], seed: int, kills: bool) -> None:
+        self._client, self._folder, self._waits, self._kills = client, folder, waits, kills
         self._random = random.Random(seed)
         self.ends: list[float] = []
         self._jobs: list[str] = []
@@ -192,23 +195,35 @@ class Preemptor:
             self._preempt()
 
     def _preempt(self) -> None:
-        nodes = sorted(node for node, state in self._rows() if state == "RUNNING")
-        before = set(self._cluster.scheduler.workers)
-        if not nodes or not before:
+        before = set(self._client.cluster.scheduler.workers)
+        if not before:
             return
-        node = self._random.choice(nodes)
-        wrap = ("-n1", "-c4", "-o", "/dev/null", "--wrap", "sleep 3")
-        self._jobs.append(_command("sbatch", "--parsable", "-p", "cpu", "-w", node, *wrap).strip())
-        while not before - set(self._cluster.scheduler.workers):
+        if self._kills:
+            self._kill()
+        elif running := sorted(self._nodes()):
+            wrap = ("-n1", "-c4", "-o", "/dev/null", "--wrap", "sleep 3")
+            node = self._random.choice(running)
+            self._jobs.append(_command("sbatch", "--parsable", "-p", "cpu", "-w", node, *wrap).strip())
+        while not before - set(self._client.cluster.scheduler.workers):
             if self._over.wait(0.02):
                 return
         self.ends.append(time.time())
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
+    def _kill(self) -> None:
+        """Kill a worker, its nanny and its script, with no time between them."""
+        process: Any = psutil.Process(self._random.choice(sorted(self._client.run(os.getpid).items()))[1])
+        processes = []
+        while process is not None and not process.name().startswith("slurmstepd"):
+            processes.append(process)
+            process = process.parent()
+        for one in reversed(processes):
+            one.kill()
+
+    def _nodes(self) -> Iterator[str]:
         for line in _command("squeue", "-h", "-r", "-O", "NodeList:40,State:20,STDOUT:300").splitlines():
             cells = line.split()
-            if len(cells) == 3 and self._folder in cells[2]:
-                yield cells[0], cells[1]
+            if len(cells) == 3 and cells[1] == "RUNNING" and self._folder in cells[2]:
+                yield cells[0]
 
 
 def _command(*words: str) -> str:
@@ -234,7 +249,7 @@ def on_slurm(contender: str, folder: str, work: Work) -> Iterator[Any]:
             yield cluster
 
 
-def preempted_once(contender: str, work: Work, seed: int) -> dict[str, float]:
+def preempted_once(contender: str, work: Work, seed: int, kills: bool) -> dict[str, float]:
     """Run the graph once under preemptions at times that the seed gives; return the figures."""
     times = random.Random(seed)
     waits = [times.uniform(*(work.then if i else work.first)) for i in range(work.preemptions)]
@@ -248,7 +263,7 @@ def preempted_once(contender: str, work: Work, seed: int) -> dict[str, float]:
         client.wait_for_workers(work.jobs, timeout=120)
         memory = stack.enter_context(Memory(cluster.scheduler))
         began = time.monotonic()
-        preemptor = stack.enter_context(Preemptor(cluster, folder, waits, seed))
+        preemptor = stack.enter_context(Preemptor(client, folder, waits, seed, kills))
         futures = submitted(client, work, log)
         assert client.gather(futures) == [work.nbytes] * work.blocks
         seconds = time.monotonic() - began
@@ -285,7 +300,7 @@ def submitted(client: Client, work: Work, log: str) -> list[Any]:
     return last
 
 
-def preempted(contenders: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[str, Any]:
+def preempted(part: str, contenders: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return the figures of each contender; the partition grants no seconds meanwhile."""
     taken: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     _command("scontrol", "update", f"partitionname={PARTITION}", "gracetime=0")
@@ -293,8 +308,9 @@ def preempted(contenders: Sequence[str], rounds: int, toy: bool, note: Note) -> 
         for number in range(rounds):
             first = number % len(contenders)
             for contender in [*contenders[first:], *contenders[:first]]:
-                taken[contender].append(preempted_once(contender, TOY if toy else Work(), SEED + number))
-                note(f"preempted {contender} round {number + 1}: {taken[contender][-1]}")
+                work = TOY if toy else Work()
+                taken[contender].append(preempted_once(contender, work, SEED + number, part == "killed"))
+                note(f"{part} {contender} round {number + 1}: {taken[contender][-1]}")
     finally:
         _command("scontrol", "update", f"partitionname={PARTITION}", "gracetime=5")
     found = {contender: _summed(runs) for contender, runs in taken.items()}
@@ -323,7 +339,7 @@ def preempted(contenders: Sequence[str], rounds: int, toy: bool, note: Note) -> 
         "makespan s",
         "preemptions",
     )
-    measure.show("preempted without warning (of each preemption: the first three)", columns, rows)
+    measure.show(f"{part} without warning (of each preemption: the first three)", columns, rows)
     return found
 
 
@@ -503,22 +519,22 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = measure.options(
         "What a preemption without warning loses, and what copies ahead of it cost.", rounds=5
     )
-    parts = ("preempted", *WORKLOADS)
+    parts = (*ON_SLURM, *WORKLOADS)
     parser.add_argument("--only", choices=parts, action="append", help="this part alone")
     parser.add_argument(
-        "--contender", choices=CONTENDERS, action="append", help="of preempted, this one alone"
+        "--contender", choices=CONTENDERS, action="append", help="of those two, this one alone"
     )
     options = parser.parse_args(arguments)
     note: Note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     rounds = 1 if options.toy else options.rounds
-    names = options.only or [part for part in parts if part != "preempted" or "SLURM_CONF" in os.environ]
+    names = options.only or [part for part in parts if part not in ON_SLURM or "SLURM_CONF" in os.environ]
     record = measure.provenance(
         seed=SEED, rounds=rounds, toy=options.toy, work=(TOY if options.toy else Work())._asdict()
     )
     record["results"] = {}
-    if "preempted" in names:
-        contenders = options.contender or CONTENDERS
-        record["results"]["preempted"] = preempted(contenders, rounds, options.toy, note)
+    contenders = options.contender or CONTENDERS
+    for part in (name for name in names if name in ON_SLURM):
+        record["results"][part] = preempted(part, contenders, rounds, options.toy, note)
     if workloads := [name for name in names if name in WORKLOADS]:
         record["results"]["overhead"] = overhead(workloads, rounds, options.toy, note)
     if options.json:

@@ -324,12 +324,12 @@ def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F
 
 @pytest.mark.slurm
 def test_preemption_at_toy_size(slurm, tmp_path):  # noqa: F811
-    printed, record = toy("preemption.py", tmp_path / "record.json", "--only=preempted", "--contender=on")
-    figures = record["results"]["preempted"]["on"]
+    printed, record = toy("preemption.py", tmp_path / "record.json", "--only=killed", "--contender=on")
+    figures = record["results"]["killed"]["on"]
     assert figures["preemptions"]["median"] == 1
     assert figures["results"]["median"] > 0  # blocks were held for 4 s before it
     assert figures["copied"]["median"] >= 10_000  # one of them at least
-    assert "preempted without warning" in printed
+    assert "killed without warning" in printed
 
 
 @pytest.mark.cluster

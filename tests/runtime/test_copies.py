@@ -276,7 +276,8 @@ def test_a_safe_replica_is_not_dropped_to_be_copied_again():
         assert p.holders(dear) == {"safe"}
         assert not p.scheduler.plugins["ferro-roster"].copies.kept
 
-    play(test, "spot", "safe", look=3600.0)
+    by_results = {"distributed.scheduler.active-memory-manager.measure": "managed"}
+    play(test, "spot", "safe", look=3600.0, **by_results)
 
 
 def test_a_safe_worker_that_joins_gets_what_only_preemptible_ones_have():
