@@ -26,6 +26,10 @@ from dask_ferro.policy.worth import rank
 
 # What a copy takes beside its bytes: two messages, and the threads that they interrupt.
 _MESSAGES = 0.005
+# A copy that takes 1 % of what it saves is made of each result of its kind, however soon that is released;
+_DEAR = 100
+# but of a chain of short tasks, one result in so many seconds.
+_LEAST_DEAR = 2.0
 
 
 class Exposed(NamedTuple):
@@ -106,6 +110,10 @@ class Copying:
     def is_worth(self, nbytes: int, seconds: float) -> bool:
         """Whether a result costs more to compute again than to copy."""
         return seconds > self.worth * self.charge(nbytes) / self.bandwidth
+
+    def is_dear(self, nbytes: int, seconds: float) -> bool:
+        """Whether a result costs so much more that it is copied at once, and held until what follows is safe."""
+        return seconds > max(_DEAR * self.charge(nbytes) / self.bandwidth, _LEAST_DEAR)
 
     def charge(self, nbytes: int) -> int:
         """Return what a copy counts for in its workers' traffic: its bytes, and those that its messages stand for.

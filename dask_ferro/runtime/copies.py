@@ -28,6 +28,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro import config
 from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.anchors import Anchors
 from dask_ferro.runtime.moving import free_bytes, unspilled_bytes
 from dask_ferro.runtime.recompute import Recompute
 
@@ -65,6 +66,7 @@ class Copies:
         self._since: dict[Any, float] = {}
         self._coming: dict[Any, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
         self.kept: dict[Any, str] = {}  # results that were copied, or are being, and the receiver
+        self.anchors = Anchors(scheduler)
         self._traffic = Traffic()
         self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
         self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
@@ -91,6 +93,7 @@ class Copies:
         self._coming.clear()
         self.kept.clear()
         self._doubted.clear()
+        self.anchors.clear()
         if self._keeps is not None:
             self._keeps.give_way()
             self._keeps = None
@@ -119,18 +122,14 @@ class Copies:
         self._arrived(now)
         exposed: dict[Any, tuple[TaskState, str]] = {ts.key: (ts, job) for ts, job in self._exposed()}
         self._since = {key: self._since.get(key, now) for key in exposed}
-        settled = [
-            (ts, job)
-            for key, (ts, job) in exposed.items()
-            if now - self._since[key] >= _SETTLED and key not in self._coming
-        ]
-        if not settled:
+        self.anchors.review(lambda ts: ts.key in exposed)
+        if not exposed:
             return
         coming: Counter[str] = Counter()
         for to, nbytes, _ in self._coming.values():
             coming[to] += nbytes
         receivers = self._receivers(now, coming)
-        results = {result.key: result for result in self._worthy(settled, exposed, receivers)}
+        results = {result.key: result for result in self._worthy(now, exposed, receivers)}
         chosen = self.copying.choose(results.values(), receivers, self._budget(now, coming))
         self._send(now, chosen, results)
 
@@ -146,20 +145,23 @@ class Copies:
                     yield ts, own if len(jobs) == 1 else ""
 
     def _worthy(
-        self,
-        settled: Iterable[tuple[TaskState, str]],
-        exposed: Mapping[Any, tuple[TaskState, str]],
-        receivers: Mapping[str, Receiver],
+        self, now: float, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
     ) -> Iterator[Exposed]:
         """Yield the results that are worth a copy, by what they take to compute when all that their job has is gone."""
         again: dict[str, Recompute] = {}
-        for ts, job in settled:
+        for key, (ts, job) in exposed.items():
+            if key in self._coming:
+                continue
             if job not in again:
                 again[job] = self._recompute(job, exposed, receivers)
-            seconds = again[job].seconds(ts)
-            if self.copying.is_worth(ts.get_nbytes(), seconds) and again[job].releases.left(ts) >= _SOON:
+            seconds, nbytes = again[job].seconds(ts), ts.get_nbytes()
+            if self.copying.is_dear(nbytes, seconds) or (
+                now - self._since[key] >= _SETTLED
+                and self.copying.is_worth(nbytes, seconds)
+                and again[job].releases.left(ts) >= _SOON
+            ):
                 holder = next(iter(ts.who_has or ()))
-                yield Exposed(ts.key, ts.get_nbytes(), seconds, job, holder.address, holder.host)
+                yield Exposed(key, nbytes, seconds, job, holder.address, holder.host)
 
     def _recompute(
         self, job: str, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
@@ -178,6 +180,8 @@ class Copies:
             told.setdefault(to, []).append(key)
             self._coming[key] = to, results[key].nbytes, now
             self.kept[key] = to
+            if not self.scheduler.tasks[key].who_wants and self.copying.is_dear(*results[key][1:3]):
+                self.anchors.hold(key)
             for address in (to, results[key].holder):
                 self._traffic.spend(address, self.copying.charge(results[key].nbytes))
         for to, keys in told.items():

@@ -32,6 +32,11 @@ def made(name, seconds, nbytes=1000):
     return bytes(nbytes)
 
 
+def link(before, name, seconds):
+    """One more of a chain."""
+    return made(name, seconds)
+
+
 class Play:
     """A scheduler with the roster, and workers by name."""
 
@@ -259,6 +264,47 @@ def test_what_is_about_to_be_released_is_not_copied(monkeypatch):
         await finished_async([reader])
 
     play(test, "spot", "safe", look=3600.0)
+
+
+def test_a_long_chain_of_short_tasks_does_not_start_over():
+    """Each result was released before it had been there for long enough: all of the chain ran again."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        last = p.on("spot", "link-0", 0.1)
+        for number in range(1, 60):
+            where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
+            last = p.client.submit(link, last, f"link-{number}", 0.1, key=f"link-{number}", **where)
+        await until_async(lambda: RAN["link-50"], "most of the chain to be done")
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        assert len(copies.anchors.keys) <= 2  # those before were let go
+        await p.lose("spot")
+        await finished_async([last])
+        assert sum(RAN.values()) - 60 < 40
+        await until_async(lambda: not copies.anchors.keys, "all to be let go")
+        assert set(p.scheduler.tasks) <= {f"link-{number}" for number in range(60)}
+
+    play(test, "spot", "safe")
+
+
+def test_anchors_are_let_go_with_what_they_were_for():
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 2.5)
+        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
+        del first
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
+        await until_async(lambda: copies.made["results"] == 1, "its copy")
+        await Event("enough", client=p.client).set()
+        await finished_async([reader])
+        await asyncio.sleep(0.3)
+        assert copies.anchors.keys == {"first"}  # the reader's result is nowhere else yet
+        await p.expose()
+        assert not copies.anchors.keys
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+
+    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 0.25})
 
 
 def test_a_safe_replica_is_not_dropped_to_be_copied_again():
