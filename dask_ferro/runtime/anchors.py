@@ -57,7 +57,9 @@ class Anchors:
 
 
 def _is_needed(ts: TaskState, is_exposed: Callable[[TaskState], bool]) -> bool:
-    """Whether a path of released tasks leads to one that is to be computed, or there and exposed."""
+    """Whether others want it, or a path of released tasks leads to one that is to be computed, or there and exposed."""
+    if len(ts.who_wants or ()) > 1:  # who reads it may come just before they let go of it
+        return True
     seen: set[TaskState] = set()
     stack = list(ts.dependents)
     while stack:

@@ -180,7 +180,7 @@ class Copies:
             told.setdefault(to, []).append(key)
             self._coming[key] = to, results[key].nbytes, now
             self.kept[key] = to
-            if not self.scheduler.tasks[key].who_wants and self.copying.is_dear(*results[key][1:3]):
+            if self.copying.is_dear(results[key].nbytes, results[key].seconds):
                 self.anchors.hold(key)
             for address in (to, results[key].holder):
                 self._traffic.spend(address, self.copying.charge(results[key].nbytes))

@@ -281,8 +281,29 @@ def test_a_long_chain_of_short_tasks_does_not_start_over():
         await p.lose("spot")
         await finished_async([last])
         assert sum(RAN.values()) - 60 < 40
-        await until_async(lambda: not copies.anchors.keys, "all to be let go")
-        assert set(p.scheduler.tasks) <= {f"link-{number}" for number in range(60)}
+        del last
+        await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
+
+    play(test, "spot", "safe")
+
+
+def test_a_loop_that_holds_each_result_until_the_next_is_there_does_not_start_over():
+    async def test(p):
+        await p.expose(spot="job-1")
+        where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
+        last = p.on("spot", "turn-0", 2.5)
+        await finished_async([last])
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"turn-0"}, "the first to be held")
+        following = p.client.submit(link, last, "turn-1", 0.1, key="turn-1", **where)
+        await finished_async([following])
+        last = following
+        await until_async(lambda: not p.scheduler.tasks["turn-0"].waiters, "the first to be read")
+        await asyncio.sleep(0.3)
+        await p.lose("spot")
+        last = p.client.submit(link, last, "turn-2", 0.1, key="turn-2")
+        await finished_async([last])
+        assert RAN["turn-0"] == 1
 
     play(test, "spot", "safe")
 
@@ -298,13 +319,28 @@ def test_anchors_are_let_go_with_what_they_were_for():
         await until_async(lambda: copies.made["results"] == 1, "its copy")
         await Event("enough", client=p.client).set()
         await finished_async([reader])
-        await asyncio.sleep(0.3)
-        assert copies.anchors.keys == {"first"}  # the reader's result is nowhere else yet
-        await p.expose()
-        assert not copies.anchors.keys
+        await until_async(lambda: not copies.anchors.keys, "it to be let go")
+        assert p.holders(reader) == {"spot", "safe"}
         await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
 
-    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 0.25})
+    play(test, "spot", "safe")
+
+
+def test_nothing_is_held_where_no_job_is_preemptible_any_more():
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 2.5)
+        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
+        del first
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
+        await p.expose()
+        assert not copies.anchors.keys
+        await Event("enough", client=p.client).set()
+        await finished_async([reader])
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+
+    play(test, "spot", "safe")
 
 
 def test_a_safe_replica_is_not_dropped_to_be_copied_again():
