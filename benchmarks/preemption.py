@@ -17,7 +17,7 @@ no-op      6,000 results of tasks that do nothing, held: what looking at them ta
 
 The other four run on two workers of one thread that are declared two preemptible jobs ("on") and then, or before, as
 workers that are safe ("off"), in pairs.  Overhead is the median of a pair's ratios: of seconds, and of the CPU seconds
-of all processes, which other programs on the machine change less.
+of all processes, less what they take when idle, which other programs on the machine change less.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class Local(NamedTuple):
 
     client: Client
     scheduler: Any
+    idle: float = 0.0
+    """CPU seconds that all processes take in a second of doing nothing."""
 
     def copies(self) -> Mapping[str, int]:
         """Return "results" and "bytes" that were copied so far."""
@@ -114,7 +116,13 @@ class Local(NamedTuple):
         copied = {name: self.copies()[name] - before.get(name, 0) for name in ("results", "bytes")}
         while self.scheduler.tasks:  # what was held is forgotten
             time.sleep(0.02)
-        return {"seconds": seconds, "cpu": cpu} | copied
+        return {"seconds": seconds, "cpu": cpu - self.idle * seconds} | copied
+
+    def rested(self, seconds: float) -> Local:
+        """Do nothing for a while, and return these workers with what that took."""
+        cpu, began = self.cpu(), time.monotonic()
+        time.sleep(seconds)
+        return self._replace(idle=(self.cpu() - cpu) / (time.monotonic() - began))
 
 
 @contextmanager
@@ -134,7 +142,8 @@ def overhead(names: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[s
     """Return of each workload what copies cost, by pairs of runs that follow each other in alternating order."""
     found: dict[str, Any] = {}
     scale = 0.02 if toy else 1.0
-    with local(processes=not toy) as on:
+    with local(processes=not toy) as two:
+        on = two.rested(0.1 if toy else 5.0)
         for name in names:
             pairs = []
             on.once(WORKLOADS[name], False, scale / 4)  # imports and connections
