@@ -10,6 +10,7 @@ Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -89,6 +90,7 @@ class Copies:
         """Copy nothing any more, and give Dask's memory manager its own rule back.  Idempotent."""
         self._jobs = {}
         self._ticks.stop()
+        self._not_before = 0.0
         self._since.clear()
         self._coming.clear()
         self.kept.clear()
@@ -112,11 +114,12 @@ class Copies:
         now = monotonic()
         if now < self._not_before:
             return
+        began = time.thread_time()  # no other program's time
         try:
             self._look(now)
         except Exception:
             logger.exception("dask_ferro: results of preemptible workers could not be copied")
-        self._not_before = now + _SHARE * (monotonic() - now)
+        self._not_before = now + _SHARE * (time.thread_time() - began)
 
     def _look(self, now: float) -> None:
         self._arrived(now)
