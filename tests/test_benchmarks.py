@@ -277,6 +277,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
         "gpu.py",
         "heterogeneous.py",
         "chaos_slurm.py",
+        "preemption.py",
     ],
 )
 def test_benchmarks_explain_themselves(script):
@@ -319,6 +320,41 @@ def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F
         assert {name: figures[name] for name in harm} == dict.fromkeys(harm, 0.0)
         assert 4 <= figures["jobs"] <= 5
         assert row in printed
+
+
+@pytest.mark.slurm
+def test_preemption_at_toy_size(slurm, tmp_path):  # noqa: F811
+    printed, record = toy("preemption.py", tmp_path / "record.json", "--only=killed", "--contender=on")
+    figures = record["results"]["killed"]["on"]
+    assert figures["preemptions"]["median"] == 1
+    assert figures["results"]["median"] > 0  # blocks were held for 4 s before it
+    assert figures["copied"]["median"] >= 10_000  # one of them at least
+    assert "killed without warning" in printed
+
+
+@pytest.mark.cluster
+def test_copies_without_preemption_at_toy_size(tmp_path):
+    parts = ["small", "large", "shuffle", "no-op"]
+    printed, record = toy("preemption.py", tmp_path / "record.json", *(f"--only={part}" for part in parts))
+    assert list(record["results"]["overhead"]) == parts
+    assert all(told["cpu"]["median"] > 0 for told in record["results"]["overhead"].values())
+    assert "copies on over off" in printed
+
+
+def test_what_ran_again_is_counted_apart_from_what_was_cut_off(measure):
+    """`a` ran twice to its end; `b` had run for a second when its worker went; `c` runs on."""
+    preemption = importlib.import_module("preemption")
+    log = [
+        "start a 0",
+        "end a 2",
+        "start b 7",
+        "start a 8.5",
+        "end a 11",
+        "start b 9",
+        "end b 10",
+        "start c 12",
+    ]
+    assert preemption.Again.of(log, ends=[8.0]) == preemption.Again(seconds=2.5, results=1, cut=1.0)
 
 
 @pytest.mark.cluster

@@ -1,19 +1,21 @@
 """Copies of results that a preemption without warning would lose: what `policy.copies` chooses is fetched by others.
 
 Batch systems may end preemptible jobs at once, and nothing can be saved then.  While the controller says that there are
-such jobs, a look a second finds what only one of them holds and has held for a while, and lets others fetch some of it.
-Dask's own memory manager would drop what there is twice; while there are such jobs, it keeps those copies.
+such jobs, a look a second finds what only such jobs have held for a while and what will not be released soon, and lets
+others fetch some of it.  Dask's own memory manager would drop what there is twice; while there are such jobs, it keeps
+those copies, and drops replicas of preemptible workers before others.
 Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
@@ -25,19 +27,26 @@ from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro import config
-from dask_ferro.policy.copies import Copying, Exposed, Receiver
+from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 from dask_ferro.runtime import seams
-from dask_ferro.runtime.moving import free_bytes
+from dask_ferro.runtime.anchors import Anchors
+from dask_ferro.runtime.moving import free_bytes, unspilled_bytes
 from dask_ferro.runtime.recompute import Recompute
 
 logger = logging.getLogger(__name__)
 
 # Between two looks, and how long a result was there before it is copied: most intermediate ones are gone by then.
 _LOOK, _SETTLED = 1.0, 1.5
-# A look may take this part of the scheduler's time.
-_SHARE = 50
-# What has not arrived after so long is asked of another one.
-_LOST = 30.0
+# A result that is released within so long is not copied: it would hardly have arrived.
+_SOON = 3.0
+# A look may take this part of the scheduler's time: 1 %.
+_SHARE = 100
+# What has not arrived after so long is asked of another one, and its receiver of nothing for the next minutes.
+_LOST, _DOUBT = 30.0, 300.0
+# A worker that has spilled reads results from disk to send them, and writes others there in their place.
+_SPILLED = 1 / 8
+# Of the memory that a receiver may fill, so much stays free: what is dropped for want of memory does not come back.
+_MARGIN = 0.1
 
 
 class Copies:
@@ -57,7 +66,10 @@ class Copies:
         self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
         self._since: dict[Any, float] = {}
         self._coming: dict[Any, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
-        self.kept: set[Any] = set()  # results that were copied, or are being
+        self.kept: dict[Any, str] = {}  # results that were copied, or are being, and the receiver
+        self.anchors = Anchors(scheduler)
+        self._traffic = Traffic()
+        self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
         self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
         self._not_before = 0.0
         self._keeps: _Keeping | None = None
@@ -78,9 +90,12 @@ class Copies:
         """Copy nothing any more, and give Dask's memory manager its own rule back.  Idempotent."""
         self._jobs = {}
         self._ticks.stop()
+        self._not_before = 0.0
         self._since.clear()
         self._coming.clear()
         self.kept.clear()
+        self._doubted.clear()
+        self.anchors.clear()
         if self._keeps is not None:
             self._keeps.give_way()
             self._keeps = None
@@ -91,7 +106,7 @@ class Copies:
 
     def forget(self, key: Any) -> None:
         """Take note that a result is gone."""
-        self.kept.discard(key)
+        self.kept.pop(key, None)
 
     # -- a look ----------------------------------------------------------------------------------------------
 
@@ -99,48 +114,82 @@ class Copies:
         now = monotonic()
         if now < self._not_before:
             return
+        began = time.thread_time()  # no other program's time
         try:
             self._look(now)
         except Exception:
             logger.exception("dask_ferro: results of preemptible workers could not be copied")
-        self._not_before = now + _SHARE * (monotonic() - now)
+        self._not_before = now + _SHARE * (time.thread_time() - began)
 
     def _look(self, now: float) -> None:
         self._arrived(now)
-        alone: dict[Any, tuple[TaskState, str]] = {ts.key: (ts, job) for ts, job in self._alone()}
-        self._since = {key: self._since.get(key, now) for key in alone}
-        again = Recompute(self.scheduler)
-        results = [
-            Exposed(key, ts.get_nbytes(), again.seconds(ts), job)
-            for key, (ts, job) in alone.items()
-            if now - self._since[key] >= _SETTLED and key not in self._coming
-        ]
-        if not results:
+        exposed: dict[Any, tuple[TaskState, str]] = {ts.key: (ts, job) for ts, job in self._exposed()}
+        self._since = {key: self._since.get(key, now) for key in exposed}
+        self.anchors.review(lambda ts: ts.key in exposed)
+        if not exposed:
             return
-        receivers = {ws.address: self._receiver(ws) for ws in self.scheduler.running}
         coming: Counter[str] = Counter()
         for to, nbytes, _ in self._coming.values():
             coming[to] += nbytes
-        budget = {address: int(self.copying.rate * _LOOK) - coming[address] for address in receivers}
-        chosen = self.copying.choose(results, receivers, budget)
+        receivers = self._receivers(now, coming)
+        results = {result.key: result for result in self._worthy(now, exposed, receivers)}
+        chosen = self.copying.choose(results.values(), receivers, self._budget(now, coming))
+        self._send(now, chosen, results)
+
+    def _exposed(self) -> Iterator[tuple[TaskState, str]]:
+        """Yield the results that only preemptible jobs hold, and the job that alone does; "" where several do."""
+        any_safe = any(not self.job_of(ws) for ws in self.scheduler.running)
+        for ws in self.scheduler.workers.values():
+            own = self.job_of(ws)
+            for ts in ws.has_what if own and _stays(ws) else ():
+                holders = ts.who_has or ()
+                jobs = {own} if len(holders) == 1 else {self.job_of(h) for h in holders if _stays(h)}
+                if not ts.actor and "" not in jobs and (len(jobs) == 1 or any_safe):
+                    yield ts, own if len(jobs) == 1 else ""
+
+    def _worthy(
+        self, now: float, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
+    ) -> Iterator[Exposed]:
+        """Yield the results that are worth a copy, by what they take to compute when all that their job has is gone."""
+        again: dict[str, Recompute] = {}
+        for key, (ts, job) in exposed.items():
+            if key in self._coming:
+                continue
+            if job not in again:
+                again[job] = self._recompute(job, exposed, receivers)
+            seconds, nbytes = again[job].seconds(ts), ts.get_nbytes()
+            if self.copying.is_dear(nbytes, seconds) or (
+                now - self._since[key] >= _SETTLED
+                and self.copying.is_worth(nbytes, seconds)
+                and again[job].releases.left(ts) >= _SOON
+            ):
+                holder = next(iter(ts.who_has or ()))
+                yield Exposed(key, nbytes, seconds, job, holder.address, holder.host)
+
+    def _recompute(
+        self, job: str, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
+    ) -> Recompute:
+        room = max((r.room for r in receivers.values() if r.job != job), default=0)
+
+        def is_saved(ts: TaskState, seconds: float) -> bool:
+            return ts.get_nbytes() <= room and self.copying.is_worth(ts.get_nbytes(), seconds)
+
+        lost = {key for key, (_, other) in exposed.items() if other == job} if job else set()
+        return Recompute(self.scheduler, lost, is_saved)
+
+    def _send(self, now: float, chosen: Mapping[Any, str], results: Mapping[Any, Exposed]) -> None:
         told: dict[str, list[Any]] = {}
         for key, to in chosen.items():
             told.setdefault(to, []).append(key)
-            self._coming[key] = to, alone[key][0].get_nbytes(), now
-            self.kept.add(key)
+            self._coming[key] = to, results[key].nbytes, now
+            self.kept[key] = to
+            if self.copying.is_dear(results[key].nbytes, results[key].seconds):
+                self.anchors.hold(key)
+            for address in (to, results[key].holder):
+                self._traffic.spend(address, self.copying.charge(results[key].nbytes))
         for to, keys in told.items():
             self._count += 1
             seams.copy_to(self.scheduler, to, keys, f"ferro-copy-{self._count}")
-
-    def _alone(self) -> Iterator[tuple[TaskState, str]]:
-        """Yield the results that one preemptible job alone holds."""
-        for ws in self.scheduler.workers.values():
-            job = self.job_of(ws)
-            if job:
-                for ts in ws.has_what:
-                    holders = ts.who_has or ()
-                    if not ts.actor and all(self.job_of(holder) == job for holder in holders):
-                        yield ts, job
 
     def _arrived(self, now: float) -> None:
         for key, (to, nbytes, sent) in list(self._coming.items()):
@@ -148,13 +197,54 @@ class Copies:
             holders = (ts.who_has if ts is not None else None) or ()
             if any(holder.address == to for holder in holders):
                 self.made.update(results=1, bytes=nbytes)
-            elif holders and now - sent < _LOST and to in self.scheduler.workers:
-                continue
+                self._doubted.pop(to, None)
+            elif holders and to in self.scheduler.workers:
+                if now - sent < _LOST:
+                    continue
+                self._doubted[to] = now + _DOUBT
             del self._coming[key]
 
-    def _receiver(self, ws: WorkerState) -> Receiver:
-        room = free_bytes(ws)
-        return Receiver(int(room * self.copying.share), self.job_of(ws))
+    # -- what others may take --------------------------------------------------------------------------------
+
+    def _receivers(self, now: float, coming: Mapping[str, int]) -> dict[str, Receiver]:
+        """Return who may take copies, and their room; those that are silent only where nobody else is there."""
+        copies = self._copies_there()
+        self._doubted = {address: until for address, until in self._doubted.items() if now < until}
+        running = [ws for ws in self.scheduler.running if ws.address not in self._doubted]
+        return {
+            ws.address: Receiver(
+                self._room(ws, copies[ws.address], coming[ws.address]), self.job_of(ws), ws.host
+            )
+            for ws in running or self.scheduler.running
+        }
+
+    def _room(self, ws: WorkerState, copies: int, coming: int) -> int:
+        most = unspilled_bytes(ws)
+        return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN)) - coming
+
+    def _copies_there(self) -> Counter[str]:
+        """Return the bytes of copies on each worker; a copy whose original is gone is one no more."""
+        there: Counter[str] = Counter()
+        for key, to in list(self.kept.items()):
+            if key in self._coming:
+                continue
+            ts = self.scheduler.tasks.get(key)
+            holders = (ts.who_has if ts is not None else None) or ()
+            if ts is not None and len(holders) > 1 and any(holder.address == to for holder in holders):
+                there[to] += ts.get_nbytes()
+            else:
+                del self.kept[key]
+        return there
+
+    def _budget(self, now: float, coming: Mapping[str, int]) -> dict[str, float]:
+        """Return the bytes that each worker may begin to send or fetch; none while a second's worth is on its way."""
+        rate = float(self.copying.rate)
+        rates = {
+            ws.address: rate * (_SPILLED if ws.memory.spilled else 1)
+            for ws in self.scheduler.workers.values()
+        }
+        allowed = self._traffic.allowed(now, rates)
+        return {address: left if coming[address] < rate else 0.0 for address, left in allowed.items()}
 
     # -- Dask's memory manager -------------------------------------------------------------------------------
 
@@ -191,24 +281,30 @@ class _Keeping(ReduceReplicas):
 
     def run(self) -> Any:
         """Suggest what Dask suggests, but for copies that were made for a preemption."""
+        short: dict[WorkerState, bool] = {}
+        again = Recompute(self._copies.scheduler)
         for suggestion in super().run():
-            candidates = self._spare(suggestion.ts)
+            candidates = self._spare(suggestion.ts, short, again)
             if candidates is None:
                 yield suggestion
             elif candidates:
                 yield Suggestion("drop", suggestion.ts, candidates)
 
-    def _spare(self, ts: TaskState) -> set[WorkerState] | None:
-        """Return who may drop it, so that two are left, and not both of one preemptible job; None: anybody."""
-        if ts.key not in self._copies.kept:
-            return None
+    def _spare(
+        self, ts: TaskState, short: dict[WorkerState, bool], again: Recompute
+    ) -> set[WorkerState] | None:
+        """Return who may drop it (`policy.copies.spare`); None: anybody."""
+        copies = self._copies
         left = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
-        job_of = self._copies.job_of
-        jobs = Counter(job_of(ws) for ws in left)
-        if set(jobs) <= {""}:
-            return None
-        if len(left) <= 2:
-            return set()
-        if jobs[""]:
-            return {ws for ws in left if job_of(ws) or jobs[""] > 1}
-        return {ws for ws in left if jobs[job_of(ws)] > 1 or len(jobs) > 2}
+        for ws in left - short.keys():
+            short[ws] = not free_bytes(ws)
+        found = spare(
+            {ws.address: Replica(copies.job_of(ws), short[ws]) for ws in left},
+            ts.key in copies.kept,
+            lambda: copies.copying.is_worth(ts.get_nbytes(), again.seconds(ts)),
+        )
+        return None if found is None else {ws for ws in left if ws.address in found}
+
+
+def _stays(ws: WorkerState) -> bool:
+    return ws.status in (Status.running, Status.paused)

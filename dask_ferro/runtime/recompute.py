@@ -1,12 +1,15 @@
 """What results stand for: the seconds of compute that would be spent again if they were lost.
 
-A result's own task, and those of its inputs that nobody holds any more, as far back as that goes.  An input that
-several need is shared among them, so that no second is counted twice and a long chain is walked once.
+A result's own task, and those of its inputs that nobody holds any more (or would, when some results are lost
+together), as far back as that goes.  An input that several need is shared among them, so that no second is counted
+twice and a long chain is walked once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from math import inf
+from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
@@ -14,6 +17,7 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState
 
 from dask_ferro.runtime.projected import Seconds
+from dask_ferro.runtime.releases import Releases
 
 
 class Recompute:
@@ -22,20 +26,38 @@ class Recompute:
     Parameters
     ----------
     scheduler : Scheduler
+    lost : collection of keys
+        Results that are there, and would be lost together: they are inputs that are gone.
+    is_saved : callable
+        Called with one of those and its seconds, whether it would not be lost after all.
+
+    Attributes
+    ----------
+    releases : Releases
+        By the same projections.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        lost: Collection[Any] = (),
+        is_saved: Callable[[TaskState, float], bool] = lambda ts, seconds: False,
+    ) -> None:
+        self._lost, self._is_saved = lost, is_saved
         guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
         self._own = Seconds(scheduler, float(guess or 0.0))
         self._known: dict[TaskState, float] = {}
+        self.releases = Releases(self._own)
 
     def seconds(self, ts: TaskState) -> float:
         """Return the seconds that a result stands for; infinity where nobody could compute it again."""
+        if ts in self._known:
+            return self._known[ts]
         if ts.run_spec is None:
             return inf
         stack = [ts]
         while stack:
-            unknown = [dep for dep in _needed(stack[-1]) if dep not in self._known]
+            unknown = [dep for dep in self._needed(stack[-1]) if dep not in self._known]
             if unknown:
                 stack += unknown
             else:
@@ -46,10 +68,13 @@ class Recompute:
     def _of(self, ts: TaskState) -> float:
         if ts.run_spec is None:
             return inf  # it was scattered, and is gone
-        inputs = sum(self._known[dep] / max(len(dep.dependents), 1) for dep in _needed(ts))
+        inputs = sum(
+            self._known[dep] / max(len(dep.dependents), 1)
+            for dep in self._needed(ts)
+            if dep.state != "memory" or not self._is_saved(dep, self._known[dep])
+        )
         return self._own.left(ts) + inputs
 
-
-def _needed(ts: TaskState) -> list[TaskState]:
-    """The inputs of a task that would have to be computed again as well."""
-    return [dep for dep in ts.dependencies if dep.state != "memory"]
+    def _needed(self, ts: TaskState) -> list[TaskState]:
+        """The inputs of a task that would have to be computed again as well."""
+        return [dep for dep in ts.dependencies if dep.state != "memory" or dep.key in self._lost]

@@ -8,12 +8,13 @@ from collections import Counter
 
 import dask
 import pytest
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Event, Scheduler, Worker
 from distributed.active_memory_manager import ReduceReplicas
+from distributed.system import MEMORY_LIMIT
 
 from dask_ferro.runtime import copies as module
 from dask_ferro.runtime.roster import Roster
-from tests.waiting import finished_async, until_async
+from tests.waiting import finished_async, opened, until_async
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -29,6 +30,11 @@ def made(name, seconds, nbytes=1000):
     RAN[name] += 1
     time.sleep(seconds)
     return bytes(nbytes)
+
+
+def link(before, name, seconds):
+    """One more of a chain."""
+    return made(name, seconds)
 
 
 class Play:
@@ -53,13 +59,18 @@ class Play:
         await self.scheduler.remove_worker(self.workers[worker].address, stimulus_id="preempted")
 
 
-def play(test, *names, **config):
+def waits(value, name):
+    """Read a value until its test lets go of it."""
+    opened(name)
+
+
+def play(test, *names, look=0.1, **config):
     """Run a test with workers of these names."""
     RAN.clear()
 
     async def run():
         with pytest.MonkeyPatch.context() as patch, dask.config.set(CHECKED | config):
-            patch.setattr(module, "_LOOK", 0.1)
+            patch.setattr(module, "_LOOK", look)
             patch.setattr(module, "_SETTLED", 0.1)
             async with (
                 Scheduler(port=0, dashboard_address=":0") as scheduler,
@@ -145,7 +156,8 @@ def test_dasks_memory_manager_keeps_copies_while_they_are_wanted():
         dear = p.on("spot", "dear", 0.1)
         await finished_async([dear])
         await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
-        third = p.client.submit(len, dear, workers=[p.workers["other"].address], key="reads it")
+        (other,) = {"safe", "other"} - p.holders(dear)
+        third = p.client.submit(len, dear, workers=[p.workers[other].address], key="reads it")
         await finished_async([third])
         assert len(p.holders(dear)) == 3
         manager.run_once()
@@ -175,6 +187,211 @@ def test_copies_have_a_share_of_memory_and_none_where_that_is_zero():
         assert not copies._coming
 
     play(test, "spot", "safe", **{"ferro.elastic.copy-share": 0})
+
+
+def test_copies_take_no_more_than_their_share_however_long_it_goes_on():
+    """A quarter of what was free at each look added up to nearly all of it."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        held = [p.on("spot", f"dear-{i}", 0.1, nbytes=10**6) for i in range(8)]
+        await finished_async(held)
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.made["results"] == 3, "as many as fit into 3.5 MB")
+        for later in (2.0, 4.0, 6.0):
+            copies._look(time.monotonic() + later)
+        assert not copies._coming
+        await p.lose("spot")  # they are no copies any more
+        await until_async(lambda: sum(RAN.values()) == 13, "the other five to run again", seen=lambda: RAN)
+
+    share = 3.5e6 / (0.6 * min(MEMORY_LIMIT, 64e9))  # a worker's own limit is at most the machine's
+    play(test, "spot", "safe", **{"ferro.elastic.copy-share": share})
+
+
+def test_an_input_that_would_be_lost_as_well_counts():
+    """The length took no time, and its input cannot be copied: 0.2 s were lost with both."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 0.2, nbytes=10**6)
+        last = p.client.submit(
+            len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
+        )
+        await finished_async([first, last])
+        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of the length")
+        assert p.holders(first) == {"spot"}
+
+    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 1e-6})
+
+
+def test_an_input_that_is_copied_itself_does_not_count():
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 0.2)
+        last = p.client.submit(
+            len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
+        )
+        await finished_async([first, last])
+        await until_async(lambda: p.holders(first) == {"spot", "safe"}, "a copy of the input")
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        copies._look(time.monotonic() + 2.0)
+        assert set(copies.kept) == {"first"}
+
+    play(test, "spot", "safe")
+
+
+def test_what_is_about_to_be_released_is_not_copied(monkeypatch):
+    """The input of a task that runs, and that nobody else asks for."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([dear])
+        reader = p.client.submit(waits, dear, "enough", key="reader", workers=[p.workers["spot"].address])
+        await until_async(lambda: "reader" in p.scheduler.tasks, "the reader")
+        del dear
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        try:
+            await until_async(lambda: not p.scheduler.tasks["dear"].who_wants, "nobody else to want it")
+            for later in (0.0, 1.0):
+                copies._look(time.monotonic() + later)
+            assert not copies.kept
+            monkeypatch.setattr(module, "_SOON", 0.0)  # it would have been
+            copies._look(time.monotonic() + 1.0)
+            assert set(copies.kept) == {"dear"}
+        finally:
+            await Event("enough", client=p.client).set()
+        await finished_async([reader])
+
+    play(test, "spot", "safe", look=3600.0)
+
+
+def test_a_long_chain_of_short_tasks_does_not_start_over():
+    """Each result was released before it had been there for long enough: all of the chain ran again."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        last = p.on("spot", "link-0", 0.1)
+        for number in range(1, 60):
+            where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
+            last = p.client.submit(link, last, f"link-{number}", 0.1, key=f"link-{number}", **where)
+        await until_async(lambda: RAN["link-50"], "most of the chain to be done")
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        assert len(copies.anchors.keys) <= 2  # those before were let go
+        await p.lose("spot")
+        await finished_async([last])
+        assert sum(RAN.values()) - 60 < 40
+        del last
+        await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
+
+    play(test, "spot", "safe")
+
+
+def test_a_loop_that_holds_each_result_until_the_next_is_there_does_not_start_over():
+    async def test(p):
+        await p.expose(spot="job-1")
+        where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
+        last = p.on("spot", "turn-0", 2.5)
+        await finished_async([last])
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"turn-0"}, "the first to be held")
+        following = p.client.submit(link, last, "turn-1", 0.1, key="turn-1", **where)
+        await finished_async([following])
+        last = following
+        await until_async(lambda: not p.scheduler.tasks["turn-0"].waiters, "the first to be read")
+        await asyncio.sleep(0.3)
+        await p.lose("spot")
+        last = p.client.submit(link, last, "turn-2", 0.1, key="turn-2")
+        await finished_async([last])
+        assert RAN["turn-0"] == 1
+
+    play(test, "spot", "safe")
+
+
+def test_anchors_are_let_go_with_what_they_were_for():
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 2.5)
+        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
+        del first
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
+        await until_async(lambda: copies.made["results"] == 1, "its copy")
+        await Event("enough", client=p.client).set()
+        await finished_async([reader])
+        await until_async(lambda: not copies.anchors.keys, "it to be let go")
+        assert p.holders(reader) == {"spot", "safe"}
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+
+    play(test, "spot", "safe")
+
+
+def test_nothing_is_held_where_no_job_is_preemptible_any_more():
+    async def test(p):
+        await p.expose(spot="job-1")
+        first = p.on("spot", "first", 2.5)
+        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
+        del first
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
+        await p.expose()
+        assert not copies.anchors.keys
+        await Event("enough", client=p.client).set()
+        await finished_async([reader])
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+
+    play(test, "spot", "safe")
+
+
+def test_a_safe_replica_is_not_dropped_to_be_copied_again():
+    async def test(p):
+        manager = p.scheduler.extensions["amm"]
+        await p.expose(spot="job-1")
+        full = p.on("safe", "full", 0.0, nbytes=10**7)  # Dask drops where most memory is used
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([full, dear])
+        read = p.client.submit(len, dear, workers=[p.workers["safe"].address], key="reads it")
+        await finished_async([read])
+        assert p.holders(dear) == {"spot", "safe"}
+        manager.run_once()
+        await until_async(lambda: len(p.holders(dear)) == 1, "one of two to be dropped")
+        assert p.holders(dear) == {"safe"}
+        assert not p.scheduler.plugins["ferro-roster"].copies.kept
+
+    by_results = {"distributed.scheduler.active-memory-manager.measure": "managed"}
+    play(test, "spot", "safe", look=3600.0, **by_results)
+
+
+def test_a_safe_worker_that_joins_gets_what_only_preemptible_ones_have():
+    async def test(p):
+        await p.expose(a="job-1", c="job-2", late="job-3")
+        dear = p.on("a", "dear", 0.1)
+        await finished_async([dear])
+        await until_async(lambda: len(p.holders(dear)) == 2, "a copy in another job")
+        await p.expose(a="job-1", c="job-2")
+        await until_async(lambda: "late" in p.holders(dear), "a copy on the safe one")
+
+    play(test, "a", "late", "c")
+
+
+def test_a_receiver_to_which_nothing_comes_is_passed_over(monkeypatch):
+    async def test(p):
+        monkeypatch.setattr(module, "_LOST", 1.0)
+        able = {name: p.workers[name].state for name in ("one", "two")}
+        fetches = able["one"].transfer_incoming_count_limit
+        for state in able.values():
+            state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
+        await p.expose(spot="job-1")
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([dear])
+        copies = p.scheduler.plugins["ferro-roster"].copies
+        await until_async(lambda: copies._coming, "one of them to be asked")
+        (deaf,) = (name for name in able if p.workers[name].address == copies._coming["dear"][0])
+        (hears,) = able.keys() - {deaf}
+        able[hears].transfer_incoming_count_limit = fetches
+        await until_async(lambda: p.holders(dear) == {"spot", hears}, "a copy on the one that fetches")
+
+    play(test, "spot", "one", "two")
 
 
 def test_what_is_forgotten_leaves_no_trace():
