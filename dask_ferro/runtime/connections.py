@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from distributed.metrics import time
@@ -39,6 +40,14 @@ class Connections:
             logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
             return False
         return not answer["stayed"]
+
+    async def _unblame(self: Any, workers: Iterable[str]) -> None:
+        """Let no task be blamed for workers that died with their job."""
+        scheduler: Any = self.scheduler_comm
+        try:
+            await scheduler.ferro_unblame(names=list(workers))
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
+            logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
 
     def _connected(self: Any, job: BatchJob) -> float | None:
         """When the last of a job's workers came."""

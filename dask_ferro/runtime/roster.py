@@ -6,6 +6,7 @@
     ferro_ends(ends, ...)          when workers' jobs end
     ferro_fail(why)                fail the tasks that no worker has
     ferro_exposed(jobs)            whose jobs may be preempted without warning (`copies`)
+    ferro_unblame(names)           that workers died because their jobs were ended (`blame`)
     ferro_over()                   that the cluster ends: nobody has to leave in order any more
 
 A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
@@ -28,6 +29,7 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import seams
+from dask_ferro.runtime.blame import Blame
 from dask_ferro.runtime.copies import Copies
 from dask_ferro.runtime.demand import Demands
 from dask_ferro.runtime.leaving import Leaving
@@ -42,6 +44,7 @@ NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
 FAIL = "ferro_fail"
 EXPOSED = "ferro_exposed"
+UNBLAME = "ferro_unblame"
 OVER = "ferro_over"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
@@ -69,6 +72,7 @@ class Roster(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.leaving: Leaving | None = None
+        self.blame: Blame | None = None
         self.copies: Copies | None = None
         self._over = False
         self._scheduler: Scheduler | None = None
@@ -96,6 +100,7 @@ class Roster(SchedulerPlugin):
             await other.remove()
         self._scheduler = scheduler
         self.leaving = Leaving(scheduler)
+        self.blame = Blame(scheduler)
         self.copies = Copies(scheduler)
         self._demands = Demands(scheduler)
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
@@ -108,6 +113,7 @@ class Roster(SchedulerPlugin):
             ENDS: self.ends,
             FAIL: self.fail,
             EXPOSED: self.exposed,
+            UNBLAME: self.unblame,
             OVER: self.over,
             REMOVE: self.remove,
         }
@@ -118,7 +124,7 @@ class Roster(SchedulerPlugin):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, OVER, REMOVE):
+        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, UNBLAME, OVER, REMOVE):
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -141,6 +147,8 @@ class Roster(SchedulerPlugin):
         """Begin to count a worker's idle seconds, and pass on when its job ends."""
         self._busy[worker] = monotonic()
         self._names[worker] = str(scheduler.workers[worker].name)
+        if self.blame is not None:
+            self.blame.came(self._names[worker])
         if scheduler.workers[worker].status == Status.paused:  # it came back
             self._paused[worker] = monotonic()
         self._tell([scheduler.workers[worker]])
@@ -181,8 +189,11 @@ class Roster(SchedulerPlugin):
                 self.leaving.wake()
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Notice workers that pause and run again: Dask has no other hook for it."""
-        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+        """Notice workers that pause and run again, and what those had that died: Dask has no other hook for it."""
+        if isinstance(msg, dict) and msg.get("action") == "remove-worker" and "worker" in msg:
+            if self.blame is not None and not msg["expected"]:
+                self.blame.died(self._names.get(msg["worker"], ""), msg["processing-tasks"])
+        elif isinstance(msg, dict) and msg.get("action") == "worker-status-change":
             ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
             if ws is not None and ws.status == Status.paused:
                 self._paused.setdefault(topic, monotonic())
@@ -385,6 +396,10 @@ class Roster(SchedulerPlugin):
             at = self._end(ws)
             if at != ledger.ends.get(ws.address):
                 ledger.set_end(ws.address, at)
+
+    def unblame(self, comm: Any = None, names: Iterable[str] = ()) -> int:
+        """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""
+        return self.blame.take_back(names) if self.blame is not None else 0
 
     def fail(self, comm: Any = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
         """Fail tasks that wait for a worker, while there is none for them; return how many.

@@ -378,10 +378,12 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         for job in jobs:
             if job.name not in self._book:
                 continue  # released meanwhile
-            before = job.state
+            before, restarts, workers = job.state, job.restarts, job.workers
             row = rows.get(job.job_id) or others.get(job.job_id)
             is_gone = row is None and job.job_id in others
             ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
+            if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
+                self._closings.begin(self._unblame(workers))
             if ending is not None:
                 self._end(job, ending, now, is_lost=row is None)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):

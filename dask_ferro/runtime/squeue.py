@@ -62,6 +62,12 @@ _PHASES = {
     "TIMEOUT": OVER,
 }
 
+# Ends that are none of its tasks' doing; a job that is out of memory, or failed, may be.
+_ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REQUEUED", "REVOKED", "TIMEOUT")
+)
+_TIME_LIMIT = "TimeLimit"
+
 # Reasons for which a job waits until somebody changes the site or the request.  A partition that is down or inactive is
 # in maintenance: it comes back, and the job keeps its place in the queue.
 _STUCK = re.compile(
@@ -119,6 +125,11 @@ class Row(NamedTuple):
         if phase == PENDING and _HELD.search(self.reason):
             return HELD
         return phase
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the batch system or somebody ended it, and not what ran in it."""
+        return self.state in _ENDED or (self.phase in (ENDING, OVER) and self.reason == _TIME_LIMIT)
 
     @property
     def is_stuck(self) -> bool:

@@ -110,3 +110,37 @@ def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_w
         )
     finally:
         command("scancel", "-n", name)
+
+
+def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noqa: F811
+    """The workers hear nothing of it, as where SLURM kills at once: Dask blames what they ran, three times at most."""
+    s = site()
+    s.cluster.adapt(minimum=2, maximum=2)
+    s.connected(2)
+    files = (str(tmp_path / "open"), str(s.starts))
+    long = s.client.submit(waits, *files, key="long")
+    until(lambda: s.started()["long"] == 1, "the task to start")
+    name = s.client.run_on_scheduler(place)
+    (victim,) = (job for job in connected(s) if name in job.workers)
+    for process in psutil.process_iter(["environ"]):
+        job = (process.info["environ"] or {}).get("SLURM_JOB_ID", "")
+        if job == raw_id(victim.job_id):
+            process.suspend()
+    command("scancel", victim.job_id)
+    until(lambda: s.started()["long"] == 2, "the task to start again", seconds=60)
+    until(lambda: s.client.run_on_scheduler(blame) == 0, "the blame to be taken back", seconds=30)
+    (tmp_path / "open").touch()
+    assert result(long) == 7
+
+
+def raw_id(job_id: str) -> str:
+    """Return an array element's own number, which its processes know it by."""
+    return command("squeue", "-h", "-j", job_id, "-O", "JobID:20").split()[0]
+
+
+def place(dask_scheduler: Any) -> str:
+    return str(dask_scheduler.tasks["long"].processing_on.name)
+
+
+def blame(dask_scheduler: Any) -> int:
+    return int(dask_scheduler.tasks["long"].suspicious)

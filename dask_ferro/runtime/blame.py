@@ -1,0 +1,61 @@
+"""Tasks that are not to blame for the death of a worker: the batch system ended its job.
+
+Dask fails a task when more than `distributed.scheduler.allowed-failures` workers died while they had it.  That is meant
+for tasks that kill their worker; a preemption, a walltime or a node that failed kills it as well, and a long task on
+preemptible jobs would fail at the fourth.  So whoever learns from the batch system why a job ended takes that back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from distributed import Scheduler
+
+logger = logging.getLogger(__name__)
+
+# Dead workers whose tasks are remembered: the newest.
+_MOST = 1000
+
+
+class Blame:
+    """The tasks that workers had which died.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._had: dict[str, frozenset[Any]] = {}  # by worker's name, the newest last
+
+    def died(self, name: str, keys: Collection[Any]) -> None:
+        """Take note of the tasks that are blamed for a worker's death."""
+        self._had.pop(name, None)
+        if keys:
+            self._had[name] = frozenset(keys)
+        while len(self._had) > _MOST:
+            del self._had[next(iter(self._had))]
+
+    def came(self, name: str) -> None:
+        """Take note that a worker's nanny started it again: its job had not ended."""
+        self._had.pop(name, None)
+
+    def take_back(self, names: Iterable[str]) -> int:
+        """Let tasks not be blamed for the death of workers; return how many.
+
+        One that has failed for it stays failed.
+        """
+        count = 0
+        for name in names:
+            for key in self._had.pop(name, ()):
+                ts = self._scheduler.tasks.get(key)
+                if ts is not None and ts.suspicious > 0 and ts.state != "erred":
+                    ts.suspicious -= 1
+                    ts.prefix.suspicious -= 1
+                    count += 1
+        if count:
+            logger.info("dask_ferro: %d tasks are not to blame for workers whose jobs were ended", count)
+        return count
