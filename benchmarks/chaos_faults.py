@@ -181,7 +181,7 @@ def reboot(run: Run) -> None:
     """End all that runs on a node at once, its daemon too, which is back 15 s later and says that it booted."""
     node, conf = run.node(), os.environ["SLURM_CONF"]
     daemon = psutil.Process(int((Path(conf).parents[1] / "d" / f"{node}.pid").read_text()))
-    steps = [p for p in psutil.process_iter(["name", "cmdline"]) if _is_step(p, node)]
+    steps = [p for p in psutil.process_iter(["name"]) if _is_step(p, node, conf)]
     for process in [daemon, *(child for step in steps for child in step.children(recursive=True)), *steps]:
         with suppress(psutil.Error):
             process.kill()
@@ -195,13 +195,13 @@ def reboot(run: Run) -> None:
     run.later(15.0, back)
 
 
-def _is_step(process: psutil.Process, node: str) -> bool:
-    """Whether a process looks after a job on a node: slurmstepd's environment names it."""
+def _is_step(process: psutil.Process, node: str, conf: str) -> bool:
+    """Whether a process looks after a job on a node of this SLURM: the environment of what it started tells."""
     if process.info["name"] != "slurmstepd":
         return False
     with suppress(psutil.Error):
-        steps = [process, *process.children(recursive=True)]
-        return any(p.environ().get("SLURMD_NODENAME") == node for p in steps)
+        of_job = [p.environ() for p in process.children(recursive=True)]
+        return any((env.get("SLURMD_NODENAME"), env.get("SLURM_CONF")) == (node, conf) for env in of_job)
     return False
 
 
