@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from dask_ferro.runtime.elastic import Elastic
     from dask_ferro.runtime.install import install, uninstall
     from dask_ferro.runtime.local import LocalCluster
+    from dask_ferro.runtime.sites.batchcluster import BatchCluster
+    from dask_ferro.runtime.sites.pbscluster import PBSCluster
     from dask_ferro.runtime.slurm import SLURMCluster
     from dask_ferro.runtime.tracing import trace
     from dask_ferro.stream import run
@@ -50,11 +52,13 @@ globals().pop("early", None)
 
 # name -> (module, attribute); None is the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "BatchCluster": ("dask_ferro.runtime.sites.batchcluster", "BatchCluster"),
     "ConfigError": ("dask_ferro.errors", "ConfigError"),
     "Elastic": ("dask_ferro.runtime.elastic", "Elastic"),
     "LocalCluster": ("dask_ferro.runtime.local", "LocalCluster"),
     "ModelError": ("dask_ferro.errors", "ModelError"),
     "ModelGraph": ("dask_ferro.lower", "ModelGraph"),
+    "PBSCluster": ("dask_ferro.runtime.sites.pbscluster", "PBSCluster"),
     "SLURMCluster": ("dask_ferro.runtime.slurm", "SLURMCluster"),
     "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
     "Mesh": ("dask_ferro.graph.redistribute", "Mesh"),
@@ -112,6 +116,8 @@ __all__ = [
     "ModelGraph",
     "LocalCluster",
     "SLURMCluster",
+    "PBSCluster",
+    "BatchCluster",
     "Elastic",
     "Tensor",
     "nn",

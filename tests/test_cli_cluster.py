@@ -1,4 +1,4 @@
-"""`dask ferro cluster` without SLURM: its arguments, the scripts that it prints, and PBS by a qsub of the test's own.
+"""`dask ferro cluster` without SLURM: its arguments, the scripts that it prints, and PBS by simulated commands.
 
 On a real SLURM it is in tests/slurm/test_cluster_command.py.
 """
@@ -20,6 +20,7 @@ from distributed import Client
 from dask_ferro.cli import main
 from dask_ferro.lock import held
 from dask_ferro.runtime.standing import summary
+from tests.sites.batch import Batch
 from tests.standing import PROGRAM, command
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobqueue_configs"
@@ -180,26 +181,13 @@ def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
 
 # ---- PBS ---------------------------------------------------------------------------------------------------
 
-# The job's id is that of its process, and of its group.
-QSUB = """#!/bin/sh
-script="$SPOOL/$$.sh"
-cp "$1" "$script"
-setsid bash "$script" >"$SPOOL/$$.log" 2>&1 </dev/null &
-echo "$!.test-pbs"
-"""
-QDEL = """#!/bin/sh
-kill -TERM -- "-${1%.test-pbs}"
-"""
-
 
 @pytest.fixture
 def pbs(tmp_path, monkeypatch):
-    """Gadi's configuration for this machine, and a PBS that starts every job at once."""
-    for name, script in {"qsub": QSUB, "qdel": QDEL}.items():
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SPOOL", str(tmp_path))
+    """Gadi's configuration for this machine, and a simulated PBS."""
+    batch = Batch(cores=12)
+    batch.queues = ("gpuvolta",)
+    monkeypatch.setenv("PATH", f"{batch.bin}:{os.environ['PATH']}")
     monkeypatch.setenv("PROJECT", "ab12")
     monkeypatch.setenv("PBS_JOBFS", str(tmp_path / "jobfs"))
     text = (CONFIGS / "gadi-gpu.yaml").read_text(encoding="utf-8")
@@ -212,7 +200,10 @@ def pbs(tmp_path, monkeypatch):
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "gadi.yaml").write_text(text, encoding="utf-8")
-    return tmp_path
+    yield tmp_path
+    left = batch.alive()
+    batch.close()
+    assert left == []
 
 
 @pytest.mark.cluster

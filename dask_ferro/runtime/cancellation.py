@@ -153,7 +153,7 @@ class Cancellation:
         try:
             return await self._site.queue()
         except Refused as refused:
-            logger.warning("dask_ferro: squeue failed: %s", refused.words)
+            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
             return None
 
     async def _look(self, answer: Mapping[str, Row] | None) -> None:

@@ -18,7 +18,7 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import BOOTING, RUNNING
-from dask_ferro.runtime import dryrun, joblogs
+from dask_ferro.runtime import dryrun
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.events import CLOSED, TOPIC
 from dask_ferro.runtime.jobpool import JobPool
@@ -148,7 +148,7 @@ class Closings:
         log = None
         if job_id:
             script = self._script(kind.name)
-            log = await joblogs.last_output(self._site.ask, job_id, script, self._site.job_name)
+            log = await self._site.last_output(job_id, script)
             kind.explain(log.brief(), log.shown())
         else:
             kind.explain()

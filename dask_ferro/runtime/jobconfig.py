@@ -1,7 +1,7 @@
 """Job configurations: a YAML file that says what a job of a site is, and how many of them there may be.
 
     jobqueue:
-      slurm: {...}               # or pbs: the keys of dask-jobqueue, and those of `ff.SLURMCluster`
+      slurm: {...}               # or pbs, or batch: the keys of dask-jobqueue, and those of our class
     ferro:
       elastic: {...}             # minimum, maximum, what else `ff.Elastic` takes, and the section's other settings
 
@@ -28,16 +28,13 @@ import yaml
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import failures, jobkeys
-from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.scale_options import scale_parameters
 
-KINDS = ("slurm", "pbs")
+KINDS = ("slurm", "pbs", "batch")
 
 _PACKAGE = Path(str(files("dask_ferro")))
 # An installed wheel carries the folder inside the package, the source tree beside it.
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
-_ON_SCHEDULER = "dask_ferro.runtime.preload"
-_ON_NANNY = "dask_ferro.runtime.job"
 # Keys of ferro.elastic that are no options of `ff.Elastic`: they are set in Dask's configuration.
 _SETTINGS = ("failures", "failures-in-window", "failures-window", "copy-share", "copy-rate")
 _OF_SLURM = frozenset(("journal", "keep"))
@@ -51,7 +48,7 @@ class JobConfig:
     ----------
     path : Path
     kind : str
-        "slurm" or "pbs".
+        "slurm", "pbs" or "batch".
     keywords : mapping
         Of the cluster's class.
     elastic : mapping
@@ -126,8 +123,6 @@ class JobConfig:
         # On an event loop, Dask's clusters start when they are awaited: this one never is.
         cluster = _class_of(self.kind)(asynchronous=True, **self._with({}))
         try:
-            if self.kind == "pbs":
-                return {DEFAULT: cluster.job_script()}
             return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
         finally:
             await cluster.close()
@@ -142,8 +137,7 @@ class JobConfig:
     def _with(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Return the class's keywords, with the scheduler options of both sides."""
         options = {**self.keywords.get("scheduler_options", {}), **keywords.get("scheduler_options", {})}
-        given = {**self.keywords, **keywords, **({"scheduler_options": options} if options else {})}
-        return given if self.kind == "slurm" else _as_ours(given)
+        return {**self.keywords, **keywords, **({"scheduler_options": options} if options else {})}
 
 
 def load(name_or_path: str | Path) -> JobConfig:
@@ -323,21 +317,10 @@ def _class_of(kind: str) -> Any:
         from dask_ferro.runtime.slurm import SLURMCluster
 
         return SLURMCluster
-    from dask_jobqueue.pbs import PBSCluster
+    if kind == "batch":
+        from dask_ferro.runtime.sites.batchcluster import BatchCluster
+
+        return BatchCluster
+    from dask_ferro.runtime.sites.pbscluster import PBSCluster
 
     return PBSCluster
-
-
-def _as_ours(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to dask-jobqueue's own class what `ff.SLURMCluster` does by itself: the plugin, and workers that know
-    when their job ends."""
-    options = keywords.get("scheduler_options") or dask.config.get("jobqueue.pbs.scheduler-options") or {}
-    preloads = options.get("preload", dask.config.get("distributed.scheduler.preload")) or []
-    hours, minutes, seconds = (int(part) for part in keywords["walltime"].split(":"))
-    ends = f"export FERRO_JOB_ENDS=$(($(date +%s) + {hours * 3600 + minutes * 60 + seconds}))"
-    return {
-        **keywords,
-        "scheduler_options": {**options, "preload": [*preloads, _ON_SCHEDULER]},
-        "job_script_prologue": [ends, *keywords.get("job_script_prologue", [])],
-        "worker_extra_args": [*keywords.get("worker_extra_args", []), "--preload-nanny", _ON_NANNY],
-    }

@@ -1,7 +1,8 @@
 """The keys of a job in a configuration file: which there are, which must be there, and what their values may be.
 
-The keys are dask-jobqueue's own, asked of the installed version, and those of `ff.SLURMCluster`.  Those whose default
-is nobody's wish (30 minutes of walltime, as many processes as the square root of the cores) must be written.
+The keys are dask-jobqueue's own, asked of the installed version, and those of `ff.SLURMCluster`, `ff.PBSCluster` and
+`ff.BatchCluster`.  Those whose default is nobody's wish (30 minutes of walltime, as many processes as the square root
+of the cores) must be written.
 Durations are seconds, or text such as 2m.
 """
 
@@ -34,6 +35,16 @@ REQUIRED = {
     "local-directory": "where workers spill to, for instance /tmp",
     "log-directory": "where the batch system writes what jobs print, for instance dask-logs",
 }
+# The same of `batch`, whose commands nobody knows: what is asked of the batch system stands in the directives.
+COMMANDS = {
+    "submit": "the command that submits a job, for instance bsub -J {name} -Jd {tag}",
+    "list": "the command that lists jobs, for instance bjobs -J {name}",
+    "listed": "what that prints: a regular expression, or columns by name",
+    "cancel": "the command that ends jobs, for instance bkill {ids}",
+    "directives": "the head of a job's script, line by line",
+}
+_OF_COMMANDS = frozenset((*COMMANDS, "submitted", "nothing", "states"))
+_NOT_OF_COMMANDS = frozenset(("queue", "account", "resource-spec"))
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Of `ff.SLURMCluster`, beside dask-jobqueue's.
@@ -73,6 +84,10 @@ _OF_THE_CLUSTER = frozenset(
 # and these a pool's.
 _OF_A_POOL = frozenset(("minimum", "maximum", "cost"))
 
+# The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
+_OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
+_OF_THE_NODE |= {"listed", "submitted", "nothing", "states"}
+
 _WALLTIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
 
@@ -80,14 +95,14 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
 def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
     """Yield all that is wrong with a section of job keys, a clause each."""
     where = f"jobqueue.{kind}"
-    known = dask_jobqueue_keys(kind) | (OURS if kind == "slurm" else frozenset())
+    known = dask_jobqueue_keys(kind) | OURS
     yield from _wrong_keys(where, section, known)
-    for key, says in REQUIRED.items():
+    for key, says in required(kind).items():
         if key not in section:
             yield f"key {where}.{key} is missing: {says}"
     yield from _wrong_values(where, section, known)
     yield from _uneven(where, section)
-    if kind == "pbs":
+    if kind != "slurm":
         yield from _without_hours(where, section.get("walltime"))
     for name, pool in _pools(section).items():
         own = dashed(pool)
@@ -125,11 +140,22 @@ def dashed(section: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(key).replace("_", "-"): value for key, value in section.items()}
 
 
+def required(kind: str) -> dict[str, str]:
+    """Return what must be written, and what it says."""
+    if kind != "batch":
+        return REQUIRED
+    return {key: says for key, says in REQUIRED.items() if key not in _NOT_OF_COMMANDS} | COMMANDS
+
+
 @cache
 def dask_jobqueue_keys(kind: str) -> frozenset[str]:
-    """Return the keys that the installed dask-jobqueue knows for a batch system, without those it renamed."""
+    """Return the keys that the installed dask-jobqueue knows for a batch system, without those it renamed.
+
+    Of "batch" they are those that all of its batch systems have, and the commands'.
+    """
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
-    return frozenset(yaml.safe_load(text)["jobqueue"][kind]) - set(_RENAMED)
+    known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
+    return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -203,6 +229,10 @@ def _is_mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
+def _is_listing(value: Any) -> bool:
+    return _is_text(value) or _is_mapping(value)
+
+
 def _is_walltime(value: Any) -> bool:
     return isinstance(value, str) and (_WALLTIME.fullmatch(value) is not None or value.upper() == "UNLIMITED")
 
@@ -238,6 +268,9 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "job-script-prologue": (_is_lines, _LINES),
     "job-extra-directives": (_is_lines, _LINES),
     "job-directives-skip": (_is_lines, _LINES),
+    "directives": (_is_lines, _LINES),
+    "listed": (_is_listing, "a regular expression, or columns or fields by name"),
+    "states": (_is_mapping, "lists of the batch system's words, such as held: [PSUSP]"),
     "scheduler-options": (_is_mapping, "keys and values of distributed.Scheduler"),
     "pools": (_is_pools, "a name for each further kind of job, and below it the keys that differ"),
 }

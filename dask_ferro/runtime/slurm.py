@@ -156,7 +156,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         self._connected_at: dict[str, float] = {}
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._site = Site(job_name, self._tag, kept)
+        self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
@@ -168,6 +168,10 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
         super().__init__(*args, **options)
+
+    def _opened_site(self, job_name: str, keep: Any = None) -> Any:
+        """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
+        return Site(job_name, self._tag, keep)
 
     async def _start(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
@@ -235,7 +239,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         try:
             rows = await self._site.queue()
         except Refused as refused:
-            logger.warning("dask_ferro: squeue failed: %s", refused.words)
+            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
             return
         await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
@@ -344,7 +348,9 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         self._recording.write()
 
     def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
-        logger.warning("dask_ferro: SLURM refuses %d jobs of pool %s: %s", len(jobs), jobs[0].pool, words)
+        logger.warning(
+            "dask_ferro: %s refuses %d jobs of pool %s: %s", self._site.word, len(jobs), jobs[0].pool, words
+        )
         kind = self._kind(jobs[0].pool)
         if kind.close(words, time()):
             self._closings.tell(kind)

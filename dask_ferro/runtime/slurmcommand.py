@@ -11,7 +11,8 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dask_ferro.runtime import squeue
 
@@ -34,6 +35,14 @@ class Refused(Exception):
         self.words, self.kind = words, kind
 
 
+class Printed(NamedTuple):
+    """What a command that ended printed, and its status."""
+
+    status: int
+    out: str
+    err: str
+
+
 async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
     """Return what a command printed.
 
@@ -44,14 +53,36 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
     Refused
         With SLURM's words, or after the command's time limit.
     """
-    limit = _LIMITS.get(command[0], _LIMIT)
+    printed = await called(*command, stdin=stdin, pass_fds=pass_fds, env=environment())
+    if printed.status:
+        text = printed.err or printed.out
+        said = squeue.words(text) or f"{command[0]} ended with status {printed.status}"
+        raise Refused(said, squeue.refusal(text))
+    return printed.out
+
+
+async def called(
+    *command: str,
+    stdin: str = "",
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    limit: float | None = None,
+) -> Printed:
+    """Return what a command of any batch system printed, whatever its status.
+
+    Raises
+    ------
+    Refused
+        For one that cannot be started, or after its time limit.
+    """
+    limit = limit or _LIMITS.get(command[0], _LIMIT)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment(),
+            env=env,
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -66,11 +97,7 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
         raise Refused(f"{command[0]} did not answer within {limit:g} s", squeue.TRANSIENT) from None
     finally:
         await _end(process)
-    if process.returncode:
-        text = err.decode(errors="replace") or out.decode(errors="replace")
-        said = squeue.words(text) or f"{command[0]} ended with status {process.returncode}"
-        raise Refused(said, squeue.refusal(text))
-    return out.decode(errors="replace")
+    return Printed(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from dask_ferro.runtime import squeue
+from dask_ferro.runtime import joblogs, squeue
 from dask_ferro.runtime.secondsource import SecondSource
 from dask_ferro.runtime.slurmcommand import Refused, environment, run
 from dask_ferro.runtime.squeue import ENDING, OVER, PENDING, STARTED, Row
@@ -49,6 +49,11 @@ class Site:
     keep : Keep, optional
         What the watchdog does when this process dies.
     """
+
+    # What a log or an error calls it, and its commands.
+    word, submits, lists = "SLURM", "sbatch", "squeue"
+    # Of an array at most: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
+    elements = 500
 
     def __init__(self, job_name: str, tag: str, keep: Keep | None = None) -> None:
         self.job_name, self.tag, self._keep = job_name, tag, keep
@@ -173,6 +178,10 @@ class Site:
                 return await run(*command, stdin=stdin)
         except TimeoutError:
             raise Refused(f"{command[0]} did not answer within {_ASKED:g} s", squeue.TRANSIENT) from None
+
+    async def last_output(self, job_id: str, script: str) -> joblogs.Log:
+        """Return the end of what a job printed."""
+        return await joblogs.last_output(self.ask, job_id, script, self.job_name)
 
     async def find(self, nonce: str) -> str | None:
         """Return the array that a submission became; None where it waits or runs nowhere.

@@ -23,8 +23,6 @@ from dask_ferro.runtime.slurmsite import Site
 
 logger = logging.getLogger(__name__)
 
-# Elements of an array at most; SLURM's default allows 1001, and one refusal costs less if an array is not everything.
-_ARRAY = 500
 # Between two calls of sbatch: 5 a second are no load for a controller, and 2500 jobs.
 _SPACING = 0.2
 # The first pause after a failure, and the longest.
@@ -68,11 +66,11 @@ class Batch(NamedTuple):
 class _Pause:
     """The back-off of one pool's submissions, and how many jobs it takes at a time."""
 
+    portion: int
+    most: int
     tries: int = 0
     until: float = 0.0
     words: str = ""
-    portion: int = _ARRAY
-    most: int = _ARRAY
 
     def fail(self, refused: Refused, count: int, now: float) -> float:
         """Return the seconds until the next try."""
@@ -184,7 +182,7 @@ class Submission:
         while self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
         errors, self._errors = self._errors, {}
-        return [f"SLURM refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
+        return [f"{self._site.word} refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
 
     async def close(self, patience: float) -> bool:
         """Submit nothing more; return whether the last `sbatch` has ended within so many seconds."""
@@ -233,13 +231,13 @@ class Submission:
         return pool, max(pauses[pool].until, self._not_before)
 
     def _pause(self, pool: str) -> _Pause:
-        return self._pauses.setdefault(pool, _Pause())
+        return self._pauses.setdefault(pool, _Pause(self._site.elements, self._site.elements))
 
     def _batch(self, pool: str) -> Batch:
         """The oldest jobs of a pool, as many as one array takes."""
         jobs = sorted((job for job in self._waiting.values() if job.pool == pool), key=lambda job: job.order)
         most = self._pause(pool).portion
-        return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < _ARRAY))
+        return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < self._site.elements))
 
     async def _submit(self, batch: Batch) -> None:
         try:
@@ -301,8 +299,8 @@ class Submission:
         if tired or refused.kind == squeue.PERMANENT:
             self._give_up(batch, refused.words)
             return
-        text = "dask_ferro: sbatch failed %d times, the next try in %.1f s: %s"
-        logger.warning(text, pause.tries, seconds, refused.words)
+        text = "dask_ferro: %s failed %d times, the next try in %.1f s: %s"
+        logger.warning(text, self._site.submits, pause.tries, seconds, refused.words)
         for job in batch.jobs:
             job.reason = refused.words
         self._waiting.update((job.name, job) for job in batch.jobs)

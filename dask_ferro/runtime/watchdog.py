@@ -14,7 +14,7 @@ import math
 import os
 import subprocess
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -108,24 +108,22 @@ class Watchdog:
         With SLURM's configuration, and the commands on the PATH.
     keep : Keep, optional
         For how long, and for whom, it leaves the jobs alone when the cluster has died.
+    command : sequence of str, optional
+        What to run in place of SLURM's script.
     """
 
     def __init__(
-        self, job_name: str, tag: str, environment: Mapping[str, str], keep: Keep | None = None
+        self,
+        job_name: str,
+        tag: str,
+        environment: Mapping[str, str],
+        keep: Keep | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         seconds, file = keep or Keep()
+        given = (job_name, str(os.getuid()), tag, str(math.ceil(seconds)), file)
         self._process = subprocess.Popen(
-            [
-                "/bin/sh",
-                "-c",
-                _SCRIPT,
-                "dask-ferro-watchdog",
-                job_name,
-                str(os.getuid()),
-                tag,
-                str(math.ceil(seconds)),
-                file,
-            ],
+            command or ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

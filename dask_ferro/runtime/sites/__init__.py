@@ -1,0 +1,1 @@
+"""Batch systems other than SLURM, under the same controller."""

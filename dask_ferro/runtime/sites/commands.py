@@ -1,0 +1,194 @@
+"""Any batch system whose commands a user describes: one to submit, one to list, one to cancel.
+
+Commands are words, and no shell takes them apart: what stands in braces is replaced within a word.  A listing says
+nothing of a job that is gone: one that others are listed without, three times, is gone; that nothing at all is listed
+proves nothing, unless it is said in words that the user named.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.sites import qstat
+from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
+from dask_ferro.runtime.sites.listing import Listing, pattern
+from dask_ferro.runtime.slurmcommand import Printed, Refused, called
+from dask_ferro.runtime.squeue import Row
+
+_SUBMITS = 30.0
+# Jobs of one cancellation.
+_AT_ONCE = 200
+# Listings with other jobs in which a job is missing, until it is gone: one may be older than the job.
+_MISSES = 3
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+class Template:
+    """A command with places for values.
+
+    >>> Template("cancel", "bkill {ids}", ("ids",)).filled(ids=["12", "13"])
+    ['bkill', '12', '13']
+
+    Raises
+    ------
+    ConfigError
+        For an empty one, or with a place that there is no value for.
+    """
+
+    def __init__(self, name: str, text: Any, places: Sequence[str], needed: Sequence[str] = ()) -> None:
+        try:
+            self.words = shlex.split(text) if isinstance(text, str) else []
+        except ValueError as error:
+            raise ConfigError(f"ff.BatchCluster: {name}: got {text!r}: {error}") from error
+        self.places = {place for word in self.words for place in _PLACE.findall(word)}
+        said = f"ff.BatchCluster: {name}: got {text!r}"
+        if not self.words:
+            raise ConfigError(f"{said}, wanted a command, such as 'qsub -N {{name}}'")
+        if strange := sorted(self.places - set(places)):
+            raise ConfigError(f"{said}, and {{{strange[0]}}} has no value; there are {', '.join(places)}")
+        if needed and self.places.isdisjoint(needed):
+            raise ConfigError(f"{said}, wanted {' or '.join(f'{{{place}}}' for place in needed)} in it")
+
+    def filled(self, **values: str | Sequence[str]) -> list[str]:
+        """Return the words of the command; a list that is a word of its own becomes several."""
+        found: list[str] = []
+        for word in self.words:
+            alone = _PLACE.fullmatch(word)
+            if alone and not isinstance(values[alone[1]], str):
+                found.extend(values[alone[1]])
+            else:
+                found.append(_PLACE.sub(lambda place: _said(values[place[1]]), word))
+        return found
+
+
+def _said(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else ",".join(value)
+
+
+class CommandSite(BatchSite):
+    """A batch system by its commands.
+
+    Parameters
+    ----------
+    submit, list, cancel : str
+    submitted : str
+        A regular expression that finds the job's id in what `submit` prints.
+    listed : str or mapping
+        What `list` prints; as of `Listing`.
+    nothing : str
+        A regular expression for what `list` says when there is no job; empty: nobody knows.
+    states : mapping, optional
+
+    Raises
+    ------
+    ConfigError
+        For commands that cannot be run as they are described.
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        tag: str,
+        *,
+        submit: str,
+        list: str,
+        cancel: str,
+        submitted: str = r"(?P<job_id>\d+)",
+        listed: Any = None,
+        nothing: str = "",
+        states: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(job_name, tag)
+        self._given = {
+            "submit": submit, "list": list, "cancel": cancel, "submitted": submitted, "listed": listed,
+            "nothing": nothing, "states": dict(states or {}),
+        }  # fmt: skip
+        self._submit_command = Template("submit", submit, ("name", "tag", "script"))
+        self._list_command = Template("list", list, ("name", "user"))
+        self._cancel_command = Template("cancel", cancel, ("id", "ids"), ("id", "ids"))
+        self._submitted = pattern("submitted", submitted, ("job_id",))
+        self._listing = Listing(listed, states)
+        self._nothing = pattern("nothing", nothing) if nothing else None
+        self.submits, self.lists = self._submit_command.words[0], self._list_command.words[0]
+        self.is_silent = self._nothing is None
+        self._absent: dict[str, int] = {}
+
+    def described(self) -> dict[str, Any]:
+        """Return what `guard` makes another one of."""
+        return {"kind": "commands", **self._given}
+
+    async def _submit(self, script: str, known_by: str, pass_fds: Sequence[int]) -> str:
+        values = {"name": self.job_name, "tag": known_by, "script": ""}
+        if "script" not in self._submit_command.places:
+            return self._id(await self._called(self._submit_command.filled(**values), script, pass_fds))
+        with tempfile.NamedTemporaryFile("w", prefix=f"{self.job_name}-", suffix=".sh") as file:
+            file.write(script)
+            file.flush()
+            os.chmod(file.name, 0o755)
+            return self._id(
+                await self._called(
+                    self._submit_command.filled(**values | {"script": file.name}), "", pass_fds
+                )
+            )
+
+    def _id(self, printed: Printed) -> str:
+        _check(self.submits, printed)
+        found = self._submitted.search(printed.out) or self._submitted.search(printed.err)
+        if found is None or not (job_id := (found["job_id"] or "").strip()):
+            raise Refused(f"{self.submits} printed no job id: {printed.out.strip()[:200]!r}", squeue.UNKNOWN)
+        return job_id
+
+    async def _called(self, command: Sequence[str], stdin: str, pass_fds: Sequence[int]) -> Printed:
+        return await called(*command, stdin=stdin, pass_fds=pass_fds, limit=_SUBMITS)
+
+    async def _listed(self) -> tuple[dict[str, Row], bool]:
+        """Return the jobs, and whether it was said that there are no others."""
+        printed = await called(*self._list_command.filled(name=self.job_name, user=getpass.getuser()))
+        rows = self._listing.rows(printed.out)
+        is_said = self._nothing is not None and bool(self._nothing.search(printed.out + "\n" + printed.err))
+        if not rows and not is_said:
+            _check(self.lists, printed)
+        return rows, is_said or bool(rows)
+
+    async def _shown(self, job_ids: Sequence[str]) -> Answer:
+        rows, says_all = await self._listed()
+        missing = [job_id for job_id in job_ids if job_id not in rows]
+        for job_id in job_ids:
+            if job_id in rows:
+                self._absent.pop(job_id, None)
+            elif says_all:
+                self._absent[job_id] = self._absent.get(job_id, 0) + 1
+        unknown = frozenset(job_id for job_id in missing if self._absent.get(job_id, 0) >= _MISSES)
+        return Answer({job_id: rows[job_id] for job_id in job_ids if job_id in rows}, unknown)
+
+    async def _own(self) -> Mapping[str, Row]:
+        rows, says_all = await self._listed()
+        if not says_all and not self.is_silent:
+            raise Refused(f"{self.lists} says nothing", squeue.TRANSIENT)
+        own = f"{self.tag}."
+        return {
+            job_id: row for job_id, row in rows.items() if row.comment.startswith(own) or job_id in self._ids
+        }
+
+    async def _cancel(self, job_ids: Sequence[str]) -> None:
+        each = [[job_id] for job_id in job_ids]
+        if "id" not in self._cancel_command.places:
+            each = [[*job_ids[at : at + _AT_ONCE]] for at in range(0, len(job_ids), _AT_ONCE)]
+        for ids in each:
+            _check("the cancellation", await called(*self._cancel_command.filled(id=ids[0], ids=ids)))
+
+
+def _check(command: str, printed: Printed) -> None:
+    """Raise `Refused`, with the batch system's words, for a command that failed."""
+    if printed.status:
+        text = printed.err or printed.out
+        said = qstat.words(text) or f"{command} ended with status {printed.status}"
+        raise Refused(said, qstat.refusal(text))

@@ -1,0 +1,219 @@
+"""What a batch system's listing means, as its user described it: a regular expression, columns, or JSON.
+
+It runs nothing.  What was described is checked when the cluster is made, with an error that names it; what a command
+prints is never an error: a line that is no job is left out, a word that is no known state is a job that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.squeue import ENDING, HELD, OVER, PENDING, STARTED, Row
+
+# What can be told of a job.
+FIELDS = ("job_id", "state", "tag", "reason", "node")
+_NEEDED = ("job_id", "state")
+# Of a row that a listing is made of, whatever its words were.
+_STATES = {PENDING: "PENDING", STARTED: "RUNNING", HELD: "PENDING", ENDING: "COMPLETING", OVER: "COMPLETED"}
+
+# Words of Grid Engine, LSF, OAR, HTCondor, Torque and their like.  E is PBS's and Torque's, an end.
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    PENDING: ("Q", "qw", "PEND", "PENDING", "PD", "W", "WAIT", "Waiting", "I", "IDLE", "toLaunch", "1"),
+    STARTED: (
+        "R",
+        "r",
+        "t",
+        "Rr",
+        "Rt",
+        "RUN",
+        "RUNNING",
+        "Running",
+        "Launching",
+        "S",
+        "s",
+        "USUSP",
+        "SSUSP",
+        "2",
+    ),
+    HELD: ("H", "h", "hqw", "hRwq", "Eqw", "PSUSP", "HOLD", "HELD", "Hold", "5"),
+    ENDING: ("E", "dr", "dt", "dRr", "Finishing", "EXITING"),
+    OVER: ("F", "C", "X", "CD", "DONE", "EXIT", "ZOMBI", "COMPLETED", "Terminated", "Error", "3", "4"),
+}
+
+
+class ListedRow(Row):
+    """A job as a listing tells of it."""
+
+    __slots__ = ()
+
+    @property
+    def phase(self) -> str:
+        """Return "pending", "started", "held", "ending" or "over"."""
+        phase = Row(self.job_id, self.state).phase
+        return HELD if phase == PENDING and self.reason.startswith("held") else phase
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it never starts: nobody knows the words for that."""
+        return False
+
+
+class Listing:
+    r"""Reads what a listing prints.
+
+    Parameters
+    ----------
+    described : str or mapping
+        A regular expression with groups, searched in each line; or ``{"job_id": 0, "state": 4}``, columns from 0 on,
+        with "separator" where it is not white space; or ``{"json": "Jobs", "state": "job_state"}``, names of fields in
+        each record below a dotted path, whose key is the id where the records are no list.
+    states : mapping of str to sequence of str, optional
+        The batch system's words for "pending", "started", "held", "ending" and "over", beside those known.
+
+    Raises
+    ------
+    ConfigError
+        For what describes no listing.
+
+    Examples
+    --------
+    >>> Listing(r"^(?P<job_id>\d+) +(?P<state>\w+)").rows("12 PEND\n13 RUN")["13"].phase
+    'started'
+    """
+
+    def __init__(self, described: Any, states: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._phases = _phases(states or {})
+        self._pattern: re.Pattern[str] | None = None
+        self._fields: dict[str, Any] = {}
+        self._path: str | None = None
+        self._separator: str | None = None
+        if isinstance(described, str):
+            self._pattern = pattern("listed", described, _NEEDED)
+        elif isinstance(described, Mapping):
+            self._describe(dict(described))
+        else:
+            raise _wrong(described)
+        found = self._pattern.groupindex if self._pattern is not None else self._fields
+        # Whether the word that a submission is known by is listed.
+        self.has_tags = "tag" in found
+
+    def _describe(self, described: dict[str, Any]) -> None:
+        self._path, self._separator = described.pop("json", None), described.pop("separator", None)
+        kind = int if self._path is None else str
+        missing = [
+            name for name in _NEEDED if name not in described and (name != "job_id" or self._path is None)
+        ]
+        wrong = [
+            n for n, at in described.items() if n not in FIELDS or type(at) is not kind or at in (-1, "")
+        ]
+        negative = [name for name, at in described.items() if isinstance(at, int) and at < 0]
+        if missing or wrong or negative or not isinstance(self._path, str | None):
+            raise _wrong(described)
+        if self._separator is not None and (not isinstance(self._separator, str) or not self._separator):
+            raise _wrong({"separator": self._separator})
+        self._fields = described
+
+    def rows(self, text: str) -> dict[str, Row]:
+        """Return the jobs of a listing, by id."""
+        found: dict[str, Row] = {}
+        for facts in self._facts(text):
+            told = {name: " ".join(str(value).split()) for name, value in facts.items() if _is_word(value)}
+            if told.get("job_id") and told.get("state"):
+                found[told["job_id"]] = self._row(told)
+        return found
+
+    def _row(self, told: Mapping[str, str]) -> ListedRow:
+        phase = self._phases.get(told["state"], STARTED)
+        reason = f"held: {told['state']}" if phase == HELD else told.get("reason", "")
+        return ListedRow(
+            told["job_id"],
+            _STATES[phase],
+            node=told.get("node", ""),
+            reason=reason,
+            comment=told.get("tag", ""),
+        )
+
+    def _facts(self, text: str) -> Iterator[Mapping[str, Any]]:
+        if self._path is not None:
+            yield from self._records(text)
+            return
+        for line in text.splitlines():
+            if self._pattern is not None:
+                if match := self._pattern.search(line):
+                    yield match.groupdict()
+                continue
+            cells = line.split(self._separator)
+            if len(cells) > max(self._fields.values()):
+                yield {name: cells[at] for name, at in self._fields.items()}
+
+    def _records(self, text: str) -> Iterator[Mapping[str, Any]]:
+        try:
+            found: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        for key in filter(None, (self._path or "").split(".")):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        records: Iterable[Any] = ()
+        if isinstance(found, Mapping):
+            records = [{"job_id": key, **_named(record, self._fields)} for key, record in found.items()]
+        elif isinstance(found, list):
+            records = [_named(record, self._fields) for record in found]
+        yield from records
+
+
+def _named(record: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(record, Mapping):
+        return {}
+    return {name: record.get(field) for name, field in fields.items()}
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _phases(states: Any) -> dict[str, str]:
+    found = {word: phase for phase, words in KNOWN.items() for word in words}
+    is_right = isinstance(states, Mapping) and all(
+        phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
+        for phase, words in states.items()
+    )
+    if not is_right:
+        raise ConfigError(
+            f"ff.BatchCluster: states: got {states!r}, wanted lists of words by {', '.join(map(repr, KNOWN))}"
+        )
+    return found | {str(word): phase for phase, words in states.items() for word in words}
+
+
+def pattern(name: str, text: Any, needed: Sequence[str] = ()) -> re.Pattern[str]:
+    """Return a regular expression with some groups.
+
+    Raises
+    ------
+    ConfigError
+        For what is none, or has other groups.
+    """
+    try:
+        compiled = re.compile(text, re.MULTILINE)
+    except (re.error, TypeError) as error:
+        raise ConfigError(
+            f"ff.BatchCluster: {name}: got {text!r}, which is no regular expression: {error}"
+        ) from error
+    if missing := [group for group in needed if group not in compiled.groupindex]:
+        raise ConfigError(f"ff.BatchCluster: {name}: got {text!r}, without a group (?P<{missing[0]}>...)")
+    if strange := [group for group in compiled.groupindex if group not in FIELDS]:
+        raise ConfigError(
+            f"ff.BatchCluster: {name}: unknown group {strange[0]!r}; wanted some of {', '.join(FIELDS)}"
+        )
+    return compiled
+
+
+def _wrong(described: Any) -> ConfigError:
+    return ConfigError(
+        f"ff.BatchCluster: listed: got {described!r}, wanted a regular expression with groups job_id and state; or "
+        'columns from 0 on, as in {"job_id": 0, "state": 4}; or fields of JSON, as in {"json": "Jobs", "state": "S"};'
+        f" of {', '.join(FIELDS)}"
+    )

@@ -1,0 +1,134 @@
+"""PBS (OpenPBS, PBS Professional): `qsub`, `qstat`, `qselect` and `qdel`, for the jobs of one cluster.
+
+A job is asked for by its id, which lists no other user's jobs, and of which `qstat` always says something: a row, with
+``-x`` of one that is over too, or "Unknown Job Id".  So an empty answer is none.  A submission is known by a variable
+in the job's environment; `qselect` finds the jobs of the cluster's name when an answer was lost.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dask_ferro.runtime import joblogs, squeue
+from dask_ferro.runtime.sites import qstat
+from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
+from dask_ferro.runtime.slurmcommand import Printed, Refused, called
+from dask_ferro.runtime.squeue import Row
+
+# Jobs of one command.
+_AT_ONCE = 200
+# A submission may pass a site's hooks; what is only asked once, at the start, is not waited for longer.
+_SUBMITS, _ASKED = 30.0, 5.0
+# What qdel says of jobs that are gone, or going: no failure.
+_GONE = re.compile(
+    r"unknown job|has finished|invalid for (the )?state|being deleted|state of job", re.IGNORECASE
+)
+
+
+class PBSSite(BatchSite):
+    """PBS, as far as the jobs of one cluster are concerned."""
+
+    word, submits, lists = "PBS", "qsub", "qstat"
+
+    def described(self) -> dict[str, Any]:
+        """Return what `guard` makes another one of."""
+        return {"kind": "pbs"}
+
+    async def _submit(self, script: str, known_by: str, pass_fds: Sequence[int]) -> str:
+        # The command line wins over the script, so the script's own variables are said again.
+        variables = ",".join([*qstat.option(script, "v"), f"{qstat.VARIABLE}={known_by}"])
+        command = ("qsub", "-N", self.job_name, "-v", variables)
+        printed = await called(*command, stdin=script, pass_fds=pass_fds, limit=_SUBMITS)
+        _check(command[0], printed)
+        if not (job_id := qstat.submitted(printed.out)):
+            raise Refused(f"qsub printed no job id: {printed.out.strip()[:200]!r}", squeue.UNKNOWN)
+        return job_id
+
+    async def _shown(self, job_ids: Sequence[str]) -> Answer:
+        wanted = {qstat.number(job_id): job_id for job_id in job_ids}
+        rows: dict[str, Row] = {}
+        unknown: set[str] = set()
+        for at in range(0, len(job_ids), _AT_ONCE):
+            printed = await called("qstat", "-x", "-f", *job_ids[at : at + _AT_ONCE])
+            found, missing = qstat.rows(printed.out), qstat.unknown(printed.err)
+            if printed.status and not found and not missing:
+                _check("qstat", printed)
+            for job_id, row in found.items():
+                if own := wanted.get(qstat.number(job_id)):
+                    rows[own] = row._replace(job_id=own)
+            unknown |= {wanted[number] for number in map(qstat.number, missing) if number in wanted}
+        return Answer(rows, frozenset(unknown - rows.keys()))
+
+    async def _own(self) -> Mapping[str, Row]:
+        printed = await called("qselect", "-u", getpass.getuser(), "-N", self.job_name)
+        _check("qselect", printed)
+        # One that was heard of is called what it was called then.
+        known = {qstat.number(job_id): job_id for job_id in self._ids}
+        ids = [known.get(qstat.number(word), word) for word in printed.out.split() if word[:1].isdecimal()]
+        said = (await self._shown(ids)).rows if ids else {}
+        return self._ours(said)
+
+    async def _all_own(self) -> Mapping[str, Row]:
+        printed = await called("qstat", "-f")  # all jobs of the server, as seldom as an answer is lost
+        _check("qstat", printed)
+        return self._ours(qstat.rows(printed.out))
+
+    def _ours(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+        return {job_id: row for job_id, row in rows.items() if row.comment.startswith(f"{self.tag}.")}
+
+    async def _cancel(self, job_ids: Sequence[str]) -> None:
+        for at in range(0, len(job_ids), _AT_ONCE):
+            printed = await called("qdel", *job_ids[at : at + _AT_ONCE])
+            rest = [line for line in printed.err.splitlines() if line.strip() and not _GONE.search(line)]
+            if printed.status and (rest or not printed.err.strip()):
+                _check("qdel", printed._replace(err="\n".join(rest)))
+
+    async def kill_wait(self) -> float | None:
+        """Return the seconds from SIGTERM to SIGKILL: the least of the queues', or PBS's own default."""
+        try:
+            printed = await called("qstat", "-Q", "-f", limit=_ASKED)
+        except Refused:
+            return qstat.KILL_DELAY
+        told = qstat.kill_delay(printed.out)
+        return qstat.KILL_DELAY if told is None else told
+
+    async def last_output(self, job_id: str, script: str) -> joblogs.Log:
+        """Return the end of a job's errors, or of what else it printed."""
+
+        try:
+            told = (await called("qstat", "-x", "-f", job_id, limit=_ASKED)).out
+        except Refused:
+            told = ""  # the script tells as well
+        return await joblogs.end_of(outputs(told, job_id, script, self.job_name))
+
+
+def outputs(told: str, job_id: str, script: str, job_name: str) -> tuple[str, ...]:
+    """Return where a job writes, its errors first.
+
+    Parameters
+    ----------
+    told : str
+        What `qstat -f` says of it; empty: nothing.
+    """
+    facts = dict(next((found for found in qstat.jobs(told)), ("", {}))[1])
+    paths = []
+    for name, letter, ending in (("Error_Path", "e", "ER"), ("Output_Path", "o", "OU")):
+        given = facts.get(name, "").partition(":")[2] or (qstat.option(script, letter) or [""])[-1]
+        path = os.path.expanduser(given) or f"{job_name}.{letter}{qstat.number(job_id)}"
+        if path.endswith("/") or os.path.isdir(path):
+            path = os.path.join(path, f"{job_id}.{ending}")
+        paths.append(os.path.abspath(path))
+    return tuple(dict.fromkeys(paths))
+
+
+def _check(command: str, printed: Printed) -> None:
+    """Raise `Refused`, with PBS's words, for a command that failed."""
+    if printed.status:
+        text = printed.err or printed.out
+        said = qstat.words(text) or f"{command} ended with status {printed.status}"
+        raise Refused(said, qstat.refusal(text))

@@ -1,0 +1,91 @@
+"""`ff.PBSCluster`: dask-jobqueue's, under the controller of `ff.SLURMCluster`.
+
+It was tried on simulated `qsub`, `qstat`, `qselect` and `qdel` alone, and on no real PBS.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import dask
+from dask_jobqueue.pbs import PBSJob
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.sites import qstat
+from dask_ferro.runtime.sites.pbs import PBSSite
+from dask_ferro.runtime.sites.sitecluster import SiteCluster
+from dask_ferro.runtime.sites.workerjob import ScriptedJob
+
+# What `qsub -N` and `qselect -N` take.
+_JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}")
+
+
+class PBSWorkerJob(ScriptedJob, PBSJob):  # type: ignore[misc]
+    """A job of dask-jobqueue's PBS with our script."""
+
+    config_name = "pbs"
+
+    def __init__(self, scheduler: str | None = None, name: str | None = None, **options: Any) -> None:
+        super().__init__(scheduler, name, **options)
+        # A job that PBS runs again would have workers of the same names; the controller asks for another one instead.
+        directive = "#PBS -r n"
+        is_skipped = any(skip in directive for skip in self.job_directives_skip)
+        if not qstat.option(str(self.job_header), "r") and not is_skipped:
+            self.job_header = f"{self.job_header}\n{directive}"
+
+    def _limit(self, header: str) -> float:
+        return qstat.walltime(header)
+
+
+class PBSCluster(SiteCluster):
+    """Workers in PBS jobs, which grow, shrink and are replaced without a result being lost.
+
+    It has been tried on simulated commands alone, and on no real PBS.
+
+    Parameters
+    ----------
+    pools : mapping of str to mapping, optional
+        Further kinds of jobs: keywords of this class by name, which replace those given here; as of `ff.SLURMCluster`.
+    signal_ahead : float
+        Seconds before the end of a job's walltime at which its script tells its workers to leave; of a short walltime
+        a quarter at most; 0: not at all.
+    grace : float, optional
+        Seconds from SIGTERM to SIGKILL, at `qdel`.  By default the least ``kill_delay`` of the queues, or 10.
+    preemptible : bool, optional
+        Whether PBS may end the jobs without a warning: then what only one of them holds is copied to other workers.
+    queue_wait, start_up, patience, name, job_name
+        As of `ff.SLURMCluster`.
+    **options
+        Those of `dask_jobqueue.PBSCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
+
+    Raises
+    ------
+    ConfigError
+        For pools that do not describe a job, or a job's name that PBS does not take.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> cluster = ff.PBSCluster(                                       # doctest: +SKIP
+    ...     queue="workq", cores=8, memory="32GB", walltime="02:00:00",
+    ... )
+    >>> cluster.adapt(minimum=0, maximum=64)                           # doctest: +SKIP
+    """
+
+    job_cls = PBSWorkerJob  # type: ignore[assignment]
+
+    def __init__(
+        self, *args: Any, pools: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    ) -> None:
+        config = options.get("config_name") or PBSWorkerJob.config_name
+        job_name = options.get("job_name") or dask.config.get(f"jobqueue.{config}.name", "dask-worker")
+        if not _JOB_NAME.fullmatch(str(job_name)):
+            raise ConfigError(
+                f"ff.PBSCluster: job_name: got {job_name!r}, wanted letters, digits, and _ . + - after a first letter"
+            )
+        super().__init__(*args, pools=pools, **options)
+
+    def _opened_site(self, job_name: str, keep: Any = None) -> PBSSite:
+        return PBSSite(job_name, self._tag)

@@ -1,0 +1,261 @@
+"""What PBS's commands print, as values: rows of a queue, times, and why `qsub` refused.
+
+It runs nothing and knows no cluster, so that each oddity of PBS is one row of a table in a test.  It reads the long
+format of `qstat -f` as text: that of ``-F json`` is no valid JSON where some user's environment has quotes or a number
+such as 005 (OpenPBS issues 1255, 2541), and has but the first of several jobs in some releases (issue 2672).
+Words that are not known are read cautiously: an unknown state is a job that is there, an unknown refusal may pass.
+Durations are seconds, points in time epoch seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from math import inf
+
+from dask_ferro.runtime import squeue
+from dask_ferro.runtime.squeue import HELD, LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN, Row
+
+# The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
+VARIABLE = "FERRO_SUBMISSION"
+# Of a running job that was told to end: PBS's default of a queue's kill_delay.
+KILL_DELAY = 10.0
+
+# States of PBS, as those of SLURM that mean the same to the controller.
+_STATES = {
+    "Q": "PENDING",
+    "W": "PENDING",
+    "T": "PENDING",
+    "M": "PENDING",  # at another server, by the same id
+    "H": "PENDING",
+    "R": "RUNNING",
+    "B": "RUNNING",
+    "S": "SUSPENDED",
+    "U": "SUSPENDED",
+    "E": "COMPLETING",
+    "F": "COMPLETED",
+    "X": "COMPLETED",
+    "C": "COMPLETED",
+}
+_OVER = ("F", "X", "C")
+
+# Exit statuses that PBS gives itself.
+_TIMEOUT = (-29,)  # JOB_EXEC_KILL_WALLTIME
+# A shell that a signal ended: 256 and its number, or 128 and its number where the script's own shell tells it.
+_SIGNALLED = {base + number for base in (128, 256) for number in (9, 15)}
+
+_JOB = re.compile(r"^Job Id:[ \t]*(\S+)", re.IGNORECASE)
+_FACT = re.compile(r"^[ \t]+([A-Za-z_][\w.]*) = (.*)$")
+_UNKNOWN_JOB = re.compile(r"unknown job ?id:?\s+(\S+)", re.IGNORECASE)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# The scheduler's word for a request that no node meets.  What the server lacks (a licence, a file system) comes back.
+_NEVER = re.compile(r"can never run(?!: insufficient amount of server resource)", re.IGNORECASE)
+
+
+class PBSRow(Row):
+    """A job as `qstat` tells of it; of one that waits PBS's comment is no phase."""
+
+    __slots__ = ()
+
+    @property
+    def phase(self) -> str:
+        """Return "pending", "started", "held", "ending" or "over"."""
+        phase = Row(self.job_id, self.state).phase
+        return HELD if phase == PENDING and self.reason.startswith("held") else phase
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the scheduler says that it never runs."""
+        return self.phase == PENDING and bool(_NEVER.search(self.reason))
+
+
+def rows(text: str) -> dict[str, PBSRow]:
+    """Return the jobs that ``qstat -f`` printed, by id; what is no job is left out."""
+    found = {}
+    for job_id, facts in jobs(text):
+        if facts.get("job_state"):
+            found[job_id] = row(job_id, facts)
+    return found
+
+
+def jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the jobs of the long format, with what is told of each; of a fact that comes twice the first."""
+    job_id, facts, name = "", dict[str, str](), ""
+    for line in text.splitlines():
+        if begin := _JOB.match(line):
+            if job_id:
+                yield job_id, facts
+            job_id, facts, name = begin[1], {}, ""
+        elif line.startswith("\t"):  # a long value goes on, wherever it was cut
+            if name:
+                facts[name] += line[1:]
+        elif fact := _FACT.match(line):
+            name = "" if fact[1] in facts else fact[1]
+            if name:
+                facts[name] = fact[2]
+        else:
+            name = ""
+    if job_id:
+        yield job_id, facts
+
+
+def row(job_id: str, facts: Mapping[str, str]) -> PBSRow:
+    """Return what the facts of one job say."""
+    letter = facts["job_state"].strip()
+    starts = moment(facts.get("stime", facts.get("start_time", "")))
+    limit = duration(facts.get("Resource_List.walltime", ""))
+    state, reason = _STATES.get(letter, "RUNNING"), facts.get("comment", "").strip()
+    if letter in _OVER:
+        state, reason = _ended(facts.get("Exit_status", facts.get("exit_status", "")).strip(), starts)
+    elif letter == "H":
+        state, reason = "PENDING", f"held ({facts.get('Hold_Types', '').strip() or '?'}) {reason}".strip()
+    elif letter not in ("Q", "W", "T", "M"):
+        reason = ""  # "Job run at ..." is no reason for anything
+    return PBSRow(
+        job_id,
+        state,
+        submitted=moment(facts.get("qtime", facts.get("ctime", ""))),
+        starts=starts,
+        ends=starts + limit if starts is not None and limit < inf else None,
+        node=facts.get("exec_host", "").partition("/")[0],
+        reason=reason,
+        comment=known_by(facts.get("Variable_List", "")),
+    )
+
+
+def _ended(status: str, starts: float | None) -> tuple[str, str]:
+    """Return the state and the reason of a job that is over."""
+    if not re.fullmatch(r"-?\d{1,9}", status):
+        return ("CANCELLED", "") if starts is None else ("COMPLETED", "")
+    number = int(status)
+    if number == 0:
+        return "COMPLETED", ""
+    if number in _TIMEOUT:
+        return "TIMEOUT", f"exit status {number}"
+    if number in _SIGNALLED:
+        return "CANCELLED", f"exit status {number}"
+    return "FAILED", f"exit status {number}"
+
+
+def known_by(variables: str) -> str:
+    """Return the word that a job's submission is known by; empty: it has none.
+
+    >>> known_by("PBS_O_HOME=/home/me,FERRO_SUBMISSION=ferro-12.ab,OTHER=1")
+    'ferro-12.ab'
+    """
+    found = re.search(rf"(?:^|,)\s*{VARIABLE}=([\w.-]*)", variables)
+    return found[1] if found else ""
+
+
+def unknown(text: str) -> set[str]:
+    """Return the jobs that `qstat` says it does not know.
+
+    >>> unknown("qstat: Unknown Job Id 12.pbs01")
+    {'12.pbs01'}
+    """
+    return set(_UNKNOWN_JOB.findall(text))
+
+
+def number(job_id: str) -> str:
+    """Return the number of a job, for commands write the server's name in several ways.
+
+    >>> number("12.pbs01.site.org"), number("12[3].pbs01")
+    ('12', '12[3]')
+    """
+    return job_id.partition(".")[0]
+
+
+def submitted(text: str) -> str:
+    """Return the id that `qsub` printed, whatever a site's wrapper says before and after; empty: there is none.
+
+    >>> submitted("Welcome!\\n12.pbs01\\n")
+    '12.pbs01'
+    """
+    found = re.findall(r"^\s*(\d+(?:\[\])?(?:\.[\w.-]+)?)\s*$", text, re.MULTILINE)
+    return str(found[-1]) if found else ""
+
+
+def moment(text: str) -> float | None:
+    """Return a point in time, which PBS tells as the local time of whoever asks.
+
+    >>> moment("never"), moment("Sat Xyz 14 08:37:55 2024")
+    (None, None)
+    """
+    found = re.fullmatch(r"\s*[A-Za-z]{3} ([A-Za-z]{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})\s*", text)
+    if found is None or found[1] not in _MONTHS:
+        return None
+    day, hours, minutes, seconds, year = map(int, found.groups()[1:])
+    try:  # the names of months are not those of the user's language
+        return time.mktime((year, _MONTHS.index(found[1]) + 1, day, hours, minutes, seconds, 0, 0, -1))
+    except (OverflowError, ValueError):
+        return None
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a walltime: hours:minutes:seconds, minutes:seconds or seconds; infinity for none.
+
+    >>> duration("01:00:00"), duration("90"), duration("unlimited")
+    (3600.0, 90.0, inf)
+    """
+    if not re.fullmatch(r"\d{1,9}(:\d{1,2}){0,2}(\.\d+)?", text.strip()):
+        return inf
+    seconds = 0.0
+    for part in text.strip().split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds or inf
+
+
+def kill_delay(text: str) -> float | None:
+    """Return the least seconds from SIGTERM to SIGKILL that the queues of ``qstat -Q -f`` tell; None: none does.
+
+    >>> kill_delay("Queue: workq\\n    queue_type = Execution\\n    kill_delay = 30\\n")
+    30.0
+    """
+    found = re.findall(r"^\s+kill_delay = (\d+)\s*$", text, re.MULTILINE)
+    return float(min(map(int, found))) if found else None
+
+
+def option(header: str, letter: str) -> list[str]:
+    """Return the values of an option in a script's directives, quotes taken off.
+
+    >>> option("#PBS -N a\\n#PBS -l ncpus=1 -l 'walltime=10'", "l")
+    ['ncpus=1', 'walltime=10']
+    """
+    pattern = rf"(?:^|\s)-{letter}[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
+    lines = re.findall(r"^#PBS[ \t]+(.*)$", header, re.MULTILINE)
+    return [value.strip("\"'") for line in lines for value in re.findall(pattern, line)]
+
+
+def walltime(header: str) -> float:
+    """Return the seconds of the last walltime in a script's directives."""
+    parts = [part for value in option(header, "l") for part in value.split(",")]
+    limits = [part.partition("=")[2] for part in parts if part.startswith("walltime=")]
+    return duration(limits[-1]) if limits else inf
+
+
+_REFUSALS: Mapping[str, tuple[str, ...]] = {
+    LIMIT: (r"maximum number of jobs", r"would exceed .* limit"),
+    TRANSIENT: (
+        r"cannot connect", r"connection (refused|timed out|reset)", r"server shutting down", r"shutting down",
+        r"no free connections", r"end of file", r"time[d]? ?out", r"try again", r"temporar", r"premature end",
+        r"protocol error", r"communication failure", r"system error", r"internal server error", r"resource busy",
+        r"object busy", r"queue is not enabled", r"no available server", r"could not contact", r"license",
+    ),
+    PERMANENT: (
+        r"unknown (queue|resource|node)", r"violates", r"unauthorized", r"illegal", r"invalid", r"not permitted",
+        r"access to queue is denied", r"permission denied", r"bad (uid|gid|user)", r"unknown option", r"usage:",
+        r"exceeds? ", r"must be", r"no default queue", r"hook rejected", r"requires", r"cannot", r"not found on",
+    ),
+}  # fmt: skip
+
+
+def refusal(text: str) -> str:
+    """Return what a failure of a command is: "transient", "limit", "permanent" or "unknown"."""
+    for kind, patterns in _REFUSALS.items():
+        if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
+            return kind
+    return UNKNOWN
+
+
+words = squeue.words

@@ -1,0 +1,71 @@
+"""What clusters of batch systems other than SLURM have in common: `ff.SLURMCluster`'s ways, under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.batchjob import BatchJob, Ending
+from dask_ferro.runtime.sites.batchsite import BatchSite
+from dask_ferro.runtime.slurm import SLURMCluster
+
+_SLURMS = "ff.SLURMCluster"
+# What other batch systems do not have yet: a run that is started again does not find its jobs there.
+_SLURM_ONLY = frozenset(("journal", "keep"))
+# Files of jobs that are shown.
+_FILES = 50
+
+
+class SiteCluster(SLURMCluster):
+    """A cluster whose jobs another batch system has; what is said of it says that one's name."""
+
+    _site: BatchSite
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if given := sorted(_SLURM_ONLY & options.keys()):
+            raise ConfigError(f"ff.{type(self).__name__}: {given[0]} is of ff.SLURMCluster alone")
+        options["config_name"] = options.get("config_name") or self.job_cls.config_name
+        with told_of(f"ff.{type(self).__name__}"):
+            super().__init__(*args, **options)
+
+    def _kind(self, pool: str) -> Any:
+        with told_of(f"ff.{type(self).__name__}"):
+            return super()._kind(pool)
+
+    def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
+        super()._end(job, ending._replace(why=ending.why.replace("SLURM", self._site.word)), now, is_lost)
+
+    def _written(self) -> list[Path]:
+        found: dict[Path, float] = {}
+        for kind in self._pool_records.values():
+            folder = Path(kind.job.log_directory or ".")
+            for path in folder.iterdir() if folder.is_dir() else ():
+                changed = _changed(path)
+                if changed >= self._began and self._is_output(path, bool(kind.job.log_directory)):
+                    found[path] = changed
+        return sorted(found, key=lambda path: found[path])[-_FILES:]
+
+    def _is_output(self, path: Path, is_own: bool) -> bool:
+        """Whether a file may be what a job printed; `is_own`: in a folder that is there for that."""
+        return is_own or path.name.startswith((f"{self._site.job_name}.o", f"{self._site.job_name}.e"))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime if path.is_file() else 0.0
+    except OSError:
+        return 0.0  # removed meanwhile
+
+
+@contextmanager
+def told_of(who: str) -> Iterator[None]:
+    """Let errors name the class that the user wrote."""
+    try:
+        yield
+    except ConfigError as error:
+        if _SLURMS not in str(error):
+            raise
+        raise ConfigError(str(error).replace(_SLURMS, who)) from error.__cause__

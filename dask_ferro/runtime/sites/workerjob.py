@@ -1,0 +1,142 @@
+"""The batch script of a worker job on a batch system other than SLURM.
+
+dask-jobqueue's header, and a script that stays: it starts the worker, passes SIGTERM and SIGUSR1 on to it, and waits.
+That a job's time is nearly over tells it a timer of its own, for not every batch system sends a signal ahead.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dask_jobqueue.core import Job
+
+from dask_ferro.runtime.jobscript import WorkerJob
+
+_PRELOAD = "dask_ferro.runtime.job"
+_DASK_WORKER = "distributed.cli.dask_worker"
+# More than this part of a short job's life is not given to leaving.
+_AHEAD_MOST = 0.25
+# SLURM's default, and long enough for most; a site kills sooner or later than that.
+_KILL_WAIT = 30.0
+
+_SCRIPT = """\
+{shebang}
+
+{header}
+{prologue}
+FERRO_WORKER="{prefix}-{first}"
+{exports}ferro_pid= ferro_timer=
+trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
+trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
+{command} &
+ferro_pid=$!
+{timer}while :; do
+    wait "$ferro_pid"
+    ferro_status=$?
+    # A signal ends the wait, not the worker.
+    kill -0 "$ferro_pid" 2>/dev/null && continue
+    # It may have ended since; 127: that was its status.
+    wait "$ferro_pid" 2>/dev/null
+    ferro_last=$?
+    [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
+    # bash loses the status (-1) of what ends while a signal is handled.
+    [ "$ferro_status" -ge 0 ] || ferro_status=143
+    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null
+    exit "$ferro_status"
+done
+"""
+
+# A sleep that somebody ends is no end of the job's time.
+_TIMER = """\
+(
+    trap 'kill "$ferro_sleep" 2>/dev/null; exit' TERM
+    trap - USR1
+    sleep {seconds} &
+    ferro_sleep=$!
+    wait "$ferro_sleep" && kill -USR1 "$ferro_pid"
+) >/dev/null 2>&1 </dev/null &
+ferro_timer=$!
+"""
+
+
+class ScriptedJob(Job):  # type: ignore[misc]
+    """Mixed into a job of dask-jobqueue, before it: our script; it is rendered and never submits itself.
+
+    Parameters
+    ----------
+    signal_ahead : float
+        Seconds before the end of the walltime at which the script itself sends SIGUSR1; 0: never.
+    grace : float, optional
+        Seconds from SIGTERM to SIGKILL; None: what the site says.
+    """
+
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        name: str | None = None,
+        *,
+        signal_ahead: float = 60.0,
+        grace: float | None = None,
+        **options: Any,
+    ) -> None:
+        self._prefix, self._grace = name or "worker", _seconds(grace)
+        super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
+        self.walltime = self._limit(str(self.job_header))
+        self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
+        if _DASK_WORKER in self._command_template:
+            option = "--preload" if "--no-nanny" in self._command_template.split() else "--preload-nanny"
+            self._command_template += f" {option} {_PRELOAD}"
+
+    def _limit(self, header: str) -> float:
+        """Return the seconds of the job's walltime; infinity for none."""
+        raise NotImplementedError
+
+    def job_script(
+        self, first: int = 0, graces: Mapping[str, float] | None = None, kill_wait: float | None = None
+    ) -> str:
+        """Return the script of the job with a number."""
+        if not hasattr(self, "walltime"):
+            return ""  # dask-jobqueue logs it before it is made
+        return _SCRIPT.format(
+            shebang=self.shebang,
+            header=self.job_header,
+            prologue="\n".join(filter(None, self._job_script_prologue)),
+            prefix=self._prefix,
+            first=first,
+            exports=self._exports(kill_wait),
+            command=self._command_template,
+            timer=_TIMER.format(seconds=int(self.walltime) - self._ahead) if self._is_timed else "",
+        )
+
+    @property
+    def _is_timed(self) -> bool:
+        return self._ahead >= 1 and math.isfinite(self.walltime)
+
+    def _exports(self, kill_wait: float | None) -> str:
+        wait = self._grace if self._grace is not None else kill_wait
+        lines = [f"export FERRO_JOB_KILLWAIT={_KILL_WAIT if wait is None else wait:g}\n"]
+        if math.isfinite(self.walltime):
+            lines.append(f'export FERRO_JOB_ENDS="$(($(date +%s) + {int(self.walltime)}))"\n')
+        if self._is_timed:
+            lines.append(f"export FERRO_JOB_NOTICE={self._ahead}\n")
+        return "".join(lines)
+
+    @property
+    def partitions(self) -> list[str]:
+        """The kinds of jobs that a batch system may end: nobody says which they are."""
+        return []
+
+    lifetime = WorkerJob.lifetime
+    resources = WorkerJob.resources
+    _option = WorkerJob._option
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"got grace={value!r}, wanted a number of seconds of at least 0")
+    return float(value)

@@ -1,0 +1,212 @@
+"""Batch systems without a cluster: what is known of a job that is not listed, is gone, or whose answer was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from dask_ferro.runtime.sites.batchsite import BatchSite
+from dask_ferro.runtime.sites.commands import CommandSite
+from dask_ferro.runtime.sites.pbs import PBSSite
+from dask_ferro.runtime.slurmcommand import Refused
+from tests.sites.batch import Batch
+from tests.sites.conftest import COMMANDS
+from tests.waiting import until_async
+
+SCRIPT = "#!/bin/sh\nsleep 600\n"
+GIVEN = {name: value for name, value in COMMANDS.items() if name not in ("directives", "grace")}
+
+
+def pbs(name: str = "job", tag: str = "ferro-1") -> PBSSite:
+    return PBSSite(name, tag)
+
+
+def commands(name: str = "job", tag: str = "ferro-1", **given: Any) -> CommandSite:
+    return CommandSite(name, tag, **(GIVEN | given))
+
+
+KINDS = pytest.mark.parametrize(
+    ("made", "submits", "lists"),
+    [(pbs, "qsub", "qstat"), (commands, "submit", "jobs")],
+    ids=["PBS", "commands"],
+)
+
+
+def played(site: BatchSite, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def play() -> None:
+        try:
+            await asyncio.wait_for(scenario(), 60.0)
+        finally:
+            site.close()
+
+    asyncio.run(play())
+
+
+@KINDS
+def test_a_job_whose_answer_was_lost_is_found_by_its_word_and_no_other(
+    made: Any, submits: str, lists: str, batch: Batch
+) -> None:
+    site, other = made(), made(tag="ferro-2")
+
+    async def scenario() -> None:
+        await other.submit(SCRIPT, [0], "aaaa")
+        batch.does[submits] = "loses answer"
+        with pytest.raises(Refused):
+            await site.submit(SCRIPT, [0], "aaaa")
+        seen = await site.queue()  # it may be anybody's, and is ours
+        assert len(seen) == 1
+        assert await site.find("aaab") is None
+        found = await site.find("aaaa")
+        assert {found} == seen.keys()
+        assert {found} == (await site.queue()).keys()
+        assert await site.cancel_all(10.0)
+        assert batch.alive() == [1]
+        assert await other.cancel_all(10.0)
+
+    try:
+        played(site, scenario)
+    finally:
+        other.close()
+    assert batch.alive() == []
+
+
+@pytest.mark.parametrize("lies", ["qselect", "qstat"])
+def test_a_lost_job_is_not_taken_for_none_where_one_command_of_two_says_nothing(
+    lies: str, batch: Batch
+) -> None:
+    """Once it was submitted again, beyond the maximum."""
+    site = pbs()
+
+    async def scenario() -> None:
+        for number in ("first", "second"):  # without and with a job that is known to be there
+            batch.does["qsub"] = "loses answer"
+            with pytest.raises(Refused):
+                await site.submit(SCRIPT, [0], number)
+            batch.does[lies] = "empty"
+            if number == "first" and lies == "qstat":
+                assert await site.find(number) is None  # nothing is known that could be missing
+            else:
+                with pytest.raises(Refused) if lies == "qstat" else nullcontext():
+                    assert await site.find(number)
+            batch.does.clear()
+            assert await site.find(number)
+        assert await site.find("third") is None
+
+    played(site, scenario)
+
+
+def test_a_listing_that_leaves_out_what_is_there_says_nothing_of_others(batch: Batch) -> None:
+    site = commands(nothing="No unfinished job found")
+
+    async def scenario() -> None:
+        assert await site.find("none") is None  # it says in words that there is nothing
+        job_id = await site.submit(SCRIPT, [0], "a")
+        batch.does["jobs"] = "empty"
+        with pytest.raises(Refused):
+            await site.find("none")
+        batch.does.clear()
+        await site.cancel([job_id])
+        await until_async(lambda: not batch.alive(), "the end of the job")
+        for _ in range(2):
+            with pytest.raises(Refused):  # a listing may be older than the job
+                await site.find("none")
+        assert await site.find("none") is None
+
+    played(site, scenario)
+
+
+@KINDS
+def test_silence_about_a_job_says_nothing_and_words_do(
+    made: Any, submits: str, lists: str, batch: Batch
+) -> None:
+    site = made()
+
+    async def scenario() -> None:
+        ids = [await site.submit(SCRIPT, [0], str(number)) for number in range(2)]
+        batch.does[lists] = "empty"
+        for _ in range(5):
+            assert await site.unlisted(ids) == {}
+        batch.does[lists] = "fail"
+        assert await site.unlisted(ids) == {}
+        with pytest.raises(Refused):
+            await site.queue()
+        batch.does.clear()
+        gone = ids[0].replace("1", "7", 1)
+        for _ in range(3):
+            said = await site.unlisted([*ids, gone])
+        assert (said[ids[0]].phase, said[ids[1]].phase, said[gone]) == ("started", "started", None)
+
+    played(site, scenario)
+
+
+def test_an_empty_qstat_does_not_end_the_end_of_all_jobs(batch: Batch) -> None:
+    site = pbs()
+
+    async def scenario() -> None:
+        await site.submit(SCRIPT, [0], "a")
+        batch.does |= {"qstat": "empty", "qdel": "fail"}
+        assert not await site.cancel_all(1.5)
+        assert batch.alive() == [1]
+        batch.does.clear()
+        assert await site.cancel_all(10.0)
+
+    played(site, scenario)
+
+
+def test_a_job_that_is_over_is_told_and_never_asked_for_again(batch: Batch) -> None:
+    site = pbs()
+
+    async def scenario() -> None:
+        ends, stays = [await site.submit(text, [0], "a") for text in ("#!/bin/sh\nexit 4\n", SCRIPT)]
+
+        async def is_over() -> bool:
+            return (await site.queue())[ends].phase == "over"
+
+        await until_async(is_over, "the end of a job")
+        batch.calls.clear()
+        row = (await site.queue())[ends]
+        assert (row.state, row.reason) == ("FAILED", "exit status 4")
+        assert batch.calls == [("qstat", ["-x", "-f", stays])]
+        assert (await site.queue())[stays].comment == "ferro-1.a"
+
+    played(site, scenario)
+
+
+def test_the_end_of_all_jobs_is_believed_where_a_silent_listing_goes_on_without_them(batch: Batch) -> None:
+    site = commands(submit="submit -J {name} -D {tag} -n {script}")
+
+    async def scenario() -> None:
+        job_id = await site.submit(SCRIPT, [0], "a")
+        batch.does["stop"] = "fail"
+        assert not await site.cancel_all(1.0)
+        assert batch.alive() == [1]
+        batch.does.clear()
+        assert await site.cancel_all(10.0, [job_id])
+        assert batch.alive() == []
+
+    played(site, scenario)
+    assert batch.jobs[1].script == SCRIPT
+
+
+def test_the_scripts_own_variables_reach_the_job(batch: Batch) -> None:
+    site = pbs()
+
+    async def scenario() -> None:
+        await site.submit("#!/bin/sh\n#PBS -v A=1,B=2\n#PBS -N x\nexit 0\n", [0], "n")
+
+    played(site, scenario)
+    assert batch.jobs[1].variables == "A=1,B=2,FERRO_SUBMISSION=ferro-1.n"
+
+
+def test_the_watchdog_loads_neither_dask_nor_numpy() -> None:
+    code = "import dask_ferro.runtime.sites.guard, sys; print({'dask', 'numpy', 'distributed'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "set()\n"
