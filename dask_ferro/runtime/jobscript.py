@@ -25,18 +25,13 @@ _AHEAD_MOST = 0.25
 # What a preempted job has where nobody says it.
 _GRACE = 30.0
 
-_SCRIPT = """\
-{shebang}
-
-{header}
-{prologue}
-FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
-[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"
-{exports}ferro_pid=
+# What every job's script does before its worker starts, and then: pass signals on, and end as the worker does.
+LISTENING = """\
+ferro_pid= ferro_timer=
 trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
 trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
-{command} &
-ferro_pid=$!
+"""
+WAITING = """\
 while :; do
     wait "$ferro_pid"
     ferro_status=$?
@@ -46,9 +41,23 @@ while :; do
     wait "$ferro_pid" 2>/dev/null
     ferro_last=$?
     [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
+    # bash loses the status (-1) of what ends while a signal is handled.
+    [ "$ferro_status" -ge 0 ] || ferro_status=143
+    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null
     exit "$ferro_status"
 done
 """
+
+_SCRIPT = """\
+{shebang}
+
+{header}
+{prologue}
+FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
+[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"
+{exports}{listening}{command} &
+ferro_pid=$!
+{waiting}"""
 
 
 class WorkerJob(SLURMJob):
@@ -108,7 +117,9 @@ class WorkerJob(SLURMJob):
             prefix=self._prefix,
             first=first,
             exports=self._exports(graces or {}, kill_wait),
+            listening=LISTENING,
             command=self._command_template,
+            waiting=WAITING,
         )
 
     def _exports(self, graces: Mapping[str, float], kill_wait: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dask_jobqueue.core import Job
 
-from dask_ferro.runtime.jobscript import WorkerJob
+from dask_ferro.runtime.jobscript import LISTENING, WAITING, WorkerJob
 
 _PRELOAD = "dask_ferro.runtime.job"
 _DASK_WORKER = "distributed.cli.dask_worker"
@@ -28,26 +28,9 @@ _SCRIPT = """\
 {header}
 {prologue}
 FERRO_WORKER="{prefix}-{first}"
-{exports}ferro_pid= ferro_timer=
-trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
-trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
-{command} &
+{exports}{listening}{command} &
 ferro_pid=$!
-{timer}while :; do
-    wait "$ferro_pid"
-    ferro_status=$?
-    # A signal ends the wait, not the worker.
-    kill -0 "$ferro_pid" 2>/dev/null && continue
-    # It may have ended since; 127: that was its status.
-    wait "$ferro_pid" 2>/dev/null
-    ferro_last=$?
-    [ "$ferro_last" -eq 127 ] || ferro_status=$ferro_last
-    # bash loses the status (-1) of what ends while a signal is handled.
-    [ "$ferro_status" -ge 0 ] || ferro_status=143
-    [ -z "$ferro_timer" ] || kill "$ferro_timer" 2>/dev/null
-    exit "$ferro_status"
-done
-"""
+{timer}{waiting}"""
 
 # A sleep that somebody ends is no end of the job's time.
 _TIMER = """\
@@ -108,6 +91,8 @@ class ScriptedJob(Job):  # type: ignore[misc]
             first=first,
             exports=self._exports(kill_wait),
             command=self._command_template,
+            listening=LISTENING,
+            waiting=WAITING,
             timer=_TIMER.format(seconds=int(self.walltime) - self._ahead) if self._is_timed else "",
         )
 
