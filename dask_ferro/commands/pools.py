@@ -22,9 +22,12 @@ class _Option(click.ParamType[Any]):
         if not equals or not key.strip():
             self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
         try:
-            return key.strip().replace("-", "_"), yaml.safe_load(text)
+            read = yaml.safe_load(text)
         except yaml.YAMLError:
             self.fail(f"{value!r}: the value is not YAML", param, ctx)
+        # YAML reads 12:00:00 as a number of base 60.
+        is_time = ":" in text and isinstance(read, int | float)
+        return key.strip().replace("-", "_"), text.strip() if is_time else read
 
 
 def _there(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +71,7 @@ def list_(before: Mapping[str, Any], /, **there: Any) -> None:
 @_there
 @click.pass_obj
 def add(before: Mapping[str, Any], /, name: str, options: tuple[tuple[str, Any], ...], **there: Any) -> None:
-    """Add the pool NAME: options of its jobs that are others than the cluster's, values in YAML.
+    """Add the pool NAME: options of its jobs that are others than the cluster's, values in YAML, times as they are.
 
     SLURM is asked first whether it would start such jobs.
 

@@ -16,6 +16,7 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
+from dask_ferro.commands.pools import _Option
 from dask_ferro.runtime.poolcalls import HANDLER, serve
 
 OPEN = {
@@ -117,3 +118,18 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
 
 def test_a_scheduler_of_another_process_is_left_alone() -> None:
     serve(threading.Thread(), None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("walltime=12:00:00", ("walltime", "12:00:00")),  # YAML: 43200, which sbatch takes for minutes
+        ("walltime=01:30", ("walltime", "01:30")),
+        ("maximum=2", ("maximum", 2)),
+        ("queue-wait=1.5", ("queue_wait", 1.5)),
+        ("queue=gpu", ("queue", "gpu")),
+        ('job_extra_directives=["--gres=gpu:1"]', ("job_extra_directives", ["--gres=gpu:1"])),
+    ],
+)
+def test_values_are_yaml_but_times_stay_what_they_are(text: str, value: tuple[str, Any]) -> None:
+    assert _Option().convert(text, None, None) == value
