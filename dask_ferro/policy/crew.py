@@ -239,7 +239,7 @@ class Crew:
 
     def is_old(self, job: Job) -> bool:
         """Whether a job has at most half of its life left."""
-        return self.is_spent(job) or job.ends_in <= self._lifetimes[job.pool] / 2
+        return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self._lifetimes[job.pool] / 2)
 
     def ahead(self, pool: Name) -> float:
         """Return the seconds that it takes to replace a job: the longest task, then a successor that comes."""
@@ -326,9 +326,13 @@ class Crew:
         return min(p.minimum, p.maximum - self._aside()) - self.workers()
 
     def room(self, pool: Pool) -> float:
-        """Return the workers that may come where whole jobs of a pool add to the minimum."""
-        p = self.parameters
-        return max(p.maximum, p.minimum + pool.processes - 1) - self.workers() - self._aside()
+        """Return the workers that may come where whole jobs of a pool add to the minimum.
+
+        While jobs go, nothing is rounded up: fewer than the minimum are there for a moment.
+        """
+        p, aside = self.parameters, self._aside()
+        most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
+        return most - self.workers() - aside
 
     def openings(self, name: Name) -> float:
         """Return the jobs that a pool's own maximum has room for."""

@@ -203,16 +203,20 @@ def _fill(crew: Crew, reasons: dict[Name, str]) -> None:
 
 
 def _succeed(crew: Crew, reasons: dict[Name, str]) -> None:
-    """Ask for one job where those that are about to end hold what fits nowhere, and nobody else is on the way."""
-    held = sum(max(job.unique, 0) for job in crew.spent if job.state == RUNNING)
+    """Ask for jobs where those that are about to end hold what fits nowhere, and nobody else is on the way."""
+    ends = [job for job in crew.spent if job.state == RUNNING and not crew.is_unwanted(job)]
+    held = sum(max(job.unique, 0) for job in ends)
     free = sum(max(job.free, 0) for job in crew.jobs if job.state == RUNNING)
     if held <= free or any(crew.on_the_way(name) for name in crew.pools):
         return
     room = crew.vacant()
-    for name in dict.fromkeys(job.pool for job in crew.spent):
+    own = dict.fromkeys(job.pool for job in ends)
+    for name in dict.fromkeys([*own, *sorted(crew.pools, key=lambda name: crew.pools[name].cost)]):
         pool = crew.pools[name]
-        if not pool.closed and pool.processes <= room and crew.openings(name) >= 1:
-            crew.coming[name] += 1
+        able = min(room / pool.processes, crew.openings(name), len(ends))
+        if not pool.closed and able >= 1:
+            each = pool.memory / 2 or inf  # what a worker fills before it spills
+            crew.coming[name] += floor(min(able, max(ceil((held - free) / each), 1)))
             reasons[name] = "somebody has to take over what jobs hold that are about to end"
             return
 
@@ -226,6 +230,7 @@ def _take_over(crew: Crew, reasons: dict[Name, str]) -> None:
     if (
         not stuck
         or len(stuck) < len(removed)
+        or all(job.held for job in stuck)  # they were refused for something else
         or crew.leaving
         or any(crew.on_the_way(name) for name in crew.pools)
     ):

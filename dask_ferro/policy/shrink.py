@@ -55,11 +55,13 @@ def shrink(
 def recall(crew: Crew) -> list[Recall]:
     """Take those into the crew that leave and could be used again; return what to call back.
 
-    Those that would have been the last to go come first; one whose end is near does not come back.
+    Those that would have been the last to go come first.  One in the second half of its life does not come back: it may
+    have gone to make room for its successor, and would go again.
     """
     back: dict[Name, Job] = {}
     starving = [work for work in crew.works if starves(crew, work)]
-    for job in sorted(filter(crew.holds, crew.leaving), key=_order, reverse=True):
+    able = [job for job in crew.leaving if job.threads > 0 and not crew.is_old(job)]
+    for job in sorted(able, key=_order, reverse=True):
         pool = crew.pools[job.pool]
         others = [work for work in starving if not work.admits(job)]
         kept = sum(min(crew.pools[name].processes for name in work.pools) for work in others)
@@ -69,9 +71,6 @@ def recall(crew: Crew) -> list[Recall]:
             back[job.name] = job
     for job in _spare(crew, list(back.values())):
         crew.let_go(back.pop(job.name))
-    for job in due(crew):  # it would be the next to go
-        if job.name in back:
-            crew.let_go(back.pop(job.name))
     return [Recall(tuple(back), "they are of use again")] if back else []
 
 
@@ -187,8 +186,9 @@ def _release_excess(crew: Crew, hold: _Hold) -> list[Action]:
         # What whole jobs add to the minimum is borne with rather than that work has nobody, unless that is an order.
         is_borne = job.name in lone and not p.ordered
         bound = p.minimum + (rounding if is_borne else pool.processes - 1)
-        may_go = p.ordered or (_may_be_excess(crew, job) and not job.held)
-        if many and may_go and workers > bound:
+        if not many or workers <= bound:
+            continue
+        if p.ordered or (_may_be_excess(crew, job) and not job.held):
             leavers.take(job)
     return leavers.actions()
 
@@ -254,6 +254,8 @@ def _dismiss(crew: Crew, hold: _Hold, jobs: list[Job], why: str) -> list[Action]
 
 def _dismiss_idle(crew: Crew, hold: _Hold, idle: list[Job]) -> list[Action]:
     """Let the idle jobs go that the work cannot use soon; one that its data keeps does not stand for another."""
+    if any(crew.is_unwanted(job) for job in crew.spent):  # they may have come to take over from those
+        return []
     leavers = _Leavers(crew, hold, "nothing to do for longer than a new job would take to come")
     slack = _Slack(crew)
     for job in sorted(idle, key=_order):

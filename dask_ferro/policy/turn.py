@@ -41,7 +41,7 @@ class _Turn(NamedTuple):
     @property
     def at_once(self) -> int:
         """How many turns at a time are in time for the last of them."""
-        return ceil(self.seconds / (self.ends_in + self.cycle))
+        return ceil(self.seconds / (max(self.ends_in, 0.0) + self.cycle)) if self.cycle else 1
 
 
 def due(crew: Crew) -> list[Job]:
@@ -51,11 +51,9 @@ def due(crew: Crew) -> list[Job]:
     more than half of its life, and half of them stay.
     """
     there = [job for job in (*crew.jobs, *crew.spent) if job.state == RUNNING]
-    is_open = any(not pool.closed for pool in crew.pools.values())
-    ending = sorted(
-        (job for job in there if (is_open if crew.is_unwanted(job) else _is_replaced(crew, job))),
-        key=lambda job: (job.ends_in, job.order),
-    )
+    if all(pool.closed for pool in crew.pools.values()):  # nobody can come
+        return []
+    ending = sorted((job for job in there if job.ends_in < inf), key=lambda job: (job.ends_in, job.order))
     late = [turn for turn in _turns(crew, ending) if turn.seconds > 0 and turn.ends_in <= turn.seconds]
     if not late:
         return []
@@ -66,11 +64,6 @@ def due(crew: Crew) -> list[Job]:
     busy = len(crew.leaving) + sum(job.state == BOOTING for job in crew.jobs)
     able = [job for job in first if not job.held and crew.is_old(job)]
     return able[: max(most - busy, 0)]
-
-
-def _is_replaced(crew: Crew, job: Job) -> bool:
-    """Whether a job ends and another of its pool can come."""
-    return job.ends_in < inf and not crew.pools[job.pool].closed
 
 
 def _turns(crew: Crew, ending: Sequence[Job]) -> list[_Turn]:
@@ -85,9 +78,13 @@ def _turns(crew: Crew, ending: Sequence[Job]) -> list[_Turn]:
 
 
 def _arrivals(crew: Crew, most: int) -> list[float]:
-    """Return when successors come, in seconds, those included that the maximum has room for."""
+    """Return when successors come, in seconds, those included that the maximum has room for.
+
+    Without work they are asked for one after the other, to take over what others hold.
+    """
     found = [crew.arrival(job) for job in crew.jobs if job.state in (PENDING, BOOTING)]
     vacant = crew.vacant()
+    most = most if crew.works else 1
     for name, pool in crew.pools.items():
         room = 0 if pool.closed else floor(min(vacant / pool.processes, crew.openings(name), most))
         found += [crew.lead(name)] * (crew.coming[name] + max(room, 0))

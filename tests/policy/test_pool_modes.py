@@ -146,6 +146,34 @@ def test_says_so(pools: list, demands: list, said: str) -> None:
     assert decide(pools, [], *demands).why == said
 
 
+def test_who_came_to_take_over_is_not_dismissed_before_it_has() -> None:
+    """It has no work, and was asked for again when it was gone: a job every fourteen seconds, for ever."""
+    stuck = [job._replace(free=0) for job in jobs(RUNNING, **OF_GPU, **HOLDS)]
+    came = [Job("new", "cpu", RUNNING, order=9, idle_for=900.0, free=GB // 2, threads=4)]
+    assert gone(decide([CPU, GO], [*stuck, *came], maximum=2)) == []
+    assert asked(decide([CPU, GO], [*stuck, *came], maximum=3)) == {"cpu": 1}  # with it there is room
+
+
+def test_nobody_is_asked_to_take_over_from_a_job_that_may_not_leave() -> None:
+    actors = [job._replace(held=True, free=0) for job in jobs(RUNNING, **OF_GPU, **HOLDS)]
+    assert asked(decide([CPU, GO], actors, maximum=2)) == {}
+
+
+@pytest.mark.parametrize(
+    ("pools", "there", "bounds"),
+    [
+        ([CPU._replace(processes=3), GO], jobs(RUNNING, **OF_GPU, **HOLDS), {"minimum": 3, "maximum": 3}),
+        (
+            [CPU._replace(processes=3)],
+            [*jobs(RUNNING, RUNNING, RUNNING), *jobs(RUNNING, first=3, ends_in=1.0)],
+            {"minimum": 12, "maximum": 12, "surge": 2},
+        ),
+    ],
+)
+def test_while_jobs_go_nothing_is_rounded_up(pools: list, there: list, bounds: dict) -> None:
+    assert asked(decide(pools, there, **bounds)) == {}
+
+
 def test_says_why_jobs_of_a_removed_pool_stay() -> None:
     decision = decide([CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS))
     (kept,) = (action for action in decision.actions if isinstance(action, Keep))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy.crew import Crew
-from dask_ferro.policy.staff import BOOTING, LEAVING, PENDING, RUNNING, Job, Staff
+from dask_ferro.policy.staff import BOOTING, LEAVING, PAUSED, PENDING, RUNNING, Job, Recall, Staff
 from dask_ferro.policy.turn import due
-from tests.policy.test_scale import NOW, ONE, Drain, P, Site, decide, work
+from tests.policy.test_scale import NOW, ONE, Drain, P, Site, asked, decide, gone, work
 
 GB = 10**9
 # A successor takes 2 s to come, and a task takes 8 s.
@@ -76,6 +76,39 @@ def test_somebody_goes_where_the_successor_waits_in_the_queue_for_too_long() -> 
     full = there(*[21.0] * 3)
     assert goes([*full, waits._replace(age=0.5)]) == []
     assert goes([*full, waits._replace(age=30.0)]) == ["j0"]
+
+
+@pytest.mark.parametrize("overdue", [0.0, -5.0, -10.0, -140.0])  # a lot to hand over comes before the end
+def test_who_is_late_is_not_slow(overdue: float) -> None:
+    assert len(goes(there(*[overdue] * 8), maximum=8)) == 4
+
+
+def test_without_work_one_successor_comes_at_a_time_so_that_turns_are_taken_though_there_is_room() -> None:
+    full = there(*[30.0] * 3, free=2 * 10**6)
+    assert goes(full, maximum=9) == []
+    staff = Staff(NOW, (POOL,), tuple(full), ())
+    idle = replace(P, maximum=9)
+    assert [
+        job.name for job in due(Crew(staff._replace(jobs=tuple(there(*[2.0] * 3, free=10**7))), idle))
+    ] == ["j0"]
+
+
+@pytest.mark.parametrize("mode", [PAUSED, ""])
+def test_a_pool_that_gets_no_more_jobs_hands_over_to_another(mode: str) -> None:
+    closed = POOL._replace(mode=mode, closed="" if mode else "no account")
+    pools = [closed, POOL._replace(name="other", cost=9.0)]
+    decision = decide(pools, there(*[20.0] * 2), TASKS, maximum=2)
+    assert (gone(decision), asked(decision)) == (["j0"], {})
+    alone = decide(pools, there(1.5), maximum=2)
+    assert asked(alone) == {"other": 1}
+
+
+def test_who_left_in_turn_is_not_called_back_when_tasks_are_shorter_for_a_moment() -> None:
+    """It would leave again with the next long one: a drain and a recall at each look."""
+    jobs = [*there(40.0, state=LEAVING), *there(*[40.0] * 3, first=1)]
+    for longest in (8.0, 0.5):
+        decision = decide([POOL], jobs, work((80, 100), longest=longest), maximum=4)
+        assert [a for a in decision.actions if isinstance(a, Recall)] == []
 
 
 def test_it_is_a_drain_and_says_why() -> None:
