@@ -15,7 +15,7 @@ from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# Dead workers whose tasks are remembered: the newest.
+# Dead workers whose tasks are remembered, and names that were told before their death: the newest.
 _MOST = 1000
 
 
@@ -30,32 +30,52 @@ class Blame:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._had: dict[str, frozenset[Any]] = {}  # by worker's name, the newest last
+        self._told: dict[
+            str, None
+        ] = {}  # whose jobs were ended, and who are there still: a connection lasts longer
 
     def died(self, name: str, keys: Collection[Any]) -> None:
         """Take note of the tasks that are blamed for a worker's death."""
         self._had.pop(name, None)
-        if keys:
+        if name in self._told:
+            del self._told[name]
+            self._forgive(keys)
+        elif keys:
             self._had[name] = frozenset(keys)
-        while len(self._had) > _MOST:
-            del self._had[next(iter(self._had))]
+            _bound(self._had)
 
     def came(self, name: str) -> None:
         """Take note that a worker's nanny started it again: its job had not ended."""
         self._had.pop(name, None)
+        self._told.pop(name, None)
 
     def take_back(self, names: Iterable[str]) -> int:
-        """Let tasks not be blamed for the death of workers; return how many.
+        """Let tasks not be blamed for the death of workers, also one that is still to come; return how many.
 
         One that has failed for it stays failed.
         """
+        there = {str(ws.name) for ws in self._scheduler.workers.values()}
         count = 0
         for name in names:
-            for key in self._had.pop(name, ()):
-                ts = self._scheduler.tasks.get(key)
-                if ts is not None and ts.suspicious > 0 and ts.state != "erred":
-                    ts.suspicious -= 1
-                    ts.prefix.suspicious -= 1
-                    count += 1
+            count += self._forgive(self._had.pop(name, ()))
+            if name in there:
+                self._told[name] = None
+                _bound(self._told)
+        return count
+
+    def _forgive(self, keys: Collection[Any]) -> int:
+        count = 0
+        for key in keys:
+            ts = self._scheduler.tasks.get(key)
+            if ts is not None and ts.suspicious > 0 and ts.state != "erred":
+                ts.suspicious -= 1
+                ts.prefix.suspicious -= 1
+                count += 1
         if count:
             logger.info("dask_ferro: %d tasks are not to blame for workers whose jobs were ended", count)
         return count
+
+
+def _bound(names: dict[str, Any]) -> None:
+    while len(names) > _MOST:
+        del names[next(iter(names))]

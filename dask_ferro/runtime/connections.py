@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from distributed.metrics import time
 
 from dask_ferro.policy.staff import RUNNING
 from dask_ferro.runtime.batchjob import BatchJob
+from dask_ferro.runtime.squeue import OVER
 
 logger = logging.getLogger(__name__)
 
+# SLURM keeps a job in the state of ending until its epilog is over.
+_ASK_WHY = (3.0, 10.0, 60.0)
 # For the tasks of workers whose job was cancelled before it had started.
 _LATE = 10.0
 
@@ -40,6 +44,22 @@ class Connections:
             logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
             return False
         return not answer["stayed"]
+
+    async def _learn_why(self: Any, job_id: str, workers: Sequence[str]) -> None:
+        """Find out why a job ended of which SLURM only said that it does, and whether its tasks are to blame."""
+        for seconds in _ASK_WHY:
+            await asyncio.sleep(seconds)
+            row = (await self._site.unlisted([job_id])).get(job_id)
+            if row is not None and row.phase == OVER:
+                if row.is_ended:
+                    await self._unblame(workers)
+                return
+
+    def _soon(self: Any, what: Coroutine[Any, Any, None]) -> None:
+        """Do something in the background for which nobody waits."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     async def _unblame(self: Any, workers: Iterable[str]) -> None:
         """Let no task be blamed for workers that died with their job."""

@@ -160,6 +160,9 @@ class PoolOrders:
         # The latter may be there still as well: they count for the maximum.
         ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
         lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
+        # Strays of which nobody knows what they are: of lost submissions, mostly of the first pool.
+        unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
+        lingering[next(iter(self._records()))] += len(unknown)
         return tuple(
             kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
                 lingering=lingering[name]

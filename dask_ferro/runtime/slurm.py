@@ -155,6 +155,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         self._count = 0
         self._connected_at: dict[str, float] = {}
         self._closing = False
+        self._beside: set[asyncio.Task[None]] = set()
         self._closed_by = asyncio.Lock()
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
@@ -389,7 +390,9 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
             is_gone = row is None and job.job_id in others
             ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
             if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
-                self._closings.begin(self._unblame(workers))
+                self._soon(self._unblame(workers))
+            elif ending is not None and row is not None and row.phase == ENDING:
+                self._soon(self._learn_why(job.job_id, workers))
             if ending is not None:
                 self._end(job, ending, now, is_lost=row is None)
                 if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
@@ -444,9 +447,10 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+        if tasks := {*self._beside, *filter(None, [self._looking])}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         landed = await self._submission.close(_LAST_SUBMISSION)
         await self._closings.close()
         await self._tell_over()

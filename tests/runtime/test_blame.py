@@ -83,6 +83,34 @@ def test_a_worker_that_its_nanny_starts_again_died_of_something_else():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("knows_first", [True, False])
+def test_whoever_is_sooner_the_batch_system_or_the_connection(knows_first):
+    """A node that is gone breaks no connection: the worker counts as there for a while."""
+    GO["first"] = threading.Event()
+
+    async def run():
+        async with (
+            Scheduler(port=0, dashboard_address=":0") as scheduler,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            await client.register_plugin(Roster())
+            worker = await Worker(scheduler.address, nthreads=1, name="job-0")
+            task = client.submit(waits, "first", key="task")
+            await until_async(lambda: is_on(scheduler, "job-0"), "the task to be sent")
+            if knows_first:
+                assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
+            await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False)
+            if not knows_first:
+                assert scheduler.tasks["task"].suspicious == 1
+                assert await client.scheduler.ferro_unblame(names=["job-0"]) == 1
+            assert scheduler.tasks["task"].suspicious == 0
+            GO["first"].set()
+            await worker.close(timeout=0, executor_wait=False)
+            await task.cancel()
+
+    asyncio.run(run())
+
+
 def test_of_many_dead_workers_the_newest_are_remembered():
     async def run():
         async with Scheduler(port=0, dashboard_address=":0") as scheduler:
