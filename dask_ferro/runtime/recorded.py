@@ -87,12 +87,25 @@ class Recorded:
             raise
         try:
             await super()._start()  # type: ignore[misc]
+            self._inherit(before)
             address = getattr(self.scheduler, "contact_address", None) or self.scheduler.address
             await self._recording.connect(self.scheduler_comm, address)
         except BaseException:
             self._recording.release()
             raise
         await self._look_for(before)
+
+    def _inherit(self: Any, before: Told) -> None:
+        """Have this run's watchdog look after the jobs of runs that did not end in order.
+
+        The address comes after it, for by that the watchdog of the run before leaves the jobs to this one.
+        """
+        if not before.open_runs:
+            return
+        try:
+            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
+        except Refused as refused:
+            raise ConfigError(f"nobody would end the jobs of the run before: {refused.words}") from refused
 
     async def _look_for(self: Any, before: Told) -> None:
         """Begin to look for the jobs of runs that did not end in order."""
@@ -106,7 +119,6 @@ class Recorded:
         self._former = {job.name: job for job in jobs if job.job_id}
         self._former_since = time()
         try:
-            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
             async with asyncio.timeout(_FIRST_LOOK):
                 rows = await self._site.queue()
                 self._end_unheard(rows, unheard)

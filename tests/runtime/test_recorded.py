@@ -1,0 +1,107 @@
+"""A cluster that is started on the journal of one that was killed, with a batch system and a scheduler that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.runtime.jobjournal import JobJournal
+from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.recorded import Recorded, recording_of
+from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.squeue import Row
+
+
+class MadeUpSite:
+    """SLURM's commands: what they list, and what was asked of them."""
+
+    job_name = "mine"
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.rows = {row.job_id: row for row in rows}
+        self.former_tags: tuple[str, ...] = ()
+        self.refuses_watchdogs = self.hangs = False
+        self.address_file = ""
+        self.announced_first: bool | None = None
+
+    def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
+        self.announced_first = os.path.exists(self.address_file)
+        if self.refuses_watchdogs:
+            raise Refused("no watchdog could be started", "transient")
+        self.former_tags = tuple(tags)
+
+    def take_over(self, array: str) -> None: ...
+
+    async def queue(self) -> Mapping[str, Row]:
+        if self.hangs:
+            raise Refused("squeue did not answer", "transient")
+        return self.rows
+
+    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, Row | None]:
+        return dict.fromkeys(job_ids)
+
+
+class Base:
+    """What dask-jobqueue's class does."""
+
+    async def _start(self) -> None: ...
+
+
+class MadeUpCluster(Recorded, Base):
+    """A cluster without workers."""
+
+    def __init__(self, journal: Path, site: MadeUpSite, connected: Iterable[str] = ()) -> None:
+        self._recording, _ = recording_of("ferro-new", journal, 0.0)
+        self._site = site
+        site.address_file = f"{journal}.scheduler"
+        self._connected = set(connected)
+        self._former: dict[str, Any] = {}
+        self._book: dict[str, Any] = {}
+        self._adopted: set[str] = set()
+        self._names = SimpleNamespace(actual={})
+        self.ended: dict[str, Any] = {}
+        self._cancellation = SimpleNamespace(add=self.ended.update)
+        self.scheduler = SimpleNamespace(address="tcp://new:1")
+        self.scheduler_comm = None  # takes no plugins
+
+    def _kind_digest(self, pool: str) -> str | None:
+        return "k"
+
+    def _connected_names(self) -> set[str]:
+        return self._connected
+
+    def _followed(self) -> list[Any]:
+        return [*self._book.values(), *self._former.values()]
+
+
+def killed(path: Path, *records: JobRecord) -> Path:
+    """The journal of a cluster that was killed."""
+    kept = JobJournal(path / "jobs", "ferro-old")
+    kept.begin("mine", 1.0)
+    kept.add(records)
+    kept.release()
+    return path / "jobs"
+
+
+def test_its_watchdog_has_the_jobs_before_the_one_of_before_leaves_them(tmp_path: Path) -> None:
+    """Killed between the two, it once left jobs that no watchdog knew of."""
+    site = MadeUpSite()
+    asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
+    assert site.former_tags == ("ferro-old",)
+    assert site.announced_first is False
+    assert (tmp_path / "jobs.scheduler").read_text() == "tcp://new:1 ferro-new\n"
+
+
+def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp_path: Path) -> None:
+    site = MadeUpSite()
+    site.refuses_watchdogs = True
+    with pytest.raises(ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"):
+        asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
+    assert not (tmp_path / "jobs.scheduler").exists()
