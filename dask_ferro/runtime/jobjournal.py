@@ -250,7 +250,7 @@ class JobJournal:
         if self._hold is None:
             return
         self.add(())
-        if self._hold is None:
+        if not self._is_ours():
             return
         runs = () if jobs_left else (*(run.tag for run in self._former), self.run)
         try:
@@ -258,8 +258,30 @@ class JobJournal:
         except OSError as error:
             logger.warning("dask_ferro: journal %s: %s", self.path, error)
         with suppress(OSError):
-            os.unlink(self.address_file)
+            if self._announced() == self.run:
+                os.unlink(self.address_file)
         self.release()
+
+    def _is_ours(self) -> bool:
+        """Whether the lock is still this run's; it may have been taken over, as this process seemed to be dead."""
+        if self._hold is None:
+            return False
+        try:
+            self._hold.check()
+        except ConfigError as error:
+            logger.error("dask_ferro: %s; this cluster writes no more into it", error)
+        except OSError as error:  # nobody knows, so that nothing is touched
+            logger.warning("dask_ferro: journal %s: %s", self.path, error)
+        else:
+            return True
+        self.release()
+        return False
+
+    def _announced(self) -> str:
+        """Return the run that the address file names."""
+        with open(self.address_file, "rb") as file:
+            _, _, run = file.readline().decode(errors="replace").strip().partition(" ")
+        return run
 
     def release(self) -> None:
         """Let others have the journal.  Idempotent."""

@@ -193,6 +193,25 @@ def test_one_that_was_taken_over_is_left_alone(tmp_path: Path, caplog: pytest.Lo
     assert [run.ended for run in read(tmp_path / "jobs").runs] == [False]
 
 
+def test_at_its_end_a_run_touches_nothing_of_the_one_that_took_over(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.announce("tcp://old:1")
+    (tmp_path / "jobs.ferro-lock").write_text('{"token": "other", "pid": 7, "host": "far", "since": "now"}')
+    (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
+    kept.end(2.0, jobs_left=False)
+    assert (tmp_path / "jobs.scheduler").read_text() == "tcp://new:1 ferro-2\n"
+    assert [run.ended for run in read(tmp_path / "jobs").runs] == [False]
+
+
+def test_an_address_that_is_not_this_runs_stays(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
+    kept.end(2.0, jobs_left=False)
+    assert (tmp_path / "jobs.scheduler").exists()
+
+
 def test_nothing_is_told_of_one_that_is_not_there(tmp_path: Path) -> None:
     assert read(tmp_path / "jobs") == Told()
 
