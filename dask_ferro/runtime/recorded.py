@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +15,7 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import PENDING
+from dask_ferro.policy.staff import BOOTING, PENDING
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
@@ -59,8 +60,11 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
 class Recorded:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
 
-    # When the jobs of the run before were first looked for, and how many failed jobs are asked for their status.
+    # When jobs could find this scheduler, when those of the run before were first looked for, whether SLURM has told
+    # once of those whose numbers nobody has heard, and how many failed jobs are asked for their status.
+    _announced_at = 0.0
     _former_since = 0.0
+    _were_heard = True
     _asked_exits = 0
 
     def jobs(self: Any) -> Any:
@@ -90,6 +94,7 @@ class Recorded:
             self._inherit(before)
             address = getattr(self.scheduler, "contact_address", None) or self.scheduler.address
             await self._recording.connect(self.scheduler_comm, address)
+            self._announced_at = time()
         except BaseException:
             self._recording.release()
             raise
@@ -113,21 +118,22 @@ class Recorded:
         if not before.open_runs:
             return
         jobs = [taken_up(record) for record in before.records if not record.is_over]
-        unheard = [job for job in jobs if not job.job_id]
-        for job in unheard:  # SLURM may have them all the same
-            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
-        self._former = {job.name: job for job in jobs if job.job_id}
+        for job in jobs:
+            job.names = self._names.actual
+        self._former = {job.name: job for job in jobs}
+        self._were_heard = False
         self._former_since = time()
         try:
             async with asyncio.timeout(_FIRST_LOOK):
-                rows = await self._site.queue()
-                self._end_unheard(rows, unheard)
-                await self._settle_former(rows)
+                await self._settle_former(await self._site.queue())
         except (Refused, TimeoutError) as error:
             logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
 
     async def _settle_former(self: Any, rows: Mapping[str, Row]) -> None:
         """Adopt or end the jobs of runs before, as far as SLURM tells of them."""
+        if not self._were_heard:
+            self._were_heard = True
+            self._end_unheard(rows)
         if not self._former:
             return
         unlisted = [job.job_id for job in self._former.values() if job.job_id not in rows]
@@ -137,7 +143,11 @@ class Recorded:
             record = self._recording.book.get(job.name) or JobRecord(job.name)
             row = rows.get(job.job_id) or others.get(job.job_id)
             kind = self._kind_digest(job.pool)
-            found = verdict(record, row, job.job_id in others, self._site.former_tags, kind, waited)
+            found = verdict(
+                record, row, job.job_id in others, self._site.former_tags, kind, waited,
+                is_connected=self._found_us(job, row),
+                is_new=row is not None and row.starts is not None and row.starts >= self._announced_at,
+            )  # fmt: skip
             if found.what == ASK:
                 continue
             del self._former[job.name]
@@ -152,10 +162,23 @@ class Recorded:
                 job.ran = (row.starts, row.ends) if row is not None else job.ran
                 self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
 
-    def _end_unheard(self: Any, rows: Mapping[str, Row], jobs: Sequence[BatchJob]) -> None:
+    def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
+        """Whether a worker of a job of before is connected here."""
+        restarts = job.restarts if row is None else max(job.restarts, row.restarts)
+        return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
+
+    def _end_unheard(self: Any, rows: Mapping[str, Row]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
+        jobs = [job for job in self._former.values() if not job.job_id]
+        for job in jobs:  # SLURM may have them all the same
+            del self._former[job.name]
+            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
         known = {job.job_id for job in self._followed()}
-        there = [row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known]
+        there = [
+            row for row in rows.values()
+            if row.phase in (WAITS, STARTED) and row.job_id not in known
+            and any(f"{tag}." in row.comment for tag in self._site.former_tags)  # and not of this run
+        ]  # fmt: skip
         for row, job in zip_longest(there, jobs[: len(there)]):
             pool = DEFAULT if job is None else job.pool
             unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)
@@ -169,8 +192,10 @@ class Recorded:
     def _adopt(self: Any, job: BatchJob, row: Row) -> None:
         self._take_over(job)
         job.restarts, job.submitted_at = max(job.restarts, row.restarts), row.submitted or job.submitted_at
-        job.names = self._names.actual
         job.enter(PENDING, time())
+        if row.phase == STARTED:
+            job.started_at, job.ends_at = row.starts, row.ends
+            job.enter(BOOTING, time())
         self._adopted.add(job.name)
         self._book[job.name] = job
         self._recording.note(job)

@@ -105,3 +105,49 @@ def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp
     with pytest.raises(ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"):
         asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
     assert not (tmp_path / "jobs.scheduler").exists()
+
+
+def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_scheduler(tmp_path: Path) -> None:
+    """Its workers were connected and worked, and it was ended."""
+    facts: dict[str, Any] = {"state": "pending", "run": "ferro-old", "kind": "k"}
+    records = [JobRecord(f"a-{n}", "a", f"{n}", order=n, **facts) for n in (1, 2, 3)]
+    rows = [
+        Row("1", "RUNNING", comment="ferro-old.x", starts=50.0),
+        Row("2", "RUNNING", comment="ferro-old.x", starts=50.0, restarts=1),
+        Row("3", "RUNNING", comment="ferro-old.x", starts=50.0),
+    ]
+    site = MadeUpSite(rows)
+    site.hangs = True
+
+    async def play() -> MadeUpCluster:
+        cluster = MadeUpCluster(killed(tmp_path, *records), site, connected=["a-1", "a-2.1"])
+        await cluster._start()
+        assert len(cluster._former) == 3
+        site.hangs = False
+        await cluster._settle_former(await site.queue())
+        return cluster
+
+    cluster = asyncio.run(play())
+    assert {job.name: job.state for job in cluster._book.values()} == {"a-1": "booting", "a-2": "booting"}
+    assert list(cluster.ended) == ["3"]
+
+
+def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_path: Path) -> None:
+    """Where the first look took too long, they ran until a later one took them for strays, and did not count."""
+    unheard = JobRecord("a-1", "a", state="submitting", run="ferro-old", kind="k", order=1)
+    site = MadeUpSite([Row("7", "PENDING", comment="ferro-old.x"), Row("8", "PENDING", comment="ferro-new.x")])
+    site.hangs = True
+
+    async def play() -> MadeUpCluster:
+        cluster = MadeUpCluster(killed(tmp_path, unheard), site)
+        await cluster._start()
+        assert list(cluster._former) == ["a-1"]
+        site.hangs = False
+        await cluster._settle_former(await site.queue())
+        await cluster._settle_former(site.rows | {"9": Row("9", "PENDING", comment="ferro-old.y")})
+        return cluster
+
+    cluster = asyncio.run(play())
+    assert cluster._former == {}
+    assert list(cluster.ended) == ["7"]
+    assert cluster._recording.book.records[0].is_over
