@@ -174,6 +174,11 @@ class JobJournal:
         """Where the scheduler's address stands while the run is on."""
         return self.path + ADDRESS
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the disk did not take something so far."""
+        return bool(self._late)
+
     def begin(self, job_name: str, now: float) -> Told:
         """Take the journal, and return what it told before this run.
 

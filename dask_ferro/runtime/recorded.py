@@ -86,8 +86,10 @@ class Recorded:
     async def _start(self: Any) -> None:
         try:
             before = await self._recording.begin(self._site.job_name)
-        except ConfigError:
-            self.status = Status.closed  # it never began
+        except BaseException as error:
+            if isinstance(error, ConfigError):
+                self.status = Status.closed  # it never began
+            await self._recording.release()
             raise
         try:
             await super()._start()  # type: ignore[misc]
@@ -96,7 +98,7 @@ class Recorded:
             await self._recording.connect(self.scheduler_comm, address)
             self._announced_at = time()
         except BaseException:
-            self._recording.release()
+            await self._recording.release()
             raise
         await self._look_for(before)
 

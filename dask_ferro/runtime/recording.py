@@ -20,6 +20,7 @@ from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.jobcounts import NAME, JobCounts
 from dask_ferro.runtime.jobjournal import JobJournal, Told
 from dask_ferro.runtime.jobrecord import JobBook, JobRecord, gone_by_us, told_ending
+from dask_ferro.runtime.journalwriter import JournalWriter
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Recording:
 
     def __init__(self, run: str, journal: JobJournal | None = None) -> None:
         self.book = JobBook(run)
-        self.journal = journal
+        self.journal = None if journal is None else JournalWriter(journal)
         self._tell: Tell | None = None
         self._because = ""
         self._ends_because: dict[str, str] = {}
@@ -64,7 +65,7 @@ class Recording:
         """
         if self.journal is None:
             return Told()
-        told = await asyncio.to_thread(self.journal.begin, job_name, time())
+        told = await self.journal.begin(job_name, time())
         for record in told.records:
             self.book.put(record)
         self._told.update((record.name, record) for record in self.book.changed())
@@ -73,7 +74,7 @@ class Recording:
     async def connect(self, scheduler: Any, address: str) -> None:
         """Publish on the scheduler from now on, and let jobs find it."""
         if self.journal is not None:
-            self.journal.announce(address)
+            await self.journal.announce(address)
         try:
             await scheduler.register_scheduler_plugin(plugin=dumps(JobCounts()), name=NAME, idempotent=True)
         except Exception as error:  # noqa: BLE001 - a scheduler that takes no plugins still works
@@ -81,12 +82,12 @@ class Recording:
             return
         self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Let the journal go: the cluster did not start."""
         if self.journal is not None:
-            self.journal.release()
+            await self.journal.release()
 
-    def end(self, *, jobs_left: bool) -> None:
+    async def end(self, *, jobs_left: bool) -> None:
         """Write the last lines."""
         now = time()
         for record in self.book.records:
@@ -94,7 +95,7 @@ class Recording:
                 self.book.over(record.name, "its cluster ended", now)
         self.write()
         if self.journal is not None:
-            self.journal.end(now, jobs_left=jobs_left)
+            await self.journal.end(now, jobs_left=jobs_left)
 
     # -- what happens ----------------------------------------------------------------------------------------
 
