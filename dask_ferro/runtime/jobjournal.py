@@ -257,15 +257,32 @@ class JobJournal:
         self.add(())
         if not self._is_ours():
             return
-        runs = () if jobs_left else (*(run.tag for run in self._former), self.run)
-        try:
-            append(self.path, b"".join(sealed({_KIND: _END, "run": tag, "at": now}) for tag in runs))
-        except OSError as error:
-            logger.warning("dask_ferro: journal %s: %s", self.path, error)
+        if not jobs_left:
+            self._write_ends([*(run.tag for run in self._former), self.run], now)
         with suppress(OSError):
             if self._announced() == self.run:
                 os.unlink(self.address_file)
         self.release()
+
+    def abandon(self, now: float) -> None:
+        """Let the journal go, of a run that did not start; it has no jobs, so that nobody has to look for them."""
+        if self._is_ours():
+            self._write_ends([self.run], now)
+            self.release()
+
+    def drop(self, tags: Iterable[str], now: float) -> None:
+        """Write that runs before this one have no jobs left."""
+        gone = set(tags)
+        if gone and self._is_ours() and self._write_ends(sorted(gone), now):
+            self._former = tuple(run for run in self._former if run.tag not in gone)
+
+    def _write_ends(self, tags: Iterable[str], now: float) -> bool:
+        try:
+            append(self.path, b"".join(sealed({_KIND: _END, "run": tag, "at": now}) for tag in tags))
+        except OSError as error:
+            logger.warning("dask_ferro: journal %s: %s", self.path, error)
+            return False
+        return True
 
     def _is_ours(self) -> bool:
         """Whether the lock is still this run's; it may have been taken over, as this process seemed to be dead."""

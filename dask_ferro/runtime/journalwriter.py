@@ -73,10 +73,10 @@ class JournalWriter:
         """
         await asyncio.wrap_future(self._call(partial(self._journal.announce, address)))
 
-    async def release(self) -> None:
+    async def release(self, now: float) -> None:
         """Let others have the journal, since the cluster did not start; one that is still being taken, when it is."""
         waits = self._begun is not None and self._begun.done()
-        await self._finish(self._journal.release, self._last if waits else 0.0)
+        await self._finish(partial(self._journal.abandon, now), self._last if waits else 0.0)
 
     async def end(self, now: float, *, jobs_left: bool) -> None:
         """Write what is left and that the run ended, and let the journal go."""
@@ -107,6 +107,11 @@ class JournalWriter:
                 return
             self._is_due = True
         self._call(self._write)
+
+    def drop(self, tags: Iterable[str], now: float) -> None:
+        """Have it written that runs before this one have no jobs left."""
+        if self._is_on and os.getpid() == self._pid:
+            self._call(partial(self._journal.drop, tuple(tags), now))
 
     # -- in the thread ---------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.recording import Recording
 from dask_ferro.runtime.slurmcommand import Refused
 from dask_ferro.runtime.squeue import PENDING as WAITS
-from dask_ferro.runtime.squeue import STARTED, Row, element, exit_status
+from dask_ferro.runtime.squeue import OVER, STARTED, Row, element, exit_status
 from dask_ferro.runtime.watchdog import Keep
 
 logger = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class Recorded:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
 
     # When jobs could find this scheduler, when those of the run before were first looked for, whether SLURM has told
-    # once of those whose numbers nobody has heard, and how many failed jobs are asked for their status.
+    # once of those whose numbers nobody has heard, whether runs without jobs were let go, and how many failed jobs are asked for their status.
     _announced_at = 0.0
     _former_since = 0.0
-    _were_heard = True
+    _were_heard = _were_dropped = True
     _asked_exits = 0
 
     def jobs(self: Any) -> Any:
@@ -123,7 +123,7 @@ class Recorded:
         for job in jobs:
             job.names = self._names.actual
         self._former = {job.name: job for job in jobs}
-        self._were_heard = False
+        self._were_heard = self._were_dropped = False
         self._former_since = time()
         try:
             async with asyncio.timeout(_FIRST_LOOK):
@@ -137,6 +137,7 @@ class Recorded:
             self._were_heard = True
             self._end_unheard(rows)
         if not self._former:
+            self._drop_former(rows)
             return
         unlisted = [job.job_id for job in self._former.values() if job.job_id not in rows]
         others = await self._site.unlisted(unlisted) if unlisted else {}
@@ -163,6 +164,17 @@ class Recorded:
             else:
                 job.ran = (row.starts, row.ends) if row is not None else job.ran
                 self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
+        self._drop_former(rows)
+
+    def _drop_former(self: Any, rows: Mapping[str, Row]) -> None:
+        """Let go, once, of the runs before that have no job any more."""
+        if self._former or self._were_dropped:
+            return
+        self._were_dropped = True
+        there = [row.comment for row in rows.values() if row.phase != OVER]
+        self._recording.drop(
+            tag for tag in self._site.former_tags if not any(f"{tag}." in comment for comment in there)
+        )
 
     def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
         """Whether a worker of a job of before is connected here."""

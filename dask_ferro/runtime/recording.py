@@ -85,7 +85,7 @@ class Recording:
     async def release(self) -> None:
         """Let the journal go: the cluster did not start."""
         if self.journal is not None:
-            await self.journal.release()
+            await self.journal.release(time())
 
     async def end(self, *, jobs_left: bool) -> None:
         """Write the last lines."""
@@ -152,6 +152,12 @@ class Recording:
         self._told.update((record.name, record) for record in changed)
         if self.journal is not None:
             self.journal.add(changed)
+
+    def drop(self, tags: Iterable[str]) -> None:
+        """Let go of runs before this one of which there is no job any more: the next run need not look for them."""
+        live = {record.run for record in self.book.records if not record.is_over}
+        if self.journal is not None and (gone := [tag for tag in tags if tag not in live]):
+            self.journal.drop(gone, time())
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

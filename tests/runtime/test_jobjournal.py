@@ -149,6 +149,21 @@ def test_a_run_that_ended_in_order_ends_those_before_it_too(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["jobs"]
 
 
+def test_runs_that_did_not_start_and_those_without_jobs_are_not_looked_for_again(tmp_path: Path) -> None:
+    journal(tmp_path)
+    for n in range(3, 6):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 2.0)
+        kept.abandon(3.0)
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-2"]
+    kept = JobJournal(tmp_path / "jobs", "ferro-6")
+    kept.begin("mine", 4.0)
+    kept.drop(["ferro-2"], 5.0)
+    kept.release()
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-6"]
+    assert os.listdir(tmp_path) == ["jobs"]
+
+
 def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
     kept = JobJournal(tmp_path / "jobs", "ferro-1")
     kept.begin("mine", 2.0)

@@ -97,9 +97,7 @@ def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
         await asyncio.to_thread(waits.wait)
         start.cancel()
         await asyncio.wait({start})
-        released = recording.release()
-        if released is not None:
-            await released
+        await recording.release()
 
     asyncio.run(play())
     over.set()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.jobjournal import JobJournal
+from dask_ferro.runtime.jobjournal import JobJournal, read
 from dask_ferro.runtime.jobrecord import JobRecord
 from dask_ferro.runtime.recorded import Recorded, recording_of
 from dask_ferro.runtime.slurmcommand import Refused
@@ -151,3 +151,39 @@ def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_
     assert cluster._former == {}
     assert list(cluster.ended) == ["7"]
     assert cluster._recording.book.records[0].is_over
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_open"),
+    [
+        pytest.param([], False, id="no job of its"),
+        pytest.param([Row("1", "COMPLETED", comment="ferro-old.x")], False, id="only one that is over"),
+        pytest.param([Row("1", "PENDING", comment="ferro-old.x")], True, id="one that waits, and is adopted"),
+        pytest.param([Row("9", "COMPLETING", comment="ferro-old.x")], True, id="one that ends"),
+    ],
+)
+def test_after_a_look_runs_without_jobs_are_not_looked_for_again(
+    tmp_path: Path, rows: list[Row], is_open: bool
+) -> None:
+    """Killed again and again, a cluster asked for the jobs of ever more runs."""
+    record = JobRecord("a-1", "a", "1", state="pending", run="ferro-old", kind="k")
+
+    async def play() -> None:
+        cluster = MadeUpCluster(killed(tmp_path, record), MadeUpSite(rows))
+        await cluster._start()
+        await cluster._recording.end(jobs_left=True)
+
+    asyncio.run(play())
+    tags = [run.tag for run in read(tmp_path / "jobs").open_runs]
+    assert tags == (["ferro-old", "ferro-new"] if is_open else ["ferro-new"])
+
+
+def test_a_run_that_did_not_start_is_not_looked_for(tmp_path: Path) -> None:
+    async def fails(*args: object) -> None:
+        raise OSError("no port")
+
+    cluster = MadeUpCluster(killed(tmp_path), MadeUpSite())
+    cluster._recording.connect = fails  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no port"):
+        asyncio.run(cluster._start())
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-old"]
