@@ -19,12 +19,13 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
 from dask_ferro.lock import Hold, Words, held
-from dask_ferro.runtime.jobrecord import KEPT, JobRecord
+from dask_ferro.runtime.jobrecord import ENDED, KEPT, JobRecord
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,15 @@ def parsed(text: bytes) -> Told:
     is_first_line = torn and not damaged and (text.startswith(_BEGINNING) or _BEGINNING.startswith(text))
     if text.strip() and not runs and not records and not is_first_line:
         raise ValueError("it has no line of a journal")
-    return Told(tuple(runs.values()), tuple(records.values()), tuple(damaged), torn)
+    known = tuple(_with_end(record, runs.get(record.run)) for record in records.values())
+    return Told(tuple(runs.values()), known, tuple(damaged), torn)
+
+
+def _with_end(record: JobRecord, run: Run | None) -> JobRecord:
+    """Return a record as it must be: a run that ended in order has no jobs, if the line of an end is missing."""
+    if record.is_over or run is None or not run.ended:
+        return record
+    return replace(record, state=ENDED, ended=record.seen, ending="unknown: its cluster ended")
 
 
 def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:

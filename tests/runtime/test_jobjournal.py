@@ -164,6 +164,15 @@ def test_runs_that_did_not_start_and_those_without_jobs_are_not_looked_for_again
     assert os.listdir(tmp_path) == ["jobs"]
 
 
+def test_of_a_run_that_ended_in_order_no_job_is_left_if_the_line_of_its_end_is_lost(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 2.0)
+    kept.add(RECORDS[:1])
+    kept.end(3.0, jobs_left=False)
+    (record,) = read(tmp_path / "jobs").records
+    assert (record.state, record.ended, record.ending) == ("ended", 9.0, "unknown: its cluster ended")
+
+
 def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
     kept = JobJournal(tmp_path / "jobs", "ferro-1")
     kept.begin("mine", 2.0)
