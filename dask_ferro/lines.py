@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -54,10 +56,17 @@ def append(path: str, text: bytes) -> None:
 
 
 def put(path: str, text: bytes) -> None:
-    """Put a file in place by one rename, when all of it is on the disk."""
+    """Put a file in place by one rename, when all of it is on the disk; who may read it stays as it was."""
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.part")
-    with open(part, "wb") as file:
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # of a process that was killed, or a link that somebody else put there
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with open(handle, "wb") as file:
+        with suppress(FileNotFoundError):
+            found = os.lstat(path).st_mode
+            if stat.S_ISREG(found):
+                os.fchmod(handle, stat.S_IMODE(found))
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

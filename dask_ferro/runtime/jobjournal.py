@@ -174,6 +174,7 @@ class JobJournal:
         self.run = run
         self._job_name = ""
         self._stack = ExitStack()
+        self._pid = os.getpid()
         self._hold: Hold | None = None
         self._late: dict[str, JobRecord] = {}
         self._former: tuple[Run, ...] = ()
@@ -242,7 +243,7 @@ class JobJournal:
 
     def add(self, records: Iterable[JobRecord]) -> None:
         """Append records; what the disk does not take now goes with the next ones."""
-        if self._hold is None:
+        if self._hold is None or os.getpid() != self._pid:
             return
         failed = bool(self._late)
         self._late.update((record.name, record) for record in records)
@@ -295,7 +296,7 @@ class JobJournal:
 
     def _is_ours(self) -> bool:
         """Whether the lock is still this run's; it may have been taken over, as this process seemed to be dead."""
-        if self._hold is None:
+        if self._hold is None or os.getpid() != self._pid:  # a forked process has no journal
             return False
         try:
             self._hold.check()
@@ -317,7 +318,8 @@ class JobJournal:
     def release(self) -> None:
         """Let others have the journal.  Idempotent."""
         self._hold = None
-        self._stack.close()
+        if os.getpid() == self._pid:
+            self._stack.close()
 
 
 def _run_line(run: Run) -> bytes:

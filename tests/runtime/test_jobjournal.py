@@ -236,6 +236,52 @@ def test_an_address_that_is_not_this_runs_stays(tmp_path: Path) -> None:
     assert (tmp_path / "jobs.scheduler").exists()
 
 
+def test_who_may_read_it_stays_as_it_was(tmp_path: Path) -> None:
+    for n in range(2):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 1.0)
+        kept.release()
+        (tmp_path / "jobs").chmod(0o600 if n == 0 else (tmp_path / "jobs").stat().st_mode)
+    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_that_somebody_put_in_its_way_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / ".jobs.part").symlink_to(precious)
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.release()
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "jobs").is_symlink()
+    (tmp_path / "jobs.ferro-lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="cannot be written: Too many levels of symbolic links"):
+        JobJournal(tmp_path / "jobs", "ferro-2").begin("mine", 2.0)
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("does", ["release", "end"])
+def test_a_forked_process_leaves_its_parents_journal_alone(tmp_path: Path, does: str) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.announce("tcp://a:1")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            kept.release() if does == "release" else kept.end(2.0, jobs_left=False)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    kept.add(RECORDS)
+    kept.release()
+    told = read(tmp_path / "jobs")
+    assert len(told.records) == 2
+    assert [run.tag for run in told.open_runs] == ["ferro-1"]
+    assert (tmp_path / "jobs.scheduler").exists()
+
+
 def test_nothing_is_told_of_one_that_is_not_there(tmp_path: Path) -> None:
     assert read(tmp_path / "jobs") == Told()
 
