@@ -27,12 +27,15 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def opened(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, or None where its checksum does not hold."""
+    """Return the record of a line, or None where its checksum does not hold, or it holds no record."""
     body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
     if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':
         return None
-    record: dict[str, Any] = json.loads(body + b"}")
-    return record
+    try:
+        record = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def append(path: str, text: bytes) -> None:

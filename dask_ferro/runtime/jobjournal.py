@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
 from dask_ferro.lock import Hold, Words, held
-from dask_ferro.runtime.jobrecord import ENDED, KEPT, JobRecord
+from dask_ferro.runtime.jobrecord import ENDED, KEPT, JobRecord, is_said
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ def _with_end(record: JobRecord, run: Run | None) -> JobRecord:
 
 def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:
     """Take in a line; return whether it is one of ours."""
-    kind, tag = told.get(_KIND), told.get("run")
+    kind, tag, name = told.get(_KIND), told.get("run"), told.get("job_name", "")
+    if not isinstance(name, str):
+        return False
     if kind == _JOB:
         try:
             record = JobRecord.from_dict(told)
@@ -123,14 +125,17 @@ def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRec
             return False
         records[record.name] = record
         if record.run:  # whose own line may be damaged
-            runs.setdefault(record.run, Run(record.run, str(told.get("job_name", ""))))
+            runs.setdefault(record.run, Run(record.run, name))
         return True
     if kind not in (_RUN, _END) or not isinstance(tag, str) or not tag:
         return False
     if kind == _END:
         runs[tag] = runs.get(tag, Run(tag))._replace(ended=True)
     else:
-        runs[tag] = Run(tag, str(told.get("job_name", "")), float(told.get("began", 0.0)))
+        began = told.get("began", 0.0)
+        if isinstance(began, bool) or not isinstance(began, int | float) or not is_said(began):
+            return False
+        runs[tag] = Run(tag, name, float(began))
     return True
 
 

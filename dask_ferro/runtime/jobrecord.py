@@ -114,18 +114,28 @@ class JobRecord:
         known = {field.name for field in fields(JobRecord)}
         try:
             own = {name: value for name, value in told.items() if name in known}
-            record = JobRecord(**{**own, "workers": tuple(map(str, own.get("workers", ())))})
+            workers = own.get("workers", ())
+            if not isinstance(workers, list | tuple):
+                raise TypeError(f"workers are {workers!r}")
+            record = JobRecord(**{**own, "workers": tuple(map(str, workers))})
         except TypeError as error:
             raise ValueError(f"no record of a job: {error}") from error
         for name, kinds in _TYPES.items():
             value = getattr(record, name)
-            if isinstance(value, bool) or not isinstance(value, kinds):
+            if isinstance(value, bool) or not isinstance(value, kinds) or not is_said(value):
                 raise ValueError(f"no record of a job: {name} is {value!r}")
         if not record.name or record.state not in STATES:
             raise ValueError(f"no record of a job: {record.name!r} is {record.state!r}")
         return record
 
 
+def is_said(value: Any) -> bool:
+    """Whether a value is one that a record can have: no NaN, and no number that is beyond all."""
+    return not isinstance(value, int | float) or -_MOST < value < _MOST
+
+
+# Of all numbers of a record.
+_MOST = 1e100
 _MOMENTS = ("submitted", "started", "connected", "ended")
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("name", "pool", "job_id", "why", "state", "ending", "run", "kind"), str),

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,43 @@ def test_a_damaged_line_is_told_by_its_number_and_left_out(
         told = read(tmp_path / "jobs")
     assert [record.name for record in told.records] == ["gpu-1"]
     assert "left out what is damaged: line 2" in caplog.text
+
+
+def checked(body: bytes) -> bytes:
+    """A line of that content whose checksum holds."""
+    return body + b', "check": "' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
+
+
+RUN, JOB = {"ferro": "cluster-run", "run": "x"}, {"ferro": "cluster-job", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(sealed({**RUN, "began": []}), id="a time that is a list"),
+        pytest.param(sealed({**RUN, "began": None}), id="a time that is none"),
+        pytest.param(sealed({**RUN, "began": float("nan")}), id="a time that is no number"),
+        pytest.param(sealed({**RUN, "job_name": 3}), id="a name that is a number"),
+        pytest.param(sealed({**JOB, "run": "x", "job_name": ["a"]}), id="a job's name that is a list"),
+        pytest.param(sealed({**JOB, "workers": 5}), id="workers that are a number"),
+        pytest.param(sealed({**JOB, "workers": "abc"}), id="workers that are a text"),
+        pytest.param(sealed({**JOB, "asked": float("nan")}), id="asked for at no time"),
+        pytest.param(sealed({**JOB, "started": float("inf")}), id="starts never"),
+        pytest.param(sealed({**JOB, "order": 10**400}), id="a number beyond all"),
+        pytest.param(sealed({"ferro": ["x"]}), id="a kind that is a list"),
+        pytest.param(checked(b'{"a": ' + b"[" * 100_000), id="deep nesting"),
+        pytest.param(checked(b'{"a": ' + b"9" * 5000), id="a number of too many digits"),
+        pytest.param(checked(b'{"a" 7'), id="no JSON"),
+    ],
+)
+def test_a_line_whose_checksum_holds_and_that_makes_no_sense_is_left_out_like_a_damaged_one(
+    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = journal(tmp_path)
+    (tmp_path / "jobs").write_bytes(line + text)
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path / "jobs") == parsed(text)._replace(damaged=(1,))
+    assert "left out what is damaged: line 1" in caplog.text
 
 
 @pytest.mark.parametrize(
