@@ -48,6 +48,8 @@ class Recording:
         self.book = JobBook(run)
         self.journal = None if journal is None else JournalWriter(journal)
         self._tell: Tell | None = None
+        # Whether the scheduler takes no plugin that could be told.
+        self._is_alone = False
         self._because = ""
         self._ends_because: dict[str, str] = {}
         self._told: dict[str, JobRecord] = {}
@@ -79,6 +81,8 @@ class Recording:
             await scheduler.register_scheduler_plugin(plugin=dumps(JobCounts()), name=NAME, idempotent=True)
         except Exception as error:  # noqa: BLE001 - a scheduler that takes no plugins still works
             logger.info("dask_ferro: the scheduler keeps no record of jobs: %r", error)
+            self._is_alone = True
+            self._told.clear()
             return
         self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
 
@@ -149,7 +153,8 @@ class Recording:
     def write(self) -> None:
         """Write what changed into the journal."""
         changed = self.book.changed()
-        self._told.update((record.name, record) for record in changed)
+        if not self._is_alone:
+            self._told.update((record.name, record) for record in changed)
         if self.journal is not None:
             self.journal.add(changed)
 
@@ -177,7 +182,8 @@ class Recording:
                 tasks = await self._tell([record.as_dict() for record in told.values()])
         except Exception as error:  # noqa: BLE001 - it closes, or is busy: it is told the next time
             logger.debug("dask_ferro: the scheduler was not told of jobs: %r", error)
-            self._told = told | self._told
+            waiting = told | self._told  # of jobs that are still remembered
+            self._told = {name: one for name, one in waiting.items() if self.book.get(name) is not None}
             return
         if isinstance(tasks, Mapping):  # Dask answers nothing to what it does not know
             self.book.tally(tasks)

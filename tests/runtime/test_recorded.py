@@ -102,12 +102,16 @@ def test_its_watchdog_has_the_jobs_before_the_one_of_before_leaves_them(tmp_path
 def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp_path: Path) -> None:
     site = MadeUpSite()
     site.refuses_watchdogs = True
-    with pytest.raises(ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"):
+    with pytest.raises(
+        ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"
+    ):
         asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
     assert not (tmp_path / "jobs.scheduler").exists()
 
 
-def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_scheduler(tmp_path: Path) -> None:
+def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_scheduler(
+    tmp_path: Path,
+) -> None:
     """Its workers were connected and worked, and it was ended."""
     facts: dict[str, Any] = {"state": "pending", "run": "ferro-old", "kind": "k"}
     records = [JobRecord(f"a-{n}", "a", f"{n}", order=n, **facts) for n in (1, 2, 3)]
@@ -135,7 +139,9 @@ def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_sch
 def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_path: Path) -> None:
     """Where the first look took too long, they ran until a later one took them for strays, and did not count."""
     unheard = JobRecord("a-1", "a", state="submitting", run="ferro-old", kind="k", order=1)
-    site = MadeUpSite([Row("7", "PENDING", comment="ferro-old.x"), Row("8", "PENDING", comment="ferro-new.x")])
+    site = MadeUpSite(
+        [Row("7", "PENDING", comment="ferro-old.x"), Row("8", "PENDING", comment="ferro-new.x")]
+    )
     site.hangs = True
 
     async def play() -> MadeUpCluster:
