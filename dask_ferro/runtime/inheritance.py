@@ -1,9 +1,10 @@
 """Jobs of a run that did not end in order, as the next run on the same journal finds them: adopted, or ended.
 
 A worker ends when its scheduler is gone, so that what had started is of no use.  A job that still waits looks for its
-scheduler's address when it starts, and keeps its place in the queue: it is adopted if its script is what this run
-would submit.  So is one that started while SLURM was asked, if a worker of it is connected here.  A job's number is used again some day: a row of SLURM's is believed to be of a job only by the tag in
-its comment, or its number and the time of its submission.  It decides, and does nothing.
+scheduler's address when it starts, and keeps its place in the queue: it is adopted if its script is what this run would
+submit.  So is one that started while SLURM was asked, if a worker of it is connected here.  A job's number is used
+again some day: a row of SLURM's is believed to be of a job only by the tag in its comment, or its number and the time
+of its submission.  It decides, and does nothing.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _WORDS = Words("journal", "kept", "cluster")
 _KIND = "ferro"
 _BEGINNING = b'{"ferro": "'
 _RUN, _JOB, _END = "cluster-run", "cluster-job", "cluster-end"
-# Runs that ended in order, of which the newest are kept.
+# Runs that ended in order, of which the newest are kept; and of those that were killed and of which no job is known.
 _RUNS = 100
 
 
@@ -220,7 +220,10 @@ class JobJournal:
         """The newest of each, and this run."""
         ended = [run for run in told.runs if run.ended][-_RUNS:]
         lines = []
-        for run in (*ended, *told.open_runs):
+        asked = {record.run for record in told.records if not record.is_over}
+        idle = [run for run in told.open_runs if run.tag not in asked][-_RUNS:]
+        busy = [run for run in told.open_runs if run.tag in asked]
+        for run in (*ended, *busy, *idle):
             lines.append(_run_line(run))
             if run.ended:
                 lines.append(sealed({_KIND: _END, "run": run.tag}))

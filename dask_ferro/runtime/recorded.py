@@ -23,8 +23,8 @@ from dask_ferro.runtime.jobrecord import JobRecord
 from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.recording import Recording
 from dask_ferro.runtime.slurmcommand import Refused
-from dask_ferro.runtime.squeue import PENDING as WAITS
 from dask_ferro.runtime.squeue import OVER, STARTED, Row, element, exit_status
+from dask_ferro.runtime.squeue import PENDING as WAITS
 from dask_ferro.runtime.watchdog import Keep
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
 class Recorded:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
 
-    # When jobs could find this scheduler, when those of the run before were first looked for, whether SLURM has told
-    # once of those whose numbers nobody has heard, whether runs without jobs were let go, and how many failed jobs are asked for their status.
+    # When jobs could find this scheduler, and when those of the run before were first looked for; whether SLURM has
+    # told once of those whose numbers nobody has heard; whether runs without jobs were let go; and how many failed jobs
+    # are asked for their status.
     _announced_at = 0.0
     _former_since = 0.0
     _were_heard = _were_dropped = True

@@ -211,6 +211,18 @@ def test_of_a_run_that_ended_in_order_no_job_is_left_if_the_line_of_its_end_is_l
     assert (record.state, record.ended, record.ending) == ("ended", 9.0, "unknown: its cluster ended")
 
 
+def test_of_runs_that_were_killed_before_they_asked_for_a_job_the_newest_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    for n in range(1, 130):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 2.0)
+        kept.add(RECORDS[:1] if n == 1 else ())
+        kept.release()
+    tags = [run.tag for run in read(tmp_path / "jobs").open_runs]
+    assert tags == ["ferro-1", *(f"ferro-{n}" for n in range(29, 130))]
+
+
 def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
     kept = JobJournal(tmp_path / "jobs", "ferro-1")
     kept.begin("mine", 2.0)

@@ -1,4 +1,4 @@
-"""A cluster that is started on the journal of one that was killed, with a batch system and a scheduler that are made up."""
+"""A cluster that is started on the journal of one that was killed, with a made-up batch system and scheduler."""
 
 from __future__ import annotations
 
