@@ -150,7 +150,7 @@ class Recorded:
             found = verdict(
                 record, row, job.job_id in others, self._site.former_tags, kind, waited,
                 is_connected=self._found_us(job, row),
-                is_new=row is not None and row.starts is not None and row.starts >= self._announced_at,
+                is_new=row is not None and row.starts is not None and row.starts >= int(self._announced_at),
             )  # fmt: skip
             if found.what == ASK:
                 continue
