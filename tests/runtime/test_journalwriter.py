@@ -86,13 +86,15 @@ def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
 
     def slow(*args: object) -> object:
         waits.set()
-        over.wait(30.0)
+        over.wait(10.0)
         return held(*args)
 
     monkeypatch.setattr(jobjournal, "held", slow)
+    recording = Recording(
+        "ferro-1", JobJournal(tmp_path / "jobs", "ferro-1")
+    )  # which would let go when it is freed
 
     async def play() -> None:
-        recording = Recording("ferro-1", JobJournal(tmp_path / "jobs", "ferro-1"))
         start = asyncio.create_task(recording.begin("mine"))
         await asyncio.to_thread(waits.wait)
         start.cancel()
