@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -25,12 +27,15 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def opened(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, or None where its checksum does not hold."""
+    """Return the record of a line, or None where its checksum does not hold, or it holds no record."""
     body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
     if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':
         return None
-    record: dict[str, Any] = json.loads(body + b"}")
-    return record
+    try:
+        record = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def append(path: str, text: bytes) -> None:
@@ -54,10 +59,17 @@ def append(path: str, text: bytes) -> None:
 
 
 def put(path: str, text: bytes) -> None:
-    """Put a file in place by one rename, when all of it is on the disk."""
+    """Put a file in place by one rename, when all of it is on the disk; who may read it stays as it was."""
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.part")
-    with open(part, "wb") as file:
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # of a process that was killed, or a link that somebody else put there
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with open(handle, "wb") as file:
+        with suppress(FileNotFoundError):
+            found = os.lstat(path).st_mode
+            if stat.S_ISREG(found):
+                os.fchmod(handle, stat.S_IMODE(found))
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -84,6 +84,7 @@ class Hold:
     handle: int
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     words: Words = _SINK
+    pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
         """Raise `ConfigError` when the lock was taken over, as this process seemed to be dead."""
@@ -112,7 +113,9 @@ class Hold:
         os.utime(self.handle)
 
     def release(self) -> None:
-        """Remove the file, if it is still this holder's, and open the lock."""
+        """Remove the file, if it is still this holder's, and open the lock.  In a forked process, nothing."""
+        if os.getpid() != self.pid:
+            return
         with suppress(OSError):  # a file system that is gone has no lock either
             if (_said(self.path) or {"token": self.token})["token"] == self.token:
                 os.unlink(self.path)
@@ -166,7 +169,8 @@ def _acquired(sink: str, words: Words) -> Hold:
     """Return the lock of a sink, before its file says whose it is."""
     path = sink + SUFFIX
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A link may be somebody else's, to a file that would be overwritten.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         _handles.add(handle)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -247,7 +251,7 @@ def _changed_at(path: str) -> int | None:
 
 def _is_at(handle: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
+        return os.path.samestat(os.fstat(handle), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
 

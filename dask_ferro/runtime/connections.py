@@ -86,7 +86,7 @@ class Connections:
             self._connected_at.update(dict.fromkeys(came, now))
             shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
             for name in came:
-                self._names.learn(name, shapes, self._book.__contains__)
+                self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
         elif op == "remove":
             self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
         super()._update_worker_status(op, msg)  # type: ignore[misc]

@@ -1,9 +1,10 @@
 """Jobs of a run that did not end in order, as the next run on the same journal finds them: adopted, or ended.
 
-A worker ends when its scheduler is gone, so that what has started is of no use.  A job that still waits looks for its
-scheduler's address when it starts, and keeps its place in the queue: it is adopted if its script is what this run
-would submit.  A job's number is used again some day: a row of SLURM's is believed to be of a job only by the tag in
-its comment, or its number and the time of its submission.  It decides, and does nothing.
+A worker ends when its scheduler is gone, so that what had started is of no use.  A job that still waits looks for its
+scheduler's address when it starts, and keeps its place in the queue: it is adopted if its script is what this run would
+submit.  So is one that started while SLURM was asked, if a worker of it is connected here.  A job's number is used
+again some day: a row of SLURM's is believed to be of a job only by the tag in its comment, or its number and the time
+of its submission.  It decides, and does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ class Verdict(NamedTuple):
 
 
 def verdict(
-    record: JobRecord, row: Row | None, answered: bool, tags: Collection[str], kind: str | None, since: float
+    record: JobRecord,
+    row: Row | None,
+    answered: bool,
+    tags: Collection[str],
+    kind: str | None,
+    since: float,
+    *,
+    is_connected: bool = False,
+    is_new: bool = False,
 ) -> Verdict:
     """Return what is to be done with a job.
 
@@ -46,6 +55,9 @@ def verdict(
         The digest of the script that its pool has now; None: there is no such pool.
     since : float
         Seconds for which it was asked for.
+    is_connected, is_new : bool
+        Of a job that runs: whether a worker of it is connected to this run's scheduler, and whether it started when
+        that one's address stood where it looks for it.
     """
     if row is None:
         return Verdict(GONE, "SLURM knows it no more") if answered else Verdict(ASK, "SLURM does not answer")
@@ -59,12 +71,16 @@ def verdict(
         return Verdict(GONE, _told(row))
     if row.phase == HELD:
         return Verdict(END, "it is held")
-    if row.phase != PENDING:
+    if row.phase != PENDING and not is_connected:
+        if is_new and since < _ASKED:
+            return Verdict(ASK, "its workers may be about to come")
         return Verdict(END, "it has started, and the scheduler of its workers is gone")
     if kind is None:
         return Verdict(END, f"there is no pool {record.pool!r} any more")
     if kind != record.kind:
         return Verdict(END, f"jobs of pool {record.pool!r} are described otherwise now")
+    if row.phase != PENDING:
+        return Verdict(ADOPT, "it has started, and found this scheduler")
     return Verdict(ADOPT, "it waits, and will look for this scheduler")
 
 

@@ -19,12 +19,13 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
 from dask_ferro.lock import Hold, Words, held
-from dask_ferro.runtime.jobrecord import KEPT, JobRecord
+from dask_ferro.runtime.jobrecord import ENDED, KEPT, JobRecord, is_said
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _WORDS = Words("journal", "kept", "cluster")
 _KIND = "ferro"
 _BEGINNING = b'{"ferro": "'
 _RUN, _JOB, _END = "cluster-run", "cluster-job", "cluster-end"
-# Runs that ended in order, of which the newest are kept.
+# Runs that ended in order, of which the newest are kept; and of those that were killed and of which no job is known.
 _RUNS = 100
 
 
@@ -101,12 +102,22 @@ def parsed(text: bytes) -> Told:
     is_first_line = torn and not damaged and (text.startswith(_BEGINNING) or _BEGINNING.startswith(text))
     if text.strip() and not runs and not records and not is_first_line:
         raise ValueError("it has no line of a journal")
-    return Told(tuple(runs.values()), tuple(records.values()), tuple(damaged), torn)
+    known = tuple(_with_end(record, runs.get(record.run)) for record in records.values())
+    return Told(tuple(runs.values()), known, tuple(damaged), torn)
+
+
+def _with_end(record: JobRecord, run: Run | None) -> JobRecord:
+    """Return a record as it must be: a run that ended in order has no jobs, if the line of an end is missing."""
+    if record.is_over or run is None or not run.ended:
+        return record
+    return replace(record, state=ENDED, ended=record.seen, ending="unknown: its cluster ended")
 
 
 def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:
     """Take in a line; return whether it is one of ours."""
-    kind, tag = told.get(_KIND), told.get("run")
+    kind, tag, name = told.get(_KIND), told.get("run"), told.get("job_name", "")
+    if not isinstance(name, str):
+        return False
     if kind == _JOB:
         try:
             record = JobRecord.from_dict(told)
@@ -114,14 +125,17 @@ def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRec
             return False
         records[record.name] = record
         if record.run:  # whose own line may be damaged
-            runs.setdefault(record.run, Run(record.run, str(told.get("job_name", ""))))
+            runs.setdefault(record.run, Run(record.run, name))
         return True
     if kind not in (_RUN, _END) or not isinstance(tag, str) or not tag:
         return False
     if kind == _END:
         runs[tag] = runs.get(tag, Run(tag))._replace(ended=True)
     else:
-        runs[tag] = Run(tag, str(told.get("job_name", "")), float(told.get("began", 0.0)))
+        began = told.get("began", 0.0)
+        if isinstance(began, bool) or not isinstance(began, int | float) or not is_said(began):
+            return False
+        runs[tag] = Run(tag, name, float(began))
     return True
 
 
@@ -165,6 +179,7 @@ class JobJournal:
         self.run = run
         self._job_name = ""
         self._stack = ExitStack()
+        self._pid = os.getpid()
         self._hold: Hold | None = None
         self._late: dict[str, JobRecord] = {}
         self._former: tuple[Run, ...] = ()
@@ -173,6 +188,11 @@ class JobJournal:
     def address_file(self) -> str:
         """Where the scheduler's address stands while the run is on."""
         return self.path + ADDRESS
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the disk did not take something so far."""
+        return bool(self._late)
 
     def begin(self, job_name: str, now: float) -> Told:
         """Take the journal, and return what it told before this run.
@@ -200,7 +220,10 @@ class JobJournal:
         """The newest of each, and this run."""
         ended = [run for run in told.runs if run.ended][-_RUNS:]
         lines = []
-        for run in (*ended, *told.open_runs):
+        asked = {record.run for record in told.records if not record.is_over}
+        idle = [run for run in told.open_runs if run.tag not in asked][-_RUNS:]
+        busy = [run for run in told.open_runs if run.tag in asked]
+        for run in (*ended, *busy, *idle):
             lines.append(_run_line(run))
             if run.ended:
                 lines.append(sealed({_KIND: _END, "run": run.tag}))
@@ -228,7 +251,7 @@ class JobJournal:
 
     def add(self, records: Iterable[JobRecord]) -> None:
         """Append records; what the disk does not take now goes with the next ones."""
-        if self._hold is None:
+        if self._hold is None or os.getpid() != self._pid:
             return
         failed = bool(self._late)
         self._late.update((record.name, record) for record in records)
@@ -250,21 +273,61 @@ class JobJournal:
         if self._hold is None:
             return
         self.add(())
-        if self._hold is None:
+        if not self._is_ours():
             return
-        runs = () if jobs_left else (*(run.tag for run in self._former), self.run)
+        if not jobs_left:
+            self._write_ends([*(run.tag for run in self._former), self.run], now)
+        with suppress(OSError):
+            if self._announced() == self.run:
+                os.unlink(self.address_file)
+        self.release()
+
+    def abandon(self, now: float) -> None:
+        """Let the journal go, of a run that did not start; it has no jobs, so that nobody has to look for them."""
+        if self._is_ours():
+            self._write_ends([self.run], now)
+            self.release()
+
+    def drop(self, tags: Iterable[str], now: float) -> None:
+        """Write that runs before this one have no jobs left."""
+        gone = set(tags)
+        if gone and self._is_ours() and self._write_ends(sorted(gone), now):
+            self._former = tuple(run for run in self._former if run.tag not in gone)
+
+    def _write_ends(self, tags: Iterable[str], now: float) -> bool:
         try:
-            append(self.path, b"".join(sealed({_KIND: _END, "run": tag, "at": now}) for tag in runs))
+            append(self.path, b"".join(sealed({_KIND: _END, "run": tag, "at": now}) for tag in tags))
         except OSError as error:
             logger.warning("dask_ferro: journal %s: %s", self.path, error)
-        with suppress(OSError):
-            os.unlink(self.address_file)
+            return False
+        return True
+
+    def _is_ours(self) -> bool:
+        """Whether the lock is still this run's; it may have been taken over, as this process seemed to be dead."""
+        if self._hold is None or os.getpid() != self._pid:  # a forked process has no journal
+            return False
+        try:
+            self._hold.check()
+        except ConfigError as error:
+            logger.error("dask_ferro: %s; this cluster writes no more into it", error)
+        except OSError as error:  # nobody knows, so that nothing is touched
+            logger.warning("dask_ferro: journal %s: %s", self.path, error)
+        else:
+            return True
         self.release()
+        return False
+
+    def _announced(self) -> str:
+        """Return the run that the address file names."""
+        with open(self.address_file, "rb") as file:
+            _, _, run = file.readline().decode(errors="replace").strip().partition(" ")
+        return run
 
     def release(self) -> None:
         """Let others have the journal.  Idempotent."""
         self._hold = None
-        self._stack.close()
+        if os.getpid() == self._pid:
+            self._stack.close()
 
 
 def _run_line(run: Run) -> bytes:

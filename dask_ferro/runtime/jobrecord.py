@@ -22,6 +22,9 @@ STATES = (SUBMITTING, PENDING, BOOTING, RUNNING, ENDED)
 # Jobs that are over and are remembered: 10 MB at most.
 KEPT = 10_000
 
+# Names of workers that were before a requeue and are remembered with their job.
+_FORMER_WORKERS = 50
+
 # What is said of a job that ended otherwise than by its own or our wish.
 _BY_OTHERS = {"CANCELLED": "cancelled, and not by this cluster"}
 
@@ -35,7 +38,7 @@ class JobRecord:
     name, pool, job_id : str
         Its name here, its pool, and SLURM's id; no id: SLURM never had it.
     workers : tuple of str
-        The names of its workers at the scheduler, those before a requeue included.
+        The names of its workers at the scheduler, those before a requeue included, of many the newest.
     why : str
         Why it was asked for.
     state : str
@@ -114,18 +117,28 @@ class JobRecord:
         known = {field.name for field in fields(JobRecord)}
         try:
             own = {name: value for name, value in told.items() if name in known}
-            record = JobRecord(**{**own, "workers": tuple(map(str, own.get("workers", ())))})
+            workers = own.get("workers", ())
+            if not isinstance(workers, list | tuple):
+                raise TypeError(f"workers are {workers!r}")
+            record = JobRecord(**{**own, "workers": tuple(map(str, workers))})
         except TypeError as error:
             raise ValueError(f"no record of a job: {error}") from error
         for name, kinds in _TYPES.items():
             value = getattr(record, name)
-            if isinstance(value, bool) or not isinstance(value, kinds):
+            if isinstance(value, bool) or not isinstance(value, kinds) or not is_said(value):
                 raise ValueError(f"no record of a job: {name} is {value!r}")
         if not record.name or record.state not in STATES:
             raise ValueError(f"no record of a job: {record.name!r} is {record.state!r}")
         return record
 
 
+def is_said(value: Any) -> bool:
+    """Whether a value is one that a record can have: no NaN, and no number that is beyond all."""
+    return not isinstance(value, int | float) or -_MOST < value < _MOST
+
+
+# Of all numbers of a record.
+_MOST = 1e100
 _MOMENTS = ("submitted", "started", "connected", "ended")
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("name", "pool", "job_id", "why", "state", "ending", "run", "kind"), str),
@@ -153,6 +166,8 @@ class JobBook:
         self._changed: dict[str, None] = {}
         self._noted: dict[str, tuple[Any, ...]] = {}
         self._tasks: Mapping[str, int] = {}
+        # Of workers whose names are forgotten, by their job.
+        self._tasks_before: dict[str, int] = {}
 
     @property
     def records(self) -> tuple[JobRecord, ...]:
@@ -177,6 +192,8 @@ class JobBook:
             while len(self._over) > self._most:
                 oldest = next(iter(self._over))
                 del self._over[oldest], self._records[oldest]
+                for facts in (self._changed, self._noted, self._tasks_before):
+                    facts.pop(oldest, None)  # type: ignore[attr-defined]
 
     def asked(self, jobs: Iterable[BatchJob], why: str, now: float, kind: str = "") -> None:
         """Take note of jobs that are asked for."""
@@ -202,7 +219,7 @@ class JobBook:
             return
         self._noted[job.name] = facts
         if job.restarts > record.restarts:
-            record = _requeued(record, job, now)
+            record = self._bounded(_requeued(record, job, now), job)
         started = job.started_at if job.state in (BOOTING, RUNNING) else None
         new = replace(
             record,
@@ -224,9 +241,19 @@ class JobBook:
         """Take in how many tasks workers have ended, by their names; nobody is told of that alone."""
         self._tasks = tasks
 
+    def _bounded(self, record: JobRecord, job: BatchJob) -> JobRecord:
+        """Forget the oldest workers of a job that was requeued often; their tasks count."""
+        many = len(record.workers) - len(job.workers) - _FORMER_WORKERS
+        if many <= 0:
+            return record
+        forgotten = sum(self._tasks.get(worker, 0) for worker in record.workers[:many])
+        self._tasks_before[record.name] = self._tasks_before.get(record.name, 0) + forgotten
+        return replace(record, workers=record.workers[many:])
+
     def _counted(self, record: JobRecord) -> JobRecord:
         """Return a job's record with its tasks until now."""
         done = sum(self._tasks.get(worker, 0) for worker in record.workers)
+        done += self._tasks_before.get(record.name, 0)
         return record if done <= record.tasks else replace(record, tasks=done)
 
     def over(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +15,7 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import PENDING
+from dask_ferro.policy.staff import BOOTING, PENDING
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
@@ -22,8 +23,8 @@ from dask_ferro.runtime.jobrecord import JobRecord
 from dask_ferro.runtime.pools import DEFAULT
 from dask_ferro.runtime.recording import Recording
 from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.squeue import OVER, STARTED, Row, element, exit_status
 from dask_ferro.runtime.squeue import PENDING as WAITS
-from dask_ferro.runtime.squeue import STARTED, Row, element, exit_status
 from dask_ferro.runtime.watchdog import Keep
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,12 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
 class Recorded:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
 
-    # When the jobs of the run before were first looked for, and how many failed jobs are asked for their status.
+    # When jobs could find this scheduler, and when those of the run before were first looked for; whether SLURM has
+    # told once of those whose numbers nobody has heard; whether runs without jobs were let go; and how many failed jobs
+    # are asked for their status.
+    _announced_at = 0.0
     _former_since = 0.0
+    _were_heard = _were_dropped = True
     _asked_exits = 0
 
     def jobs(self: Any) -> Any:
@@ -82,17 +87,33 @@ class Recorded:
     async def _start(self: Any) -> None:
         try:
             before = await self._recording.begin(self._site.job_name)
-        except ConfigError:
-            self.status = Status.closed  # it never began
+        except BaseException as error:
+            if isinstance(error, ConfigError):
+                self.status = Status.closed  # it never began
+            await self._recording.release()
             raise
         try:
             await super()._start()  # type: ignore[misc]
+            self._inherit(before)
             address = getattr(self.scheduler, "contact_address", None) or self.scheduler.address
             await self._recording.connect(self.scheduler_comm, address)
+            self._announced_at = time()
         except BaseException:
-            self._recording.release()
+            await self._recording.release()
             raise
         await self._look_for(before)
+
+    def _inherit(self: Any, before: Told) -> None:
+        """Have this run's watchdog look after the jobs of runs that did not end in order.
+
+        The address comes after it, for by that the watchdog of the run before leaves the jobs to this one.
+        """
+        if not before.open_runs:
+            return
+        try:
+            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
+        except Refused as refused:
+            raise ConfigError(f"nobody would end the jobs of the run before: {refused.words}") from refused
 
     async def _look_for(self: Any, before: Told) -> None:
         """Begin to look for the jobs of runs that did not end in order."""
@@ -100,23 +121,24 @@ class Recorded:
         if not before.open_runs:
             return
         jobs = [taken_up(record) for record in before.records if not record.is_over]
-        unheard = [job for job in jobs if not job.job_id]
-        for job in unheard:  # SLURM may have them all the same
-            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
-        self._former = {job.name: job for job in jobs if job.job_id}
+        for job in jobs:
+            job.names = self._names.actual
+        self._former = {job.name: job for job in jobs}
+        self._were_heard = self._were_dropped = False
         self._former_since = time()
         try:
-            self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
             async with asyncio.timeout(_FIRST_LOOK):
-                rows = await self._site.queue()
-                self._end_unheard(rows, unheard)
-                await self._settle_former(rows)
+                await self._settle_former(await self._site.queue())
         except (Refused, TimeoutError) as error:
             logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
 
     async def _settle_former(self: Any, rows: Mapping[str, Row]) -> None:
         """Adopt or end the jobs of runs before, as far as SLURM tells of them."""
+        if not self._were_heard:
+            self._were_heard = True
+            self._end_unheard(rows)
         if not self._former:
+            self._drop_former(rows)
             return
         unlisted = [job.job_id for job in self._former.values() if job.job_id not in rows]
         others = await self._site.unlisted(unlisted) if unlisted else {}
@@ -125,7 +147,11 @@ class Recorded:
             record = self._recording.book.get(job.name) or JobRecord(job.name)
             row = rows.get(job.job_id) or others.get(job.job_id)
             kind = self._kind_digest(job.pool)
-            found = verdict(record, row, job.job_id in others, self._site.former_tags, kind, waited)
+            found = verdict(
+                record, row, job.job_id in others, self._site.former_tags, kind, waited,
+                is_connected=self._found_us(job, row),
+                is_new=row is not None and row.starts is not None and row.starts >= int(self._announced_at),
+            )  # fmt: skip
             if found.what == ASK:
                 continue
             del self._former[job.name]
@@ -139,11 +165,35 @@ class Recorded:
             else:
                 job.ran = (row.starts, row.ends) if row is not None else job.ran
                 self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
+        self._drop_former(rows)
 
-    def _end_unheard(self: Any, rows: Mapping[str, Row], jobs: Sequence[BatchJob]) -> None:
+    def _drop_former(self: Any, rows: Mapping[str, Row]) -> None:
+        """Let go, once, of the runs before that have no job any more."""
+        if self._former or self._were_dropped:
+            return
+        self._were_dropped = True
+        there = [row.comment for row in rows.values() if row.phase != OVER]
+        self._recording.drop(
+            tag for tag in self._site.former_tags if not any(f"{tag}." in comment for comment in there)
+        )
+
+    def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
+        """Whether a worker of a job of before is connected here."""
+        restarts = job.restarts if row is None else max(job.restarts, row.restarts)
+        return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
+
+    def _end_unheard(self: Any, rows: Mapping[str, Row]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
+        jobs = [job for job in self._former.values() if not job.job_id]
+        for job in jobs:  # SLURM may have them all the same
+            del self._former[job.name]
+            self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
         known = {job.job_id for job in self._followed()}
-        there = [row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known]
+        there = [
+            row for row in rows.values()
+            if row.phase in (WAITS, STARTED) and row.job_id not in known
+            and any(f"{tag}." in row.comment for tag in self._site.former_tags)  # and not of this run
+        ]  # fmt: skip
         for row, job in zip_longest(there, jobs[: len(there)]):
             pool = DEFAULT if job is None else job.pool
             unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)
@@ -157,8 +207,10 @@ class Recorded:
     def _adopt(self: Any, job: BatchJob, row: Row) -> None:
         self._take_over(job)
         job.restarts, job.submitted_at = max(job.restarts, row.restarts), row.submitted or job.submitted_at
-        job.names = self._names.actual
         job.enter(PENDING, time())
+        if row.phase == STARTED:
+            job.started_at, job.ends_at = row.starts, row.ends
+            job.enter(BOOTING, time())
         self._adopted.add(job.name)
         self._book[job.name] = job
         self._recording.note(job)

@@ -20,6 +20,7 @@ from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.jobcounts import NAME, JobCounts
 from dask_ferro.runtime.jobjournal import JobJournal, Told
 from dask_ferro.runtime.jobrecord import JobBook, JobRecord, gone_by_us, told_ending
+from dask_ferro.runtime.journalwriter import JournalWriter
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,10 @@ class Recording:
 
     def __init__(self, run: str, journal: JobJournal | None = None) -> None:
         self.book = JobBook(run)
-        self.journal = journal
+        self.journal = None if journal is None else JournalWriter(journal)
         self._tell: Tell | None = None
+        # Whether the scheduler takes no plugin that could be told.
+        self._is_alone = False
         self._because = ""
         self._ends_because: dict[str, str] = {}
         self._told: dict[str, JobRecord] = {}
@@ -64,7 +67,7 @@ class Recording:
         """
         if self.journal is None:
             return Told()
-        told = await asyncio.to_thread(self.journal.begin, job_name, time())
+        told = await self.journal.begin(job_name, time())
         for record in told.records:
             self.book.put(record)
         self._told.update((record.name, record) for record in self.book.changed())
@@ -73,20 +76,22 @@ class Recording:
     async def connect(self, scheduler: Any, address: str) -> None:
         """Publish on the scheduler from now on, and let jobs find it."""
         if self.journal is not None:
-            self.journal.announce(address)
+            await self.journal.announce(address)
         try:
             await scheduler.register_scheduler_plugin(plugin=dumps(JobCounts()), name=NAME, idempotent=True)
         except Exception as error:  # noqa: BLE001 - a scheduler that takes no plugins still works
             logger.info("dask_ferro: the scheduler keeps no record of jobs: %r", error)
+            self._is_alone = True
+            self._told.clear()
             return
         self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Let the journal go: the cluster did not start."""
         if self.journal is not None:
-            self.journal.release()
+            await self.journal.release(time())
 
-    def end(self, *, jobs_left: bool) -> None:
+    async def end(self, *, jobs_left: bool) -> None:
         """Write the last lines."""
         now = time()
         for record in self.book.records:
@@ -94,7 +99,7 @@ class Recording:
                 self.book.over(record.name, "its cluster ended", now)
         self.write()
         if self.journal is not None:
-            self.journal.end(now, jobs_left=jobs_left)
+            await self.journal.end(now, jobs_left=jobs_left)
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -148,9 +153,16 @@ class Recording:
     def write(self) -> None:
         """Write what changed into the journal."""
         changed = self.book.changed()
-        self._told.update((record.name, record) for record in changed)
+        if not self._is_alone:
+            self._told.update((record.name, record) for record in changed)
         if self.journal is not None:
             self.journal.add(changed)
+
+    def drop(self, tags: Iterable[str]) -> None:
+        """Let go of runs before this one of which there is no job any more: the next run need not look for them."""
+        live = {record.run for record in self.book.records if not record.is_over}
+        if self.journal is not None and (gone := [tag for tag in tags if tag not in live]):
+            self.journal.drop(gone, time())
 
     # -- what is asked ---------------------------------------------------------------------------------------
 
@@ -170,7 +182,8 @@ class Recording:
                 tasks = await self._tell([record.as_dict() for record in told.values()])
         except Exception as error:  # noqa: BLE001 - it closes, or is busy: it is told the next time
             logger.debug("dask_ferro: the scheduler was not told of jobs: %r", error)
-            self._told = told | self._told
+            waiting = told | self._told  # of jobs that are still remembered
+            self._told = {name: one for name, one in waiting.items() if self.book.get(name) is not None}
             return
         if isinstance(tasks, Mapping):  # Dask answers nothing to what it does not know
             self.book.tally(tasks)

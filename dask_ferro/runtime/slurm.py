@@ -443,7 +443,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
                     await super()._close()
                 finally:
                     self._site.close(jobs_left=not gone)
-                    self._recording.end(jobs_left=not gone or bool(self._former))
+                    await self._recording.end(jobs_left=not gone or bool(self._former))
 
     async def _end_all(self) -> bool:
         """End every job; return whether SLURM says that none is left."""

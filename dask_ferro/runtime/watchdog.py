@@ -32,13 +32,18 @@ while read -r word job; do
         job) submitted="$submitted$job " ;;
     esac
 done
+# A file server that hangs must not hold it back: what does not come soon is not there.
 is_taken_over() {
-    [ -n "$file" ] && [ -r "$file" ] && read -r address run < "$file" && [ "$run" != "$tag" ]
+    [ -n "$file" ] || return 1
+    read -r address run <<FOUND
+$(timeout -s KILL 2 head -n 1 "$file" 2>/dev/null)
+FOUND
+    [ -n "$run" ] && [ "$run" != "$tag" ]
 }
-while [ "$keep" -gt 0 ]; do
+until=$(($(date +%s) + keep))
+while [ "$keep" -gt 0 ] && [ "$(date +%s)" -lt "$until" ]; do
     ! is_taken_over || exit 0
     sleep 1
-    keep=$((keep - 1))
 done
 is_tagged() {
     for one in $tag $former; do

@@ -60,6 +60,21 @@ def test_a_job_of_before_is(row: Row, kind: str | None, what: str, why: str) -> 
     assert why in found.why
 
 
+@pytest.mark.parametrize(
+    ("facts", "kind", "since", "what"),
+    [
+        pytest.param({"is_connected": True}, "k", 9.0, ADOPT, id="it found this scheduler and works"),
+        pytest.param({"is_connected": True}, "other", 9.0, END, id="it did, and is described otherwise now"),
+        pytest.param({"is_new": True}, "k", 9.0, ASK, id="its workers may come"),
+        pytest.param({"is_new": True}, "k", 61.0, END, id="they did not"),
+        pytest.param({}, "k", 9.0, END, id="its scheduler is gone"),
+    ],
+)
+def test_a_job_that_runs_is(facts: dict[str, bool], kind: str, since: float, what: str) -> None:
+    row = Row("7", "RUNNING", comment=OURS)
+    assert verdict(RECORD, row, False, ["ferro-1"], kind, since, **facts).what == what
+
+
 @pytest.mark.parametrize(("answered", "what"), [(True, GONE), (False, ASK)])
 def test_without_a_row_it_is_gone_only_if_slurm_said_so(answered: bool, what: str) -> None:
     assert verdict(RECORD, None, answered, ["ferro-1"], "k", 0.0).what == what

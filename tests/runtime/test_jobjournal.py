@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,43 @@ def test_a_damaged_line_is_told_by_its_number_and_left_out(
     assert "left out what is damaged: line 2" in caplog.text
 
 
+def checked(body: bytes) -> bytes:
+    """A line of that content whose checksum holds."""
+    return body + b', "check": "' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
+
+
+RUN, JOB = {"ferro": "cluster-run", "run": "x"}, {"ferro": "cluster-job", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(sealed({**RUN, "began": []}), id="a time that is a list"),
+        pytest.param(sealed({**RUN, "began": None}), id="a time that is none"),
+        pytest.param(sealed({**RUN, "began": float("nan")}), id="a time that is no number"),
+        pytest.param(sealed({**RUN, "job_name": 3}), id="a name that is a number"),
+        pytest.param(sealed({**JOB, "run": "x", "job_name": ["a"]}), id="a job's name that is a list"),
+        pytest.param(sealed({**JOB, "workers": 5}), id="workers that are a number"),
+        pytest.param(sealed({**JOB, "workers": "abc"}), id="workers that are a text"),
+        pytest.param(sealed({**JOB, "asked": float("nan")}), id="asked for at no time"),
+        pytest.param(sealed({**JOB, "started": float("inf")}), id="starts never"),
+        pytest.param(sealed({**JOB, "order": 10**400}), id="a number beyond all"),
+        pytest.param(sealed({"ferro": ["x"]}), id="a kind that is a list"),
+        pytest.param(checked(b'{"a": ' + b"[" * 100_000), id="deep nesting"),
+        pytest.param(checked(b'{"a": ' + b"9" * 5000), id="a number of too many digits"),
+        pytest.param(checked(b'{"a" 7'), id="no JSON"),
+    ],
+)
+def test_a_line_whose_checksum_holds_and_that_makes_no_sense_is_left_out_like_a_damaged_one(
+    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = journal(tmp_path)
+    (tmp_path / "jobs").write_bytes(line + text)
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path / "jobs") == parsed(text)._replace(damaged=(1,))
+    assert "left out what is damaged: line 1" in caplog.text
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -149,6 +187,42 @@ def test_a_run_that_ended_in_order_ends_those_before_it_too(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["jobs"]
 
 
+def test_runs_that_did_not_start_and_those_without_jobs_are_not_looked_for_again(tmp_path: Path) -> None:
+    journal(tmp_path)
+    for n in range(3, 6):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 2.0)
+        kept.abandon(3.0)
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-2"]
+    kept = JobJournal(tmp_path / "jobs", "ferro-6")
+    kept.begin("mine", 4.0)
+    kept.drop(["ferro-2"], 5.0)
+    kept.release()
+    assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-6"]
+    assert os.listdir(tmp_path) == ["jobs"]
+
+
+def test_of_a_run_that_ended_in_order_no_job_is_left_if_the_line_of_its_end_is_lost(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 2.0)
+    kept.add(RECORDS[:1])
+    kept.end(3.0, jobs_left=False)
+    (record,) = read(tmp_path / "jobs").records
+    assert (record.state, record.ended, record.ending) == ("ended", 9.0, "unknown: its cluster ended")
+
+
+def test_of_runs_that_were_killed_before_they_asked_for_a_job_the_newest_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    for n in range(1, 130):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 2.0)
+        kept.add(RECORDS[:1] if n == 1 else ())
+        kept.release()
+    tags = [run.tag for run in read(tmp_path / "jobs").open_runs]
+    assert tags == ["ferro-1", *(f"ferro-{n}" for n in range(29, 130))]
+
+
 def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
     kept = JobJournal(tmp_path / "jobs", "ferro-1")
     kept.begin("mine", 2.0)
@@ -191,6 +265,71 @@ def test_one_that_was_taken_over_is_left_alone(tmp_path: Path, caplog: pytest.Lo
     assert "was taken over by process 7 on host 'far'" in caplog.text
     kept.end(2.0, jobs_left=False)
     assert [run.ended for run in read(tmp_path / "jobs").runs] == [False]
+
+
+def test_at_its_end_a_run_touches_nothing_of_the_one_that_took_over(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.announce("tcp://old:1")
+    (tmp_path / "jobs.ferro-lock").write_text('{"token": "other", "pid": 7, "host": "far", "since": "now"}')
+    (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
+    kept.end(2.0, jobs_left=False)
+    assert (tmp_path / "jobs.scheduler").read_text() == "tcp://new:1 ferro-2\n"
+    assert [run.ended for run in read(tmp_path / "jobs").runs] == [False]
+
+
+def test_an_address_that_is_not_this_runs_stays(tmp_path: Path) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
+    kept.end(2.0, jobs_left=False)
+    assert (tmp_path / "jobs.scheduler").exists()
+
+
+def test_who_may_read_it_stays_as_it_was(tmp_path: Path) -> None:
+    for n in range(2):
+        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
+        kept.begin("mine", 1.0)
+        kept.release()
+        (tmp_path / "jobs").chmod(0o600 if n == 0 else (tmp_path / "jobs").stat().st_mode)
+    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_that_somebody_put_in_its_way_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / ".jobs.part").symlink_to(precious)
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.release()
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "jobs").is_symlink()
+    (tmp_path / "jobs.ferro-lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="cannot be written: Too many levels of symbolic links"):
+        JobJournal(tmp_path / "jobs", "ferro-2").begin("mine", 2.0)
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("does", ["release", "end"])
+def test_a_forked_process_leaves_its_parents_journal_alone(tmp_path: Path, does: str) -> None:
+    kept = JobJournal(tmp_path / "jobs", "ferro-1")
+    kept.begin("mine", 1.0)
+    kept.announce("tcp://a:1")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            kept.release() if does == "release" else kept.end(2.0, jobs_left=False)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    kept.add(RECORDS)
+    kept.release()
+    told = read(tmp_path / "jobs")
+    assert len(told.records) == 2
+    assert [run.tag for run in told.open_runs] == ["ferro-1"]
+    assert (tmp_path / "jobs.scheduler").exists()
 
 
 def test_nothing_is_told_of_one_that_is_not_there(tmp_path: Path) -> None:

@@ -137,6 +137,66 @@ def test_the_scheduler_counts_tasks_until_their_job_is_over() -> None:
     assert [told["tasks"] for told in counts.jobs()] == [2]
 
 
+def test_a_record_that_is_none_costs_nobody_else_his() -> None:
+    """It failed the whole batch, which was told again and again."""
+    counts = JobCounts()
+    good = JobRecord("a-0", workers=("a-0",), state=RUNNING).as_dict()
+    counts.told([{"name": ""}, good | {"state": "newer"}, 7, good])  # type: ignore[list-item]
+    assert [told["name"] for told in counts.jobs()] == ["a-0"]
+
+
+def test_on_the_scheduler_nothing_grows_without_end() -> None:
+    counts, most = JobCounts(), 1000
+    counts._book = JobBook("", most=10)
+    live = JobRecord("live", workers=("live",), state=RUNNING)
+    workers = ["live", *(f"w-{n}" for n in range(most + 500))]
+    for name in workers:
+        counts._names[name] = name
+        counts.transition("x", "processing", "memory", worker=name)
+        counts.told([live.as_dict()])
+        counts.remove_worker(None, name)  # type: ignore[arg-type]
+    assert len(counts._done) <= most + 1
+    assert counts._done["live"] == 1
+    for n in range(100):
+        counts.told([JobRecord(f"a-{n}", workers=(f"a-{n}",), state=ENDED).as_dict()])
+    assert counts._book.changed() == []
+    assert len(counts._book.records) == 11
+
+
+def test_a_job_that_is_requeued_again_and_again_keeps_its_newest_workers_and_all_tasks() -> None:
+    book, one = JobBook("r"), job(job_id="7", state=RUNNING)
+    book.asked([one], "", 0.0)
+    for restarts in range(300):
+        one.restarts = restarts
+        book.note(one, float(restarts))
+        book.tally({f"a-0.{n}" if n else "a-0": 2 for n in range(max(0, restarts - 60), restarts + 1)})
+    (record,) = book.records
+    assert len(record.workers) == 51
+    assert record.workers[-1] == "a-0.299"
+    assert record.tasks == 600
+
+
+def test_forgotten_jobs_leave_nothing_behind() -> None:
+    book = JobBook("r", most=3)
+    for n in range(20):
+        one = job(n, job_id=str(n), state=PENDING)
+        book.asked([one], "", 0.0)
+        book.note(one, 1.0)
+        book.over(one.name, "done", 2.0)
+    assert len(book._records) == len(book._changed) == 3
+    assert not book._noted
+
+
+def test_for_a_scheduler_that_takes_no_plugin_nothing_is_kept() -> None:
+    async def play() -> None:
+        recording = Recording("r")
+        await recording.connect(None, "tcp://a:1")
+        recording.asked([job(n) for n in range(5)], "k")
+        assert not recording._told
+
+    asyncio.run(play())
+
+
 def test_a_scheduler_that_does_not_answer_is_told_later() -> None:
     told: list[list[dict[str, Any]]] = []
 

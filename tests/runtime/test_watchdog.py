@@ -44,6 +44,7 @@ QUEUE = "echo '1 ferro-12345.a'; echo '2 ferro-1234.a'; echo '3 ferro-0000.a'"
             60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"
         ),
         pytest.param(1.0, "tcp://a:1 ferro-1234", False, {"2", "3"}, id="nobody came for them in time"),
+        pytest.param(1.0, "tcp://b:2", False, {"2", "3"}, id="a file that names no run says nothing"),
         pytest.param(60.0, "tcp://b:2 ferro-99", False, set(), id="another run looks after them"),
         pytest.param(0.0, "tcp://b:2 ferro-99", False, set(), id="it did when this one died"),
     ],
@@ -51,17 +52,28 @@ QUEUE = "echo '1 ferro-12345.a'; echo '2 ferro-1234.a'; echo '3 ferro-0000.a'"
 def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
     tmp_path: Path, keep: float, file: str | None, orderly: bool, cancelled: set[str]
 ) -> None:
-    calls, scheduler = tmp_path / "calls", tmp_path / "jobs.scheduler"
-    calls.touch()
+    scheduler = tmp_path / "jobs.scheduler"
     if file is not None:
         scheduler.write_text(file + "\n")
+    assert ended(tmp_path, Keep(keep, str(scheduler)), orderly) == cancelled
+
+
+def test_a_file_server_that_hangs_does_not_hold_the_watchdog_back(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "jobs.scheduler")  # nobody writes into it
+    assert ended(tmp_path, Keep(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
+
+
+def ended(tmp_path: Path, keep: Keep, orderly: bool = False) -> set[str]:
+    """Return what the watchdog cancels until its end."""
+    calls = tmp_path / "calls"
+    calls.touch()
     queue = f"[ -s {calls} ] || {{ {QUEUE}; }}"
     commands = {"squeue": queue, "scontrol": "exit 0", "scancel": f"echo $@ >> {calls}"}
     for name, script in commands.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    watchdog = Watchdog("test", "ferro-1234", environment, Keep(keep, str(scheduler)))
+    watchdog = Watchdog("test", "ferro-1234", environment, keep)
     watchdog.inherit("ferro-0000")
     number = watchdog._process.pid
     if orderly:
@@ -70,7 +82,7 @@ def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
         os.close(watchdog.fd)  # as when its process was killed
         watchdog._process.stdin = None
     until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
-    assert set(calls.read_text().split()) == cancelled
+    return set(calls.read_text().split())
 
 
 def _runs(number: int) -> bool:
