@@ -302,10 +302,6 @@ class Crew:
         if self._there.pop(gone.name, None) is not None:
             self._counts[gone.pool] -= 1
 
-    def holds(self, job: Job) -> bool:
-        """Whether a job that leaves holds its node for longer than it will have it anyway."""
-        return job.threads > 0 and not self.is_spent(job)
-
     def call_back(self, job: Job) -> None:
         """Let one that leaves count as running."""
         self._there[job.name] = self._leaving.pop(job.name)._replace(state=RUNNING)
