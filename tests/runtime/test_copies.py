@@ -387,8 +387,9 @@ def test_what_a_client_cancels_before_the_next_look_is_gone():
         reader = followed(p)
         await until_async(lambda: p.copies.made["results"] == 1, "a copy")
         p.copies._ticks.stop()
+        p.scheduler.client_desires_keys(["first"], p.client.id)  # as a variable does for who reads it
         first = Future("first", p.client)
-        await until_async(lambda: len(p.scheduler.tasks["first"].who_wants) == 2, "it to be wanted")
+        assert len(p.scheduler.tasks["first"].who_wants) == 2
         await p.client.cancel([first])
         await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
         assert reader.status == "cancelled"
