@@ -14,10 +14,12 @@ from distributed.active_memory_manager import ReduceReplicas
 from distributed.scheduler import ClientState, TaskGroup, TaskPrefix, TaskState
 from distributed.system import MEMORY_LIMIT
 
+import dask_ferro as ff
 from dask_ferro.runtime import copies as module
 from dask_ferro.runtime.anchors import CLIENT, Anchors
+from dask_ferro.runtime.pools import SpecPools
 from dask_ferro.runtime.roster import Roster
-from tests.waiting import finished_async, opened, until_async
+from tests.waiting import finished_async, opened, until, until_async
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -603,3 +605,44 @@ def test_paths_from_many_held_results_are_looked_at_once():
         anchors._scheduler.tasks[ts.key] = ts
         anchors._seconds[ts.key] = 1.0
     assert anchors.review(lambda ts: True) <= 100 * 10 + 100
+
+
+class Preemptible:
+    """A cluster's pools, all of which may be preempted while it says so."""
+
+    def __init__(self, pools):
+        self._own, self.may_be = pools, True
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def pools(self):
+        return tuple(kind._replace(preemptible=self.may_be) for kind in self._own.pools())
+
+
+def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
+    """A scheduler that was told of such jobs went on for ever: adapting had stopped, or a new one began with none."""
+    with (
+        ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster),
+    ):
+
+        def exposed():
+            roster = cluster.scheduler.plugins.get("ferro-roster")
+            return roster is not None and bool(roster.copies._jobs)
+
+        pools = Preemptible(SpecPools(cluster))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dask_ferro.runtime.elastic.pools_of", lambda cluster: pools)
+            bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
+            cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(exposed, "it to be told")
+            second = cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(lambda: second._exposures.told, "the next one to go on")
+            assert exposed()
+            second.stop()
+            until(lambda: not exposed(), "it to be taken back")
+            pools.may_be = False
+            cluster.scheduler.plugins["ferro-roster"].exposed(jobs={"0": "job-0"})  # by one that has died
+            cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(lambda: not exposed(), "a new one to say that there are none")
