@@ -19,7 +19,7 @@ from distributed.scheduler import TaskState
 
 CLIENT = "ferro-copies"
 # So many tasks are looked through in one review; what leads further is held, and reviewed first the next time.
-_FAR = 5000
+_FAR = 20000
 
 
 class Anchors:
@@ -88,7 +88,7 @@ class Anchors:
 
     def let_go_soon(self, keys: Iterable[Any]) -> None:
         """Hold some no more, as soon as the scheduler is done with what it does: within a transition there is none."""
-        going = self._seconds.keys() & keys
+        going = self._seconds.keys() & keys if self._seconds else set()
         if going and not self._going:
             asyncio.get_running_loop().call_soon(self._go)
         self._going |= going

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple, cast
 
 from distributed import Scheduler
@@ -61,6 +61,12 @@ class _Worthy(NamedTuple):
     ts: TaskState
     result: Exposed
     dear: float
+
+
+def _one_of_each(workers: Iterable[WorkerState]) -> Iterator[Any]:
+    """Yield the keys of what workers hold, one of each worker at a time: of one alone, few could be sent in a look."""
+    for row in zip_longest(*(ws.has_what for ws in workers)):
+        yield from (ts.key for ts in row if ts is not None)
 
 
 class Copies:
@@ -176,9 +182,7 @@ class Copies:
         keys = dict.fromkeys(self._passed)
         for ws in workers:  # `has_what` is in the order in which results came
             keys |= dict.fromkeys(ts.key for ts in islice(reversed(cast("Any", ws.has_what)), each))
-        keys |= dict.fromkeys(
-            self._rounds.take(_MOST // 2, lambda: (ts.key for ws in workers for ts in ws.has_what))
-        )
+        keys |= dict.fromkeys(self._rounds.take(_MOST // 2, lambda: _one_of_each(workers)))
         tasks = self.scheduler.tasks
         return [tasks[key] for key in keys if key in tasks and key not in self._coming]
 
