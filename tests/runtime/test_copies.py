@@ -395,6 +395,7 @@ def test_what_a_client_cancels_before_the_next_look_is_gone():
         await p.client.cancel([first])
         await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
         assert reader.status == "cancelled"
+        await enough(p)  # its thread
 
     play(test, "spot", "safe")
 
