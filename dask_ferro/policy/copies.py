@@ -148,7 +148,7 @@ class Copying:
         safe = _Rooms({address: r.room for address, r in able.items() if not r.job})
         others = _Rooms({address: r.room for address, r in able.items() if r.job})
         found: dict[Key, Address] = {}
-        for result in sorted(self._worthy(results), key=self._order):
+        for result in sorted(self._worthy(results), key=self.order):
             if left.is_open(result.holder):
                 to = safe.most(result.nbytes, left)
                 if to is None and result.job:
@@ -162,7 +162,8 @@ class Copying:
     def _worthy(self, results: Iterable[Exposed]) -> list[Exposed]:
         return [result for result in results if self.is_worth(result.nbytes, result.seconds)]
 
-    def _order(self, result: Exposed) -> tuple[bool, tuple[float, int]]:
+    def order(self, result: Exposed) -> tuple[bool, tuple[float, int]]:
+        """Return what those results come first by that save most for their copy."""
         return not result.job, rank(self.charge(result.nbytes), result.seconds)
 
 

@@ -1,21 +1,25 @@
-"""Results that are held beyond their last reader, so that what comes after them need not start from the beginning.
+"""Intermediate results that are held beyond their last reader, so that what follows need not start from the beginning.
 
 In a chain of short tasks each result is released as soon as the next one is there: a preemption takes the newest, and
 all of the chain runs again.  A copy of one of them helps only if it outlives its readers.  Each of these is let go when
 nothing that could be lost, or is still to be computed, leads back to it.
+
+What a user asked for is the user's: a result that a client wants or wanted is never held, for whoever releases or
+cancels it expects its memory back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
 CLIENT = "ferro-copies"
-# So many released tasks are looked through from one of them; where there are more, it is held.
-_FAR = 1000
+# So many tasks are looked through in one review; what leads further is held, and reviewed first the next time.
+_FAR = 20000
 
 
 class Anchors:
@@ -28,52 +32,116 @@ class Anchors:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.keys: set[Any] = set()
+        self._seconds: dict[Any, float] = {}
+        self._going: set[Any] = set()
 
-    def hold(self, key: Any) -> None:
-        """Keep a result in memory."""
-        self._scheduler.client_desires_keys([key], CLIENT)
-        self.keys.add(key)
+    @property
+    def keys(self) -> Collection[Any]:
+        """Keys of the results that are held."""
+        return self._seconds.keys()
 
-    def review(self, is_exposed: Callable[[TaskState], bool]) -> None:
-        """Let go of those that nothing needs.
+    @property
+    def seconds(self) -> Mapping[Any, float]:
+        """What each would take to compute again, as it was when it was first held."""
+        return self._seconds
+
+    def hold(self, ts: TaskState, seconds: float) -> None:
+        """Keep a result in memory, unless a client wants or wanted it, or it was scattered."""
+        if ts.who_wants is None and ts.run_spec is not None:
+            self._seconds[ts.key] = seconds
+            self._scheduler.client_desires_keys([ts.key], CLIENT)
+
+    def review(self, is_exposed: Callable[[TaskState], bool]) -> int:
+        """Let go of those that nothing needs, or that a client wants; return how many tasks were looked at.
 
         Parameters
         ----------
         is_exposed : callable
             Whether a result that is there may be lost.
         """
+        paths = _Paths(is_exposed)
+        tasks, gone, kept = self._scheduler.tasks, set(), []
+        for key in self._seconds:
+            if _is_foreign(tasks.get(key)):
+                gone.add(key)
+            elif paths.seen <= _FAR:
+                kept.append(key)
+                if not paths.is_needed(tasks[key]):
+                    gone.add(key)
+        if paths.seen > _FAR:  # those that had their turn come last
+            self._seconds |= {key: self._seconds.pop(key) for key in kept}
+        self.let_go(gone)
+        return paths.seen
+
+    def let_go(self, keys: Iterable[Any]) -> None:
+        """Hold some no more."""
+        going = [key for key in keys if self._seconds.pop(key, None) is not None]
+        if going and CLIENT in self._scheduler.clients:
+            self._scheduler.client_releases_keys(going, CLIENT)
+        if not self._seconds:
+            self._scheduler.clients.pop(CLIENT, None)
+
+    def let_go_wanted(self) -> None:
+        """Hold nothing that a client wants: it is about to cancel it, say."""
         tasks = self._scheduler.tasks
-        self._release({k for k in self.keys if k not in tasks or not _is_needed(tasks[k], is_exposed)})
+        self.let_go([key for key in self._seconds if _is_foreign(tasks.get(key))])
+
+    def let_go_soon(self, keys: Iterable[Any]) -> None:
+        """Hold some no more, as soon as the scheduler is done with what it does: within a transition there is none."""
+        going = self._seconds.keys() & keys if self._seconds else set()
+        if going and not self._going:
+            asyncio.get_running_loop().call_soon(self._go)
+        self._going |= going
+
+    def _go(self) -> None:
+        going, self._going = self._going, set()
+        self.let_go(going)
 
     def clear(self) -> None:
         """Let go of all."""
-        self._release(set(self.keys))
-
-    def _release(self, keys: set[Any]) -> None:
-        if keys and CLIENT in self._scheduler.clients:
-            self._scheduler.client_releases_keys(sorted(keys & self._scheduler.tasks.keys(), key=str), CLIENT)
-        self.keys -= keys
+        self.let_go(list(self._seconds))
 
 
-def _is_needed(ts: TaskState, is_exposed: Callable[[TaskState], bool]) -> bool:
-    """Whether others want it, or a path of released tasks leads to one that is to be computed, or there and exposed."""
-    if len(ts.who_wants or ()) > 1:  # who reads it may come just before they let go of it
-        return True
-    seen: set[TaskState] = set()
-    stack = list(ts.dependents)
-    while stack:
-        task = stack.pop()
-        if task in seen:
-            continue
-        seen.add(task)
-        if task.state == "memory":
-            if is_exposed(task):
+def _is_foreign(ts: TaskState | None) -> bool:
+    """Whether a task is gone, or not only ours to hold."""
+    return ts is None or ts.state != "memory" or {cs.client_key for cs in ts.who_wants or ()} != {CLIENT}
+
+
+class _Paths:
+    """Paths of released tasks, each looked at once in a review, however many results they begin at."""
+
+    def __init__(self, is_exposed: Callable[[TaskState], bool]) -> None:
+        self._is_exposed = is_exposed
+        self._leads: dict[TaskState, bool] = {}  # whether a task leads to one that needs its inputs
+        self.seen = 0
+
+    def is_needed(self, start: TaskState) -> bool:
+        """Whether a path of released tasks leads to one that is to be computed, or is there and exposed."""
+        from_: dict[TaskState, TaskState] = {}
+        stack = [start]
+        while stack:
+            task = stack.pop()
+            for dts in task.dependents:
+                self.seen += 1
+                if dts in from_ or self._leads.get(dts) is False:
+                    continue
+                from_[dts] = task
+                if self._leads.get(dts) or self._is_end(dts):
+                    self._mark(dts, start, from_)
+                    return True
+                if dts.state != "memory":
+                    stack.append(dts)
+            if self.seen > _FAR:
                 return True
-        elif task.state in ("released", "forgotten", "erred"):
-            stack += task.dependents
-        else:
-            return True
-        if len(seen) > _FAR:
-            return True
-    return False
+        self._leads |= dict.fromkeys(from_, False)
+        return False
+
+    def _mark(self, task: TaskState, start: TaskState, from_: Mapping[TaskState, TaskState]) -> None:
+        while task is not start:
+            self._leads[task] = True
+            task = from_[task]
+
+    def _is_end(self, ts: TaskState) -> bool:
+        if ts.state == "memory":
+            return self._is_exposed(ts)
+        return ts.state not in ("released", "forgotten", "erred")

@@ -13,9 +13,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from itertools import islice, zip_longest
+from typing import Any, NamedTuple, cast
 
-from distributed import Scheduler, Status
+from distributed import Scheduler
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
@@ -30,8 +31,10 @@ from dask_ferro import config
 from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 from dask_ferro.runtime import seams
 from dask_ferro.runtime.anchors import Anchors
+from dask_ferro.runtime.kept import Kept, Rounds
 from dask_ferro.runtime.moving import free_bytes, unspilled_bytes
 from dask_ferro.runtime.recompute import Recompute
+from dask_ferro.runtime.sight import Sight, stays
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +44,29 @@ _LOOK, _SETTLED = 1.0, 1.5
 _SOON = 3.0
 # A look may take this part of the scheduler's time: 1 %.
 _SHARE = 100
+# So many results are looked at in a look, some 10 ms: a quarter of them the newest, a quarter those that were found
+# worth a copy before, the others in turns.
+_MOST = 1000
 # What has not arrived after so long is asked of another one, and its receiver of nothing for the next minutes.
 _LOST, _DOUBT = 30.0, 300.0
 # A worker that has spilled reads results from disk to send them, and writes others there in their place.
 _SPILLED = 1 / 8
 # Of the memory that a receiver may fill, so much stays free: what is dropped for want of memory does not come back.
 _MARGIN = 0.1
+
+
+class _Worthy(NamedTuple):
+    """A result that is worth a copy, and the seconds since what is held; 0: it is not to be held itself."""
+
+    ts: TaskState
+    result: Exposed
+    dear: float
+
+
+def _one_of_each(workers: Iterable[WorkerState]) -> Iterator[Any]:
+    """Yield the keys of what workers hold, one of each worker at a time: of one alone, few could be sent in a look."""
+    for row in zip_longest(*(ws.has_what for ws in workers)):
+        yield from (ts.key for ts in row if ts is not None)
 
 
 class Copies:
@@ -64,9 +84,12 @@ class Copies:
         self.copying = Copying(share=share, rate=rate)
         self.made: Counter[str] = Counter()
         self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
-        self._since: dict[Any, float] = {}
+        self._began = 0.0
+        self._since: dict[Any, float] = {}  # when results came, while there are such workers
         self._coming: dict[Any, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
-        self.kept: dict[Any, str] = {}  # results that were copied, or are being, and the receiver
+        self.kept = Kept()
+        self._rounds = Rounds()
+        self._passed: list[Any] = []  # found worth a copy, but more than could travel
         self.anchors = Anchors(scheduler)
         self._traffic = Traffic()
         self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
@@ -79,7 +102,9 @@ class Copies:
 
     def expose(self, jobs: Mapping[str, str]) -> None:
         """Say which workers may be preempted: by name, of which job each is; none: nothing is copied any more."""
-        self._jobs = dict(jobs) if self.copying.share else {}
+        before, self._jobs = self._jobs, dict(jobs) if self.copying.share else {}
+        if self._jobs and not before:
+            self._began = monotonic()
         if self._jobs and not self._ticks.is_running():
             self._ticks.start()
             self._keep()
@@ -94,6 +119,8 @@ class Copies:
         self._since.clear()
         self._coming.clear()
         self.kept.clear()
+        self._rounds.clear()
+        self._passed.clear()
         self._doubted.clear()
         self.anchors.clear()
         if self._keeps is not None:
@@ -104,9 +131,17 @@ class Copies:
         """Return the job that a worker may be preempted with; empty: it is safe."""
         return self._jobs.get(str(worker.name), "")
 
+    def came(self, key: Any) -> None:
+        """Take note that a result is there."""
+        if self._jobs:
+            self._since[key] = monotonic()
+
     def forget(self, key: Any) -> None:
-        """Take note that a result is gone."""
-        self.kept.pop(key, None)
+        """Take note that a result is gone: nobody fetches it any more, and it is held for nobody."""
+        self._since.pop(key, None)
+        self._coming.pop(key, None)
+        self.kept.drop(key)
+        self.anchors.let_go_soon([key])
 
     # -- a look ----------------------------------------------------------------------------------------------
 
@@ -123,70 +158,87 @@ class Copies:
 
     def _look(self, now: float) -> None:
         self._arrived(now)
-        exposed: dict[Any, tuple[TaskState, str]] = {ts.key: (ts, job) for ts, job in self._exposed()}
-        self._since = {key: self._since.get(key, now) for key in exposed}
-        self.anchors.review(lambda ts: ts.key in exposed)
+        self.anchors.let_go(self.kept.review(self._is_copy, _MOST))
+        sight = Sight(self.scheduler, self.job_of)
+        self.anchors.review(sight.is_exposed)
+        exposed = [ts for ts in self._next() if sight.is_exposed(ts)]
         if not exposed:
             return
         coming: Counter[str] = Counter()
         for to, nbytes, _ in self._coming.values():
             coming[to] += nbytes
         receivers = self._receivers(now, coming)
-        results = {result.key: result for result in self._worthy(now, exposed, receivers)}
-        chosen = self.copying.choose(results.values(), receivers, self._budget(now, coming))
-        self._send(now, chosen, results)
+        found = {worthy.result.key: worthy for worthy in self._worthy(now, exposed, sight, receivers)}
+        results = [worthy.result for worthy in found.values()]
+        chosen = self.copying.choose(results, receivers, self._budget(now, coming))
+        self._send(now, chosen, found)
+        passed = sorted((r for r in results if r.key not in chosen), key=self.copying.order)
+        self._passed = [result.key for result in passed[: _MOST // 4]]
 
-    def _exposed(self) -> Iterator[tuple[TaskState, str]]:
-        """Yield the results that only preemptible jobs hold, and the job that alone does; "" where several do."""
-        any_safe = any(not self.job_of(ws) for ws in self.scheduler.running)
-        for ws in self.scheduler.workers.values():
-            own = self.job_of(ws)
-            for ts in ws.has_what if own and _stays(ws) else ():
-                holders = ts.who_has or ()
-                jobs = {own} if len(holders) == 1 else {self.job_of(h) for h in holders if _stays(h)}
-                if not ts.actor and "" not in jobs and (len(jobs) == 1 or any_safe):
-                    yield ts, own if len(jobs) == 1 else ""
+    def _next(self) -> list[TaskState]:
+        """Return the results of exposed workers that are looked at now."""
+        workers = [ws for ws in self.scheduler.workers.values() if self.job_of(ws) and stays(ws)]
+        each = max(_MOST // 4 // max(len(workers), 1), 1)
+        keys = dict.fromkeys(self._passed)
+        for ws in workers:  # `has_what` is in the order in which results came
+            keys |= dict.fromkeys(ts.key for ts in islice(reversed(cast("Any", ws.has_what)), each))
+        keys |= dict.fromkeys(self._rounds.take(_MOST // 2, lambda: _one_of_each(workers)))
+        tasks = self.scheduler.tasks
+        return [tasks[key] for key in keys if key in tasks and key not in self._coming]
 
     def _worthy(
-        self, now: float, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
-    ) -> Iterator[Exposed]:
-        """Yield the results that are worth a copy, by what they take to compute when all that their job has is gone."""
-        again: dict[str, Recompute] = {}
-        for key, (ts, job) in exposed.items():
-            if key in self._coming:
-                continue
+        self, now: float, exposed: Iterable[TaskState], sight: Sight, receivers: Mapping[str, Receiver]
+    ) -> Iterator[_Worthy]:
+        """Yield the results that are worth a copy, by what they take to compute when all that their job has is gone.
+
+        What is held counts as gone for those that come after it: with a copy of one of them, it is let go.  Whether
+        another one is held is decided by what came since.
+        """
+        again: dict[str, tuple[Recompute, Recompute]] = {}
+        for ts in exposed:
+            job = sight.job(ts) or ""
             if job not in again:
-                again[job] = self._recompute(job, exposed, receivers)
-            seconds, nbytes = again[job].seconds(ts), ts.get_nbytes()
-            if self.copying.is_dear(nbytes, seconds) or (
-                now - self._since[key] >= _SETTLED
+                again[job] = (
+                    self._recompute(job, sight, receivers),
+                    self._recompute(job, sight, receivers, self.anchors.seconds),
+                )
+            since, all_of_it = again[job]
+            nbytes, fresh, seconds = ts.get_nbytes(), since.seconds(ts), all_of_it.seconds(ts)
+            is_dear = self.copying.is_dear(nbytes, fresh)
+            if is_dear or (
+                now - self._since.get(ts.key, self._began) >= _SETTLED
                 and self.copying.is_worth(nbytes, seconds)
-                and again[job].releases.left(ts) >= _SOON
+                and since.releases.left(ts) >= _SOON
             ):
                 holder = next(iter(ts.who_has or ()))
-                yield Exposed(key, nbytes, seconds, job, holder.address, holder.host)
+                result = Exposed(ts.key, nbytes, seconds, job, holder.address, holder.host)
+                yield _Worthy(ts, result, fresh if is_dear else 0.0)
 
     def _recompute(
-        self, job: str, exposed: Mapping[Any, tuple[TaskState, str]], receivers: Mapping[str, Receiver]
+        self,
+        job: str,
+        sight: Sight,
+        receivers: Mapping[str, Receiver],
+        anchored: Mapping[Any, float] | None = None,
     ) -> Recompute:
         room = max((r.room for r in receivers.values() if r.job != job), default=0)
 
         def is_saved(ts: TaskState, seconds: float) -> bool:
             return ts.get_nbytes() <= room and self.copying.is_worth(ts.get_nbytes(), seconds)
 
-        lost = {key for key, (_, other) in exposed.items() if other == job} if job else set()
-        return Recompute(self.scheduler, lost, is_saved)
+        return Recompute(self.scheduler, lambda ts: bool(job) and sight.job(ts) == job, is_saved, anchored)
 
-    def _send(self, now: float, chosen: Mapping[Any, str], results: Mapping[Any, Exposed]) -> None:
+    def _send(self, now: float, chosen: Mapping[Any, str], found: Mapping[Any, _Worthy]) -> None:
         told: dict[str, list[Any]] = {}
         for key, to in chosen.items():
+            ts, result, dear = found[key]
             told.setdefault(to, []).append(key)
-            self._coming[key] = to, results[key].nbytes, now
-            self.kept[key] = to
-            if self.copying.is_dear(results[key].nbytes, results[key].seconds):
-                self.anchors.hold(key)
-            for address in (to, results[key].holder):
-                self._traffic.spend(address, self.copying.charge(results[key].nbytes))
+            self._coming[key] = to, result.nbytes, now
+            self.kept.put(key, to, result.nbytes)
+            if dear:
+                self.anchors.hold(ts, dear)
+            for address in (to, result.holder):
+                self._traffic.spend(address, self.copying.charge(result.nbytes))
         for to, keys in told.items():
             self._count += 1
             seams.copy_to(self.scheduler, to, keys, f"ferro-copy-{self._count}")
@@ -208,33 +260,26 @@ class Copies:
 
     def _receivers(self, now: float, coming: Mapping[str, int]) -> dict[str, Receiver]:
         """Return who may take copies, and their room; those that are silent only where nobody else is there."""
-        copies = self._copies_there()
         self._doubted = {address: until for address, until in self._doubted.items() if now < until}
         running = [ws for ws in self.scheduler.running if ws.address not in self._doubted]
         return {
             ws.address: Receiver(
-                self._room(ws, copies[ws.address], coming[ws.address]), self.job_of(ws), ws.host
+                self._room(ws, self.kept.nbytes[ws.address], coming[ws.address]), self.job_of(ws), ws.host
             )
             for ws in running or self.scheduler.running
         }
 
     def _room(self, ws: WorkerState, copies: int, coming: int) -> int:
         most = unspilled_bytes(ws)
-        return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN)) - coming
+        return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN) - coming)
 
-    def _copies_there(self) -> Counter[str]:
-        """Return the bytes of copies on each worker; a copy whose original is gone is one no more."""
-        there: Counter[str] = Counter()
-        for key, to in list(self.kept.items()):
-            if key in self._coming:
-                continue
-            ts = self.scheduler.tasks.get(key)
-            holders = (ts.who_has if ts is not None else None) or ()
-            if ts is not None and len(holders) > 1 and any(holder.address == to for holder in holders):
-                there[to] += ts.get_nbytes()
-            else:
-                del self.kept[key]
-        return there
+    def _is_copy(self, key: Any, to: str) -> bool:
+        """Whether a receiver has a copy, or will; one whose original is gone is none any more, unless it is held."""
+        if key in self._coming:
+            return True
+        ts = self.scheduler.tasks.get(key)
+        holders = (ts.who_has if ts is not None else None) or ()
+        return any(h.address == to for h in holders) and (len(holders) > 1 or key in self.anchors.keys)
 
     def _budget(self, now: float, coming: Mapping[str, int]) -> dict[str, float]:
         """Return the bytes that each worker may begin to send or fetch; none while a second's worth is on its way."""
@@ -304,7 +349,3 @@ class _Keeping(ReduceReplicas):
             lambda: copies.copying.is_worth(ts.get_nbytes(), again.seconds(ts)),
         )
         return None if found is None else {ws for ws in left if ws.address in found}
-
-
-def _stays(ws: WorkerState) -> bool:
-    return ws.status in (Status.running, Status.paused)

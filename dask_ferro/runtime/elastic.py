@@ -42,6 +42,7 @@ from dask_ferro.policy.staff import (
 )
 from dask_ferro.runtime import roster, seams
 from dask_ferro.runtime.events import KINDS, TOPIC
+from dask_ferro.runtime.exposures import Exposures
 from dask_ferro.runtime.lost import Lost
 from dask_ferro.runtime.lost import told as told_lost
 from dask_ferro.runtime.pools import Pools, SiteJob, pools_of, told_closed
@@ -154,7 +155,7 @@ class Elastic(Adaptive):
         self._registered = False
         self._told_ends: dict[str, float] = {}
         self._told_fresh = 0.0
-        self._told_exposed: dict[str, str] = {}
+        self._exposures = Exposures()
         self._said: object = None
         self._acted: list[str] = []
         self._published = 0.0
@@ -229,6 +230,16 @@ class Elastic(Adaptive):
         if cluster is not None and cluster.status in (Status.closing, Status.closed):
             for task in list(self._leaving.values()):
                 task.cancel()
+        elif cluster is not None and self._exposures.told != {}:
+            with suppress(RuntimeError):  # its loop is closed
+                cluster.loop.add_callback(self._take_back)
+
+    async def _take_back(self) -> None:
+        """Let the scheduler copy nothing any more, unless another one goes on; after a look that was under way."""
+        async with self._turn:
+            other = getattr(self.cluster, "_adaptive", None)
+            if other is self or not isinstance(other, Elastic) or not other._is_on:
+                await self._exposures.take_back(self.scheduler)
 
     def _start(self) -> None:
         super()._start()
@@ -298,15 +309,7 @@ class Elastic(Adaptive):
         if changed or fresh != self._told_fresh:
             await self.scheduler.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
-        await self._tell_exposed(jobs, kinds)
-
-    async def _tell_exposed(self, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
-        """Tell the scheduler whose jobs may be preempted, where that has changed."""
-        preemptible = {kind.name for kind in kinds if kind.preemptible}
-        exposed = {worker: job.name for job in jobs if job.pool in preemptible for worker in job.workers}
-        if exposed != self._told_exposed:
-            await self.scheduler.ferro_exposed(jobs=exposed)
-        self._told_exposed = exposed
+        await self._exposures.tell(self.scheduler, jobs, kinds)
 
     # -- effects -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ twice and a long chain is walked once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -19,6 +19,9 @@ from distributed.scheduler import TaskState
 from dask_ferro.runtime.projected import Seconds
 from dask_ferro.runtime.releases import Releases
 
+# Released tasks are followed back so far: looks at a long graph would hold up the scheduler.
+_FAR = 1000
+
 
 class Recompute:
     """Seconds that results stand for, as of one moment.
@@ -26,10 +29,12 @@ class Recompute:
     Parameters
     ----------
     scheduler : Scheduler
-    lost : collection of keys
-        Results that are there, and would be lost together: they are inputs that are gone.
+    is_lost : callable
+        Whether a result that is there would be lost together with others: it is an input that is gone.
     is_saved : callable
         Called with one of those and its seconds, whether it would not be lost after all.
+    anchored : mapping of key to seconds
+        Inputs that are there only as long as it takes: they count as gone, for so many seconds each.
 
     Attributes
     ----------
@@ -40,10 +45,12 @@ class Recompute:
     def __init__(
         self,
         scheduler: Scheduler,
-        lost: Collection[Any] = (),
+        is_lost: Callable[[TaskState], bool] = lambda ts: False,
         is_saved: Callable[[TaskState, float], bool] = lambda ts, seconds: False,
+        anchored: Mapping[Any, float] | None = None,
     ) -> None:
-        self._lost, self._is_saved = lost, is_saved
+        self._is_lost, self._is_saved = is_lost, is_saved
+        self._anchored = anchored or {}
         guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
         self._own = Seconds(scheduler, float(guess or 0.0))
         self._known: dict[TaskState, float] = {}
@@ -57,7 +64,8 @@ class Recompute:
             return inf
         stack = [ts]
         while stack:
-            unknown = [dep for dep in self._needed(stack[-1]) if dep not in self._known]
+            needed = self._needed(stack[-1]) if len(stack) <= _FAR else []
+            unknown = [dep for dep in needed if dep not in self._known and dep.key not in self._anchored]
             if unknown:
                 stack += unknown
             else:
@@ -68,13 +76,19 @@ class Recompute:
     def _of(self, ts: TaskState) -> float:
         if ts.run_spec is None:
             return inf  # it was scattered, and is gone
-        inputs = sum(
-            self._known[dep] / max(len(dep.dependents), 1)
-            for dep in self._needed(ts)
-            if dep.state != "memory" or not self._is_saved(dep, self._known[dep])
-        )
+        inputs = sum(self._again(dep) / max(len(dep.dependents), 1) for dep in self._needed(ts))
         return self._own.left(ts) + inputs
+
+    def _again(self, ts: TaskState) -> float:
+        if ts.key in self._anchored:
+            return self._anchored[ts.key]
+        known = self._known.get(ts, 0.0)
+        return 0.0 if ts.state == "memory" and self._is_saved(ts, known) else known
 
     def _needed(self, ts: TaskState) -> list[TaskState]:
         """The inputs of a task that would have to be computed again as well."""
-        return [dep for dep in ts.dependencies if dep.state != "memory" or dep.key in self._lost]
+        return [
+            dep
+            for dep in ts.dependencies
+            if dep.state != "memory" or dep.key in self._anchored or self._is_lost(dep)
+        ]

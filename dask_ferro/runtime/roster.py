@@ -179,8 +179,10 @@ class Roster(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Note that a worker had a task until now, and which results are gone."""
-        if start == "memory" and self.copies is not None:
+        if self.copies is not None and start == "memory":
             self.copies.forget(key)
+        elif self.copies is not None and finish == "memory":
+            self.copies.came(key)
         if start == "processing":
             worker = kwargs.get("worker")
             if worker in self._busy:
@@ -188,9 +190,19 @@ class Roster(SchedulerPlugin):
             if self.leaving is not None and self.leaving.is_on:
                 self.leaving.wake()
 
+    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Any] = (), **kwargs: Any) -> None:
+        """Hold nothing that a client asks for: it is the client's to release."""
+        if self.copies is not None:
+            self.copies.anchors.let_go_soon(keys)
+
     def log_event(self, topic: str, msg: Any) -> None:
-        """Notice workers that pause and run again, and what those had that died: Dask has no other hook for it."""
-        if isinstance(msg, dict) and msg.get("action") == "remove-worker" and "worker" in msg:
+        """Notice what Dask has no other hook for: cancels, workers that pause and run again, what the dead had."""
+        if (
+            isinstance(msg, dict) and msg.get("action") == "cancel"
+        ):  # it is told before Dask looks who else wants it
+            if self.copies is not None:
+                self.copies.anchors.let_go_wanted()
+        elif isinstance(msg, dict) and msg.get("action") == "remove-worker" and "worker" in msg:
             if self.blame is not None and not msg["expected"]:
                 self.blame.died(self._names.get(msg["worker"], ""), msg["processing-tasks"])
         elif isinstance(msg, dict) and msg.get("action") == "worker-status-change":

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import dask
 import pytest
-from distributed import Client, Event, Scheduler, Worker
+from distributed import Client, Event, Future, Scheduler, Worker
 from distributed.active_memory_manager import ReduceReplicas
+from distributed.scheduler import ClientState, TaskGroup, TaskPrefix, TaskState
 from distributed.system import MEMORY_LIMIT
 
+import dask_ferro as ff
 from dask_ferro.runtime import copies as module
+from dask_ferro.runtime.anchors import CLIENT, Anchors
+from dask_ferro.runtime.pools import SpecPools
 from dask_ferro.runtime.roster import Roster
-from tests.waiting import finished_async, opened, until_async
+from tests.waiting import finished_async, opened, until, until_async
 
 CHECKED = {
     "distributed.scheduler.validate": True,
@@ -27,7 +32,7 @@ RAN: Counter[str] = Counter()
 
 def made(name, seconds, nbytes=1000):
     """Count, take some time, and return some bytes."""
-    RAN[name] += 1
+    RAN[name if isinstance(name, str) else " ".join(map(str, name))] += 1
     time.sleep(seconds)
     return bytes(nbytes)
 
@@ -52,8 +57,17 @@ class Play:
             made, name, seconds, key=name, workers=where, allow_other_workers=True, **options
         )
 
+    def graph(self, worker, wanted, **tasks):
+        """Tasks of one graph: of the intermediate ones, no client asks for the results."""
+        where = [self.workers[worker].address]
+        return self.client.get(tasks, wanted, sync=False, workers=where, allow_other_workers=True)
+
     def holders(self, future):
-        return {str(ws.name) for ws in self.scheduler.tasks[future.key].who_has or ()}
+        return {str(ws.name) for ws in self.scheduler.tasks[getattr(future, "key", future)].who_has or ()}
+
+    @property
+    def copies(self):
+        return self.scheduler.plugins["ferro-roster"].copies
 
     async def lose(self, worker):
         await self.scheduler.remove_worker(self.workers[worker].address, stimulus_id="preempted")
@@ -271,12 +285,10 @@ def test_a_long_chain_of_short_tasks_does_not_start_over():
 
     async def test(p):
         await p.expose(spot="job-1")
-        last = p.on("spot", "link-0", 0.1)
-        for number in range(1, 60):
-            where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
-            last = p.client.submit(link, last, f"link-{number}", 0.1, key=f"link-{number}", **where)
-        await until_async(lambda: RAN["link-50"], "most of the chain to be done")
-        copies = p.scheduler.plugins["ferro-roster"].copies
+        chain = {f"link-{i}": (link, f"link-{i - 1}", ["link", i], 0.1) for i in range(1, 60)}
+        last = p.graph("spot", "link-59", **{"link-0": (made, ["link", 0], 0.1)}, **chain)
+        await until_async(lambda: RAN["link 50"], "most of the chain to be done")
+        copies = p.copies
         assert len(copies.anchors.keys) <= 2  # those before were let go
         await p.lose("spot")
         await finished_async([last])
@@ -287,41 +299,27 @@ def test_a_long_chain_of_short_tasks_does_not_start_over():
     play(test, "spot", "safe")
 
 
-def test_a_loop_that_holds_each_result_until_the_next_is_there_does_not_start_over():
-    async def test(p):
-        await p.expose(spot="job-1")
-        where = {"workers": [p.workers["spot"].address], "allow_other_workers": True}
-        last = p.on("spot", "turn-0", 2.5)
-        await finished_async([last])
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies.anchors.keys == {"turn-0"}, "the first to be held")
-        following = p.client.submit(link, last, "turn-1", 0.1, key="turn-1", **where)
-        await finished_async([following])
-        last = following
-        await until_async(lambda: not p.scheduler.tasks["turn-0"].waiters, "the first to be read")
-        await asyncio.sleep(0.3)
-        await p.lose("spot")
-        last = p.client.submit(link, last, "turn-2", 0.1, key="turn-2")
-        await finished_async([last])
-        assert RAN["turn-0"] == 1
+def followed(p, seconds=2.5):
+    """A dear intermediate result of the worker "spot", and what waits with it."""
+    return p.graph("spot", "reader", first=(made, "its name", seconds), reader=(waits, "first", "enough"))
 
-    play(test, "spot", "safe")
+
+async def enough(p):
+    await Event("enough", client=p.client).set()
 
 
 def test_anchors_are_let_go_with_what_they_were_for():
     async def test(p):
         await p.expose(spot="job-1")
-        first = p.on("spot", "first", 2.5)
-        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
-        del first
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
-        await until_async(lambda: copies.made["results"] == 1, "its copy")
-        await Event("enough", client=p.client).set()
+        reader = followed(p)
+        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+        await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+        await enough(p)
         await finished_async([reader])
-        await until_async(lambda: not copies.anchors.keys, "it to be let go")
+        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
         assert p.holders(reader) == {"spot", "safe"}
         await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+        assert CLIENT not in p.scheduler.clients
 
     play(test, "spot", "safe")
 
@@ -329,18 +327,145 @@ def test_anchors_are_let_go_with_what_they_were_for():
 def test_nothing_is_held_where_no_job_is_preemptible_any_more():
     async def test(p):
         await p.expose(spot="job-1")
-        first = p.on("spot", "first", 2.5)
-        reader = p.client.submit(waits, first, "enough", key="reader", workers=[p.workers["spot"].address])
-        del first
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies.anchors.keys == {"first"}, "one to be held")
+        reader = followed(p)
+        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
         await p.expose()
-        assert not copies.anchors.keys
-        await Event("enough", client=p.client).set()
+        assert not p.copies.anchors.keys
+        assert CLIENT not in p.scheduler.clients
+        await enough(p)
         await finished_async([reader])
         await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
 
     play(test, "spot", "safe")
+
+
+@pytest.mark.parametrize("scatters", [True, False])
+def test_what_a_user_releases_or_cancels_is_gone(scatters):
+    """It was held as long as anything that was made of it, and a cancel did nothing."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        where = [p.workers["spot"].address]
+        if scatters:
+            dear, other = await p.client.scatter([b"dear", b"other"], workers=where)
+        else:
+            dear = p.on("spot", "dear", 2.5)
+            await finished_async([dear])
+            other = p.on("spot", "other", 2.5)
+        await finished_async([dear, other])
+        reads = p.client.submit(len, dear, key="reads", workers=where, allow_other_workers=True)
+        await finished_async([reads])
+        first, second, tasks = dear.key, other.key, p.scheduler.tasks
+        await until_async(lambda: len(p.holders(first)) == len(p.holders(second)) == 2, "copies")
+        assert not p.copies.anchors.keys
+        del dear
+        await until_async(lambda: first not in tasks or tasks[first].state == "released", "it to be released")
+        await p.client.cancel([other])
+        await until_async(lambda: second not in tasks, "it to be cancelled")
+
+    play(test, "spot", "safe")
+
+
+def test_what_a_client_asks_for_later_is_held_no_more():
+    async def test(p):
+        await p.expose(spot="job-1")
+        reader = followed(p)
+        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+        p.copies._ticks.stop()
+        first = p.client.get({"first": (made, "its name", 2.5)}, "first", sync=False)
+        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+        assert CLIENT not in p.scheduler.clients
+        del first
+        await enough(p)
+        await finished_async([reader])
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+
+    play(test, "spot", "safe")
+
+
+def test_what_a_client_cancels_before_the_next_look_is_gone():
+    async def test(p):
+        await p.expose(spot="job-1")
+        reader = followed(p)
+        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+        p.copies._ticks.stop()
+        p.scheduler.client_desires_keys(["first"], p.client.id)  # as a variable does for who reads it
+        first = Future("first", p.client)
+        assert len(p.scheduler.tasks["first"].who_wants) == 2
+        await p.client.cancel([first])
+        await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
+        assert reader.status == "cancelled"
+        await enough(p)  # its thread
+
+    play(test, "spot", "safe")
+
+
+def test_what_was_made_of_a_held_result_is_copied_instead():
+    """The length took no time, its input was there twice: both were held for as long as the length was."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        last = p.graph(
+            "spot", "last", first=(made, "its name", 2.5), wait=(waits, "first", "enough"), last=(id, "wait")
+        )
+        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+        await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+        p.scheduler.task_prefixes["wait"].duration_average = 0.0
+        await enough(p)
+        await finished_async([last])
+        p.scheduler.task_prefixes["wait"].duration_average = p.scheduler.task_prefixes[
+            "last"
+        ].duration_average = 0.0
+        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of what is left")
+        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "its input to be let go")
+
+    play(test, "spot", "safe")
+
+
+def test_what_is_held_counts_in_its_receivers_share_though_the_original_is_gone():
+    async def test(p):
+        await p.expose(spot="job-1", other="job-2")
+        reader = p.graph(
+            "spot", "reader", first=(made, "its name", 2.5, 10**6), reader=(waits, "first", "enough")
+        )
+        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+        await p.lose("spot")
+        p.copies._look(time.monotonic())
+        (safe,) = (w.address for name, w in p.workers.items() if name == "safe")
+        assert p.copies.kept.nbytes == {safe: p.scheduler.tasks["first"].nbytes}
+        await enough(p)
+        await finished_async([reader])
+
+    play(test, "spot", "safe", "other")
+
+
+def test_what_is_held_and_lost_is_not_computed_again_for_nobody():
+    async def test(p):
+        await p.expose(a="job-1", b="job-2", c="job-3")
+        graph = {
+            "first": (made, "its name", 2.5),
+            "second": (waits, "first", "once"),
+            "last": (waits, "second", "enough"),
+        }
+        last = p.graph("a", "last", **graph)
+        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+        (keeps,) = p.holders("first") - {"a"}
+        (third,) = {"b", "c"} - {keeps}
+        p.scheduler.request_acquire_replicas(p.workers[third].address, [], stimulus_id="none")
+        await Event("once", client=p.client).set()
+        await until_async(lambda: p.scheduler.tasks["second"].state == "memory", "the second")
+        p.scheduler.request_acquire_replicas(p.workers[third].address, ["second"], stimulus_id="reads")
+        await until_async(lambda: third in p.holders("second"), "another copy of the second")
+        assert set(p.copies.anchors.keys) == {"first"}
+        for gone in ("a", keeps):
+            await p.lose(gone)
+        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+        assert p.scheduler.tasks["first"].state == "released"
+        await enough(p)
+        await finished_async([last])
+        assert RAN["its name"] == 1
+
+    play(test, "a", "b", "c")
 
 
 def test_a_safe_replica_is_not_dropped_to_be_copied_again():
@@ -411,3 +536,114 @@ def test_what_is_forgotten_leaves_no_trace():
         assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 3
 
     play(test, "spot", "safe")
+
+
+def test_a_receiver_is_not_doubted_for_what_was_released_meanwhile():
+    """A result that was computed again elsewhere, after its copy was asked for, cost its receiver five minutes."""
+
+    async def test(p):
+        able = {p.workers[name].address: p.workers[name].state for name in ("one", "two")}
+        for state in able.values():
+            state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
+        await p.expose(spot="job-1")
+        dear = p.on("spot", "dear", 0.1)
+        await finished_async([dear])
+        for later in (0.0, 2.0):
+            p.copies._look(time.monotonic() + later)
+        asked = p.copies._coming["dear"][0]
+        ts = p.scheduler.tasks["dear"]
+        ts.worker_restrictions, ts.loose_restrictions = able.keys() - {asked}, False
+        await p.lose("spot")
+        await until_async(lambda: ts.state == "memory", "it to be computed again")
+        p.copies._look(time.monotonic() + 2.0 + module._LOST)
+        assert asked not in p.copies._doubted
+
+    play(test, "spot", "one", "two", look=3600.0)
+
+
+def test_a_look_is_bounded_however_many_results_there_are(monkeypatch):
+    """All were looked at in each: with 100,000 of them a scheduler stood still for two seconds."""
+
+    async def test(p):
+        await p.expose(spot="job-1")
+        where = [p.workers["spot"].address]
+        held = await p.client.scatter({f"cheap-{i}": i for i in range(400)}, workers=where)
+        dear = set(list(held)[::20])
+        for key in held.keys() - dear:  # as if they could be computed again, in no time
+            p.scheduler.tasks[key].run_spec = object()
+            p.scheduler.tasks[key].prefix.duration_average = 0.0
+        looks: list[set[str]] = []
+        real = p.copies._worthy
+
+        def worthy(now, exposed, *args):
+            looks.append({ts.key for ts in exposed})
+            return real(now, exposed, *args)
+
+        monkeypatch.setattr(p.copies, "_worthy", worthy)
+        for turn in range(1, 21):  # a half of each look is in turns
+            p.copies._look(time.monotonic() + turn)
+        assert max(map(len, looks)) <= 40
+        assert set().union(*looks) == set(held)
+        assert set(p.copies.kept) == dear
+
+    monkeypatch.setattr(module, "_MOST", 40)
+    play(test, "spot", "safe", look=3600.0)
+
+
+def test_paths_from_many_held_results_are_looked_at_once():
+    group = TaskGroup("x", TaskPrefix("x"))
+    readers = [TaskState(("reader", i), object(), "released", group, False) for i in range(100)]
+    last = TaskState("last", object(), "memory", group, False)
+    for task in readers:
+        task.dependents = {last}
+    anchors = Anchors(SimpleNamespace(tasks={}, clients={}))
+    for i in range(100):
+        ts = TaskState(("held", i), object(), "memory", group, False)
+        ts.state = "memory"
+        ts.dependents = set(readers[i % 10 :: 10])
+        ts.who_wants = {ClientState(CLIENT)}
+        anchors._scheduler.tasks[ts.key] = ts
+        anchors._seconds[ts.key] = 1.0
+    assert anchors.review(lambda ts: False) <= 100 * 10 + 100
+    assert not anchors.keys
+
+
+class Preemptible:
+    """A cluster's pools, all of which may be preempted while it says so."""
+
+    def __init__(self, pools):
+        self._own, self.may_be = pools, True
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def pools(self):
+        return tuple(kind._replace(preemptible=self.may_be) for kind in self._own.pools())
+
+
+def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
+    """A scheduler that was told of such jobs went on for ever: adapting had stopped, or a new one began with none."""
+    with (
+        ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster),
+    ):
+
+        def exposed():
+            roster = cluster.scheduler.plugins.get("ferro-roster")
+            return roster is not None and bool(roster.copies._jobs)
+
+        pools = Preemptible(SpecPools(cluster))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dask_ferro.runtime.elastic.pools_of", lambda cluster: pools)
+            bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
+            cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(exposed, "it to be told")
+            second = cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(lambda: second._exposures.told, "the next one to go on")
+            assert exposed()
+            second.stop()
+            until(lambda: not exposed(), "it to be taken back")
+            pools.may_be = False
+            cluster.scheduler.plugins["ferro-roster"].exposed(jobs={"0": "job-0"})  # by one that has died
+            cluster.adapt(Adaptive=ff.Elastic, **bounds)
+            until(lambda: not exposed(), "a new one to say that there are none")
