@@ -15,6 +15,7 @@ from dask_ferro.cli import main
 from dask_ferro.runtime.jobcounts import JobCounts
 from dask_ferro.runtime.jobjournal import JobJournal
 from dask_ferro.runtime.jobrecord import JobRecord
+from tests.waiting import result
 
 # Longer than a line.
 WHY = f"at least 4 workers{' and more' * 20}"
@@ -99,6 +100,6 @@ def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
         name = str(cluster.scheduler.workers[next(iter(cluster.scheduler.workers))].name)
         record = JobRecord(name, workers=(name,), state="running")
         client.sync(scheduler.ferro_jobs_told, records=[record.as_dict()])
-        assert client.submit(int, 7).result() == 7
+        assert result(client.submit(int, 7)) == 7
         told = json.loads(call("--scheduler", cluster.scheduler_address, "--json").stdout)["jobs"]
         assert [(one["name"], one["tasks"]) for one in told] == [(name, 1)]

@@ -106,11 +106,13 @@ def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
     loaded = load(path).model
     made = [loaded, list(loaded.graph), ["x"], ["y"], 17]
     SessionRun(*made, threads=1, prepack=False)  # the first of a process brings more than itself
-    before = resident()
-    run = SessionRun(*made, threads=1, prepack=False)
-    grown = resident() - before  # more is reserved than is touched
+    grown, runs = [], []
+    for _ in range(3):  # whatever else this process does meanwhile; a copy would show each time
+        before = resident()
+        runs.append(run := SessionRun(*made, threads=1, prepack=False))
+        grown.append(resident() - before)  # more is reserved than is touched
     assert 16 * MIB < run.nbytes < 17 * MIB
-    assert grown < 4 * MIB, f"{grown:,} bytes: the weight was copied"
+    assert min(grown) < 4 * MIB, f"{grown} bytes: the weight was copied"
     x = np.random.default_rng(1).random((2, WIDE)).astype(np.float32)
     np.testing.assert_allclose(run(x)[0], x @ numpy_helper.to_array(stored()), rtol=1e-4)
 

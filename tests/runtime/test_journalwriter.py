@@ -14,6 +14,7 @@ from dask_ferro.runtime import jobjournal
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.jobjournal import JobJournal, read
 from dask_ferro.runtime.recording import Recording
+from tests.waiting import BOUND_S
 
 JOBS = [BatchJob(f"a-{n}", "a", n, 1, 0.0) for n in range(300)]
 
@@ -98,7 +99,7 @@ def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
         start = asyncio.create_task(recording.begin("mine"))
         await asyncio.to_thread(waits.wait)
         start.cancel()
-        await asyncio.wait({start})
+        await asyncio.wait({start}, timeout=BOUND_S)
         await recording.release()
 
     asyncio.run(play())

@@ -12,14 +12,14 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, wait
+from distributed import Client
 
 import dask_ferro as ff
 from tests.slurm.test_cluster import LATER, command, fake, looked, play, queue, queued  # noqa: F401 - a fixture
 from tests.slurm.test_elastic import Site, site  # noqa: F401 - a fixture
 from tests.standing import PROGRAM
 from tests.standing import command as standing
-from tests.waiting import until, until_async
+from tests.waiting import finished, until, until_async
 
 pytestmark = [
     pytest.mark.slurm,
@@ -41,7 +41,7 @@ def test_a_pool_that_is_added_has_workers_and_one_that_is_removed_loses_nothing(
     s.cluster.scale(2)
     s.connected(2)
     held = s.client.map(lambda n: bytes(10_000) + bytes([n]), range(20), pure=False)
-    wait(held)
+    finished(held)
     s.cluster.pools.add("gpu", queue="gpu", **GPU)
     assert [pool.name for pool in s.cluster.pools] == ["default", "gpu"]
     begin = time.monotonic()

@@ -22,6 +22,7 @@ import dask_ferro as ff
 from dask_ferro.runtime import pools
 from tests.upstream_pains import jobs
 from tests.upstream_pains.scene import CONFIG, Scene, Way
+from tests.waiting import BOUND_S
 
 # Both look after lost workers only after so long: 15 s by default.
 LOST_S = 0.1
@@ -69,7 +70,7 @@ class InProcessJob(dask_jobqueue.core.Job):  # type: ignore[misc]
         self._runs = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        await self.queue.is_open.wait()
+        await asyncio.wait_for(self.queue.is_open.wait(), BOUND_S)
         count = self.worker_processes
         for i in range(count):
             worker = await Worker(
