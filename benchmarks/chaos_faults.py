@@ -309,8 +309,6 @@ class Row:
         Least and most jobs that `adapt` is told, if not all the time four.
     context : callable
         Called with the run's folder: a context around the cluster, which gives more options.
-    why : str
-        Why something is lost all the same, for the table's reader.
     """
 
     fault: Callable[[Run], Any]
@@ -319,7 +317,6 @@ class Row:
     waves: Sequence[tuple[float, Sequence[float]]] = ((0.0, (1.0,) * FLYING),)
     bounds: tuple[int, int] | None = None
     context: Callable[[str], AbstractContextManager[dict[str, Any]]] = lambda folder: nullcontext({})
-    why: str = ""
 
     @property
     def is_killed(self) -> bool:
@@ -342,17 +339,16 @@ def _each(seconds: float) -> tuple[tuple[float, Sequence[float]], ...]:
 
 _SKEWED = "date() { echo $(($(command date +%s) - 60)); }"
 _NODE = {"cores": 4, "processes": 1}  # a node each
-_UNSEEN = "ends without a warning, and nothing said before that it might"
 ROWS: Mapping[str, Row] = {
     "none": Row(nothing),
     "scancel": Row(lambda run: command("scancel", run.job())),
-    "worker-killed": Row(kill_worker, warned=False, why=_UNSEEN),
-    "nanny-killed": Row(kill_nanny, warned=False, why=_UNSEEN),
-    "four-processes": Row(kill_worker, {"cores": 4, "processes": 4}, warned=False, why=_UNSEEN),
+    "worker-killed": Row(kill_worker, warned=False),
+    "nanny-killed": Row(kill_nanny, warned=False),
+    "four-processes": Row(kill_worker, {"cores": 4, "processes": 4}, warned=False),
     "worker-stopped": Row(stop_worker),
-    "node-down": Row(_node_state("down", 20.0), warned=False, why=_UNSEEN),
+    "node-down": Row(_node_state("down", 20.0), warned=False),
     "node-drained": Row(_node_state("drain", 40.0)),
-    "node-rebooted": Row(reboot, warned=False, why=_UNSEEN),
+    "node-rebooted": Row(reboot, warned=False),
     "time-limit": Row(nothing, {"walltime": "00:01:00"}, waves=_each(6.0)),
     "preempted-grace": Row(_preempted("low", 5), {"queue": "low", **_NODE}, waves=_each(4.0)),
     "preempted": Row(_preempted("spot", 0), {"queue": "spot", **_NODE}, waves=_each(4.0)),
@@ -374,7 +370,7 @@ ROWS: Mapping[str, Row] = {
     "disk-full": Row(nothing, context=full_disk),
     "scheduler-stopped": Row(scheduler_stopped),
     "client-killed": Row(client_killed),
-    "program-killed": Row(program_killed, why="the program's end is that of its results"),
+    "program-killed": Row(program_killed),
     "second-cluster": Row(second_cluster),
     "clock-skew": Row(nothing, {"job_script_prologue": [_SKEWED], "walltime": "00:05:00"}),
     "partition-down": Row(partition_down),

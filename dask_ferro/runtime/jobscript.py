@@ -85,7 +85,7 @@ class WorkerJob(SLURMJob):
     ) -> None:
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self._prefix = name or "worker"
-        self._grace = _seconds(grace)
+        self._grace = grace_seconds(grace)
         header = str(self.job_header)
         self.walltime = _walltime(header)
         ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
@@ -168,8 +168,8 @@ class WorkerJob(SLURMJob):
         return value
 
 
-def _seconds(value: Any) -> float | None:
-    """Return a duration, or None.
+def grace_seconds(value: Any) -> float | None:
+    """Return the seconds that a job has once it is told to end, or None.
 
     Raises
     ------

@@ -39,7 +39,7 @@ def test_a_task_survives_jobs_that_were_ended_under_it(takes_back, fails):
             for n in range(DEATHS):
                 worker = await Worker(scheduler.address, nthreads=1, name=f"job-{n}")
                 await until_async(lambda n=n: is_on(scheduler, f"job-{n}"), "the task to be sent")
-                await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False)
+                await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
                 if takes_back:
                     assert await client.scheduler.ferro_unblame(names=[f"job-{n}", "another"]) == 1
                     assert await client.scheduler.ferro_unblame(names=[f"job-{n}"]) == 0  # once
@@ -99,7 +99,7 @@ def test_whoever_is_sooner_the_batch_system_or_the_connection(knows_first):
             await until_async(lambda: is_on(scheduler, "job-0"), "the task to be sent")
             if knows_first:
                 assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
-            await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False)
+            await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
             if not knows_first:
                 assert scheduler.tasks["task"].suspicious == 1
                 assert await client.scheduler.ferro_unblame(names=["job-0"]) == 1

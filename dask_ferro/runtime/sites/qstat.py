@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from dask_ferro.runtime import squeue
-from dask_ferro.runtime.squeue import HELD, LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN, Row
+from dask_ferro.runtime.sites.listing import ListedRow
+from dask_ferro.runtime.squeue import LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
 
 # The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
 VARIABLE = "FERRO_SUBMISSION"
@@ -53,16 +54,10 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _NEVER = re.compile(r"can never run(?!: insufficient amount of server resource)", re.IGNORECASE)
 
 
-class PBSRow(Row):
+class PBSRow(ListedRow):
     """A job as `qstat` tells of it; of one that waits PBS's comment is no phase."""
 
     __slots__ = ()
-
-    @property
-    def phase(self) -> str:
-        """Return "pending", "started", "held", "ending" or "over"."""
-        phase = Row(self.job_id, self.state).phase
-        return HELD if phase == PENDING and self.reason.startswith("held") else phase
 
     @property
     def is_stuck(self) -> bool:

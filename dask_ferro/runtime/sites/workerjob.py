@@ -13,7 +13,7 @@ from typing import Any
 
 from dask_jobqueue.core import Job
 
-from dask_ferro.runtime.jobscript import LISTENING, WAITING, WorkerJob
+from dask_ferro.runtime.jobscript import LISTENING, WAITING, WorkerJob, grace_seconds
 
 _PRELOAD = "dask_ferro.runtime.job"
 _DASK_WORKER = "distributed.cli.dask_worker"
@@ -65,7 +65,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
         grace: float | None = None,
         **options: Any,
     ) -> None:
-        self._prefix, self._grace = name or "worker", _seconds(grace)
+        self._prefix, self._grace = name or "worker", grace_seconds(grace)
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self.walltime = self._limit(str(self.job_header))
         self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
@@ -117,11 +117,3 @@ class ScriptedJob(Job):  # type: ignore[misc]
     lifetime = WorkerJob.lifetime
     resources = WorkerJob.resources
     _option = WorkerJob._option
-
-
-def _seconds(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"got grace={value!r}, wanted a number of seconds of at least 0")
-    return float(value)
