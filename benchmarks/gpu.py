@@ -20,6 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,7 @@ import measure  # noqa: E402
 import networks  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
+from dask.core import flatten  # noqa: E402
 from distributed import Client  # noqa: E402
 from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 
@@ -141,7 +143,12 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
         model = ff.from_onnx(networks.products(size.chains, size.length, m, dtype))
         task = model({f"x{i}": x for i, x in enumerate(hosts)})
         runs[DASK] = partial(task.compute, scheduler=client)
-        seconds = measure.in_turn(runs, rounds, note=lambda line: note(f"{m} {dtype} {line}"))
+        seconds = measure.in_turn(
+            runs,
+            rounds,
+            check=lambda name, result: _forgotten(client, task),
+            note=lambda line: note(f"{m} {dtype} {line}"),
+        )
         traffic = {name: crossed(device, run) for name, run in runs.items()}
     ops = {name: size.chains * length_of(size, name) for name in runs}
     per_op = {name: [s / ops[name] for s in times] for name, times in seconds.items()}
@@ -158,6 +165,17 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
         for name, times in seconds.items()
     }
     return {"side": m, "dtype": dtype, "contenders": contenders}
+
+
+def _forgotten(client: Client, task: Any, patience: float = 30.0) -> None:
+    """Return when the scheduler holds no result of `task`: computed again before that, it would be what was computed
+    then, and nothing would run."""
+    keys = list(flatten(task.__dask_keys__()))
+    deadline = time.monotonic() + patience
+    while any(key in client.cluster.scheduler.tasks for key in keys):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the scheduler still holds results after {patience:g} s")
+        time.sleep(0.002)
 
 
 @contextmanager
