@@ -620,7 +620,8 @@ def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(fake
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_no_job_outlives_the_process_of_its_cluster(number, tmp_path):
     program = """
-        import os, sys, time
+        import os, signal, sys, time
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal: under nohup it is ignored
         from dask_ferro.runtime.slurm import SLURMCluster
         cluster = SLURMCluster(
             queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],

@@ -415,7 +415,7 @@ async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
     return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [7, pytest.param(100, marks=pytest.mark.soak)])
 def test_pages_that_were_opened_and_closed_leave_nothing(count: int) -> None:
     async def test(client: Client, scheduler: Scheduler) -> None:
         site = scheduler.plugins["ferro"]._take_pages_off.__self__
