@@ -256,7 +256,10 @@ def test_walltimes_lose_nothing(site):
     futures = s.submit(10, 4.0)
     assert s.client.gather(futures) == list(range(10))
     assert max(s.started().values()) == 1
-    until(lambda: not first & set(s.workers), "the end of the first two, whose time was over before the work was")
+    until(
+        lambda: not first & set(s.workers),
+        "the end of the first two, whose time was over before the work was",
+    )
 
 
 def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
