@@ -606,7 +606,7 @@ def test_an_order_to_all_is_obeyed_at_once():
         await started("task")
         began = time.monotonic()
         lost = await sent_away(client, one, other, seconds=3600.0)
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 60.0  # of 3600
         assert (lost["results"], lost["for_good"]) == (3, 2)  # of two copies one result, scattered; the actor
         assert scheduler.workers == {}
         async with Worker(scheduler.address, nthreads=1, memory_limit=0):

@@ -101,7 +101,7 @@ def test_a_run_is_recorded_with_its_values(shared: LocalCluster, workers: list[s
         ("load-1", "load", "load", ()),
         (("join", 0), "join", "join", ("load-1",)),
     ]
-    assert all(0.05 <= t.seconds < 1.0 and t.nbytes == 1000 for t in trace.tasks)
+    assert all(0.05 <= t.seconds < 60 and t.nbytes == 1000 for t in trace.tasks)
     assert [(s.kind, s.key, s.worker, s.lane, s.nbytes, s.source) for s in trace.spans] == [
         ("compute", "load-1", workers[0], 0, 1000, ""),
         ("transfer", ("join", 0), workers[1], 0, 1000, workers[0]),
@@ -280,7 +280,7 @@ def test_clocks(kind: type[Worker], wanted: float) -> None:
         client.submit(slept, 0.01, key="k").result(timeout=60)
         (span,) = telemetry.trace(now - 5000.0).spans
     assert span.start - 5000.0 == pytest.approx(wanted, abs=10.0)
-    assert 0.01 <= span.seconds < 1.0
+    assert 0.01 <= span.seconds < 60
 
 
 def test_an_input_counts_once_whoever_sent_it(shared: LocalCluster, workers: list[str]) -> None:

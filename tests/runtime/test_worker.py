@@ -112,7 +112,7 @@ def test_a_transfer_is_told_once_with_its_size(cluster: LocalCluster) -> None:
         client.submit(len, data, key="moved", workers=[target.address]).result(timeout=60)
         ((sender, nbytes, seconds),) = report(target)["transfers"]
         assert (sender, nbytes) == (source.address, 100_000)
-        assert 0 < seconds < 5
+        assert 0 < seconds < 60
         assert report(target)["transfers"] == []
     plugin.teardown(target)
 
