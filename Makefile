@@ -53,6 +53,7 @@ bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON 
 	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
+	$(BIN)/python benchmarks/preemption.py --json benchmarks/results/preemption.json
 	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
 	$(BIN)/python benchmarks/heterogeneous.py --json benchmarks/results/heterogeneous.json
 	$(BIN)/python benchmarks/parallel.py --json benchmarks/results/parallel.json
