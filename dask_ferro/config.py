@@ -260,14 +260,12 @@ def _canonical(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _meant(key: str, path: tuple[str, ...], known: Mapping[str, Any]) -> str:
-    if close := meant(key, known):
-        return close
     last = key.rpartition(".")[2].replace("_", "-")
     elsewhere = [f"{SECTION}.{name}" for name in OPTIONS if name.rpartition(".")[2] == last]
     inside = [name for name in elsewhere if name.startswith(".".join(path))] or elsewhere
     if inside:
         return f", did you mean {inside[0]}?"
-    return f"; wanted some of {', '.join(known)}"
+    return meant(key, known) or f"; wanted some of {', '.join(known)}"
 
 
 # ---- what there is -----------------------------------------------------------------------------------------

@@ -51,11 +51,10 @@ def layers() -> Iterator[tuple[str, Mapping[Any, Any]]]:
         yield "handed on by the parent process", dask.config.deserialize(handed_on)
     for name, text in os.environ.items():
         if name.startswith("DASK_") and name != _HANDED_ON:
-            path = name[len("DASK_") :].lower().replace("__", ".").split(".")
-            tree: Any = dask.config.interpret_value(text)
-            for part in reversed(path):
-                tree = {part: tree}
-            yield f"environment variable {name}", tree
+            value = dask.config.interpret_value(text)
+            for part in reversed(name[len("DASK_") :].lower().split("__")):
+                value = {part: value}
+            yield f"environment variable {name}", value
 
 
 def variable(key: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import pytest
@@ -77,7 +78,7 @@ def test_all_parameters_of_the_policies_are_options_but_for_those_of_one_cluster
     }
     assert plain == {
         *(("Placement", name) for name in ("steals", "spare", "patience")),  # follow from those of stealing
-        *(("Parameters", name) for name in ("minimum", "maximum", "notice", "ordered")),
+        *(("Parameters", name) for name in ("minimum", "maximum", "ordered")),
         *(("Limits", name) for name in ("structure_bytes", "nodes", "inlined_bytes", "nesting")),
     }
 
@@ -134,7 +135,7 @@ STRANGE = {
     "a key of another section": ({"ferro.elastic.tick": 1}, "ferro.elastic.tick .*mean ferro.scheduler.tick?"),
     "a key without its section": ({"ferro.checkpoint-calls": 1}, "mean ferro.ranks.checkpoint-calls?"),
     "a key with its section in one": ({"ferro": {"cache.bytes": 1}}, "unknown key ferro.cache.bytes"),
-    "half of its hyphens": ({"ferro.elastic": {"failures-in_window": 1}}, "window .*mean failures-in-window?"),
+    "half of its hyphens": ({"ferro.elastic": {"failures-in_window": 1}}, "_window .*mean ferro.elastic.failures-in-window?"),
     "a key beside a value": ({"ferro.cache": {"bytes": 1, "most": 2}}, "unknown key ferro.cache.most"),
     "a value for a section": ({"ferro.scheduler": "informed"}, "got 'informed' .*, wanted a section with .* stealing"),
     "a value for all": ({"ferro": 3}, "ferro: got 3 .*, wanted a section with some of inputs"),
@@ -178,7 +179,7 @@ def test_underscores_and_empty_sections_are_read():
 
 READERS = {
     "ff.install": lambda: Settings.configured(),
-    "ff.Elastic": lambda: ff.Elastic(object()),
+    "ff.Elastic": lambda: ff.Elastic(SimpleNamespace()),
     "ff.LocalCluster": lambda: ff.LocalCluster(n_workers=0, processes=False, dashboard_address=":0"),
     "ff.SLURMCluster": lambda: ff.SLURMCluster(cores=1, memory="1GB"),
     "a worker's preload": FerroWorker.configured,

@@ -48,8 +48,6 @@ class Parameters:
         Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
         contradict each other then, the minimum holds.  Jobs that are about to end, that leave, or that may be there
         still count for the maximum, but for `surge`.
-    notice : float
-        Seconds before its end at which a job is drained whatever it runs.
     ordered : bool
         The maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
     """
@@ -91,9 +89,13 @@ class Parameters:
         "How long jobs that `scale(n)` ends may take to end their tasks and to hand over what they hold, where"
         " workers stay. Then they end all the same, and it is said what is lost.",
     )
+    notice: float = options.seconds(
+        "1500ms",
+        "A job is drained so long before it has to move what it holds, whatever it runs: the next look may come"
+        " too late.",
+    )
     minimum: float = 0.0
     maximum: float = inf
-    notice: float = 5.0
     ordered: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Parameters:
             Naming the parameter, with what it got and what is wanted.
         """
         options.refuse_out_of_bounds(self)
-        for name in ("minimum", "maximum", "notice"):
+        for name in ("minimum", "maximum"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wanted a number of at least 0")
         if self.minimum > self.maximum:

@@ -11,8 +11,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
 from dask_ferro.policy.staff import Pool
 
-# A job is drained so long before it has to move what it holds: the next look may come too late.
-_NOTICE = 1.5
 # What `ff.Elastic` takes by name.
 _NAMED = ("interval", "minimum", "maximum")
 # Options of Dask's own Adaptive that mean nothing here, and what to say instead.
@@ -56,7 +54,7 @@ def scale_parameters(
         for name, value in options.items()
         if name in taken and (value is not None or name == "max_pending")
     }
-    bounds = {"minimum": least, "maximum": most, "notice": _NOTICE, "ordered": ordered}
+    bounds = {"minimum": least, "maximum": most, "ordered": ordered}
     return config.read(scale.Parameters, "elastic.", given, "ff.Elastic", **bounds)
 
 

@@ -33,7 +33,7 @@ from dask_ferro.policy.staff import (
 )
 
 GB = 10**9
-P = Parameters()
+P = Parameters(notice=5.0)
 CPU = Pool("cpu", threads=4, queue_wait=1.0, start_up=3.0)
 ONE = Pool("cpu", threads=1, queue_wait=1.0, start_up=3.0)
 GPU = Pool("gpu", threads=1, queue_wait=1.0, start_up=3.0, cost=4.0)
