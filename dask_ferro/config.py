@@ -182,7 +182,7 @@ def strangers() -> list[str]:
     tree = dask.config.config
     dotted = [
         key
-        for key in tree
+        for key in list(tree)  # at once: another thread may set a key
         if isinstance(key, str) and key.startswith((f"{SECTION}.", f"{SECTION}_", f"{SECTION}-"))
     ]
     found = [clause for key in dotted if (clause := _flat(key))]
@@ -238,7 +238,7 @@ def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[st
         wanted = f"a section with some of {', '.join(known)}"
         yield f"{'.'.join(path)}: got {section!r} ({origin(path)}), wanted {wanted}"
         return
-    for key, inside in section.items():
+    for key, inside in list(section.items()):
         yield from _no_sections(inside, (*path, str(key)), known.get(_canonical(str(key), known)))
 
 
@@ -246,7 +246,7 @@ def _unknown(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
     """Yield what is wrong with keys that no option and no section has."""
     if not isinstance(section, Mapping) or not isinstance(known, Mapping):
         return
-    for key, inside in section.items():
+    for key, inside in list(section.items()):
         name, inner = _canonical(str(key), known), (*path, str(key))
         if name in known:
             yield from _unknown(inside, inner, known[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import dask
 import pytest
 import yaml
+from distributed import Client, LocalCluster
 
 import dask_ferro as ff
 from dask_ferro import config
@@ -135,7 +137,7 @@ STRANGE = {
     "a key of another section": ({"ferro.elastic.tick": 1}, "ferro.elastic.tick .*mean ferro.scheduler.tick?"),
     "a key without its section": ({"ferro.checkpoint-calls": 1}, "mean ferro.ranks.checkpoint-calls?"),
     "a key with its section in one": ({"ferro": {"cache.bytes": 1}}, "unknown key ferro.cache.bytes"),
-    "half of its hyphens": ({"ferro.elastic": {"failures-in_window": 1}}, "_window .*mean ferro.elastic.failures-in-window?"),
+    "half of its hyphens": ({"ferro.elastic": {"failures-in_window": 1}}, "mean ferro.elastic.failures-in-window?"),
     "a key beside a value": ({"ferro.cache": {"bytes": 1, "most": 2}}, "unknown key ferro.cache.most"),
     "a value for a section": ({"ferro.scheduler": "informed"}, "got 'informed' .*, wanted a section with .* stealing"),
     "a value for all": ({"ferro": 3}, "ferro: got 3 .*, wanted a section with some of inputs"),
@@ -194,6 +196,27 @@ def test_whoever_reads_the_configuration_refuses_it(reader):
         pytest.raises(ff.ConfigError, match="did you mean tick"),
     ):
         reader()
+
+
+def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on(caplog):
+    async def run():
+        async with (
+            LocalCluster(n_workers=0, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await ff.install(client)
+            with dask.config.set({"ferro.worker.devcie": "cpu"}):
+                cluster.scale(1)
+                await client.wait_for_workers(1)
+            (worker,) = cluster.scheduler.workers
+            assert await client.submit(sum, [1, 2]) == 3
+            return worker, await client.run(lambda dask_worker: "ferro" in dask_worker.metrics)
+
+    worker, measured = asyncio.run(run())
+    assert measured == {worker: True}
+    assert [
+        text for text in caplog.messages if "ferro.worker.devcie" in text and "did you mean device?" in text
+    ]
 
 
 # ---- values that a call was given --------------------------------------------------------------------------

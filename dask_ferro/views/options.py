@@ -47,10 +47,13 @@ def show_options(out: Console, rows: Sequence[Row], explain: bool = False) -> No
 def written(value: Any) -> str:
     """Return a value as it is written in YAML.
 
-    >>> written(None), written(True), written("5ms"), written(0.5)
-    ('null', 'true', '5ms', '0.5')
+    >>> written(None), written(True), written("5ms"), written(0.5), written(object)
+    ('null', 'true', '5ms', '0.5', "<class 'object'>")
     """
-    return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
+    try:
+        return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
+    except yaml.YAMLError:  # an object that a program has set
+        return repr(value)
 
 
 def page() -> str:
