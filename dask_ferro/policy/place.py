@@ -117,7 +117,7 @@ class Placement:
             finish = self._finish(task, worker, links, hosts)
             # Readers tie in turn, so that workers that join are given some: by address an iteration after a growth ran
             # at 0.94 of the speed, simulated.  What readers hold says where their inputs are, and no more.
-            order = (0, worker.turn, worker.address) if task.inputs else self.share(worker)
+            order = (0, worker.turn, worker.address) if task.inputs else share(worker, self.alike)
             if not task.inputs and task.seconds < self.tied:
                 finish = round(finish / self.tied) * self.tied
             rank = (finish, worker.busy, *order, self.may_begin(task, worker))
@@ -192,13 +192,6 @@ class Placement:
         rate = sum(threads[device] / queued[device] for device in faster)
         return worker.starts_in + seconds <= min(could[device] for device in faster) + 1.0 / rate
 
-    def share(self, worker: Worker) -> tuple[int, int, Address]:
-        """Return the order of workers that would be done with a task at one time: who holds least, then in turn.
-
-        A quiet cluster would otherwise use its first worker alone, and spill there beside empty ones.
-        """
-        return worker.holds // max(self.alike, 1), worker.turn, worker.address
-
     def _lasts(self, worker: Worker, task: Task, links: Links, hosts: Mapping[Address, str]) -> bool:
         if worker.ends_in == inf:
             return True
@@ -249,6 +242,19 @@ class Placement:
             for w in others
             if w.device not in theirs or not self.stays(task.seconds, task.known, w.runs_dry_in)
         ]
+
+
+def share(worker: Worker, alike: int) -> tuple[int, int, Address]:
+    """Return the order of workers that would be done with a task at one time: who holds least, then in turn.
+
+    A quiet cluster would otherwise use its first worker alone, and spill there beside empty ones.
+
+    Parameters
+    ----------
+    alike : int
+        Bytes by which two may differ and hold as much.
+    """
+    return worker.holds // max(alike, 1), worker.turn, worker.address
 
 
 def _could_take(task: Task, workers: list[Worker]) -> list[Worker]:

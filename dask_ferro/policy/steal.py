@@ -95,9 +95,6 @@ class Parameters:
         " worker of another device class could take it, and its own goes on to start tasks.",
     )
     tries: int = options.count(8, "Tasks of a queue that are weighed for one move.", unit="tasks")
-    hops: int = options.count(
-        3, 'Of "last-victim": over so many workers a request is forwarded, at most.', unit="workers", least=0
-    )
     pause: float = options.seconds(
         "1s",
         "How long a paused worker is projected to stay paused. Dask looks at a worker's memory ten times a second,"
@@ -376,7 +373,7 @@ class LastVictim:
     """
 
     parameters: Parameters = Parameters()
-    hops: int = Parameters.hops
+    hops: int = 3
     seed: int = 0
     projects: ClassVar[bool] = False
 
@@ -471,7 +468,7 @@ def named(name: str, links: Links, hosts: Mapping[Address, str], parameters: Par
     if name == "informed":
         return Informed(parameters, links, hosts)
     if name == "last-victim":
-        return LastVictim(parameters, parameters.hops)
+        return LastVictim(parameters)
     if name == "none":
         return NoStealing(parameters)
     raise ValueError(f'stealing policy: got {name!r}, wanted "informed", "last-victim" or "none"')

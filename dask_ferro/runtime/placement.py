@@ -26,6 +26,7 @@ from distributed import Scheduler
 from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.policy.place import share
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.snapshot import Task, Worker, kind_of
 from dask_ferro.policy.waits import Wait, waits_at_scheduler
@@ -324,13 +325,13 @@ class Placing:
     def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
             return next(iter(free))
-        ledger, now, placing = self.stealing.ledger, time(), self.settings.placing
+        ledger, now, alike = self.stealing.ledger, time(), self.settings.placing.alike
 
         def busy(ws: WorkerState) -> tuple[float | int | str, ...]:
             load = len(ws.processing) / ws.nthreads
             if ws.address not in ledger.rows:
                 return load, 1.0, 0, 0, ws.address
-            return load, ledger.rows[ws.address].slowness, *placing.share(ledger.worker(ws.address, now))
+            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now), alike)
 
         return min(free, key=busy, default=None)
 
