@@ -258,13 +258,13 @@ def share(worker: Worker, alike: int) -> tuple[int, int, Address]:
 
 
 def _could_take(task: Task, workers: list[Worker]) -> list[Worker]:
-    "Return those whose devices could have room for a task; all of them where none ever will, as nobody is better."
+    """Return those whose devices could have room for a task; all of them where none ever will, as nobody is better."""
     could = [w for w in workers if w.most is None or task.bytes_on(w) <= w.most]
     return could or workers
 
 
 def _roomy(task: Task, workers: list[Worker]) -> list[Worker]:
-    "Leave out devices without room where another of their class has some: when they will have some, nobody knows."
+    """Leave out devices without room where another of their class has some: when they will have some, nobody knows."""
     having = {w.device for w in workers if task.fits(w)}
     return [w for w in workers if w.device not in having or task.fits(w)]
 
