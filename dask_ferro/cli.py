@@ -1,5 +1,5 @@
-"""`dask ferro run | import | simulate | replay | cluster | pools | jobs | top`: the command line, and nothing that
-could not be called from Python.
+"""`dask ferro run | import | simulate | replay | cluster | pools | jobs | top | config`: the command line, and nothing
+that could not be called from Python.
 
 This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
 How commands end stands in `commands.faults`.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_ferro.commands.config import config as config_
 from dask_ferro.commands.faults import Group, leave
 from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
@@ -370,3 +371,4 @@ main.add_command(pools)
 main.add_command(jobs)
 main.add_command(replay)
 main.add_command(top)
+main.add_command(config_)

@@ -1,45 +1,48 @@
-"""The `ferro` section of Dask's configuration: its defaults, and its values with their types.
+"""The `ferro` section of Dask's configuration: its defaults, and its values, checked and with their types.
 
-`ferro.yaml`, beside this file, lists all keys with their meaning.  Importing this module puts it under
-what the user set, and so changes nothing that a user chose.  Whoever runs below this floor (`graph`,
-`kernels`) is handed values and never asks here.  A value of the wrong type is a `ConfigError` that names
-its key.
+`sections` has all options with their meaning; this module reads them.  Importing it puts the defaults under what the
+user set, and so changes nothing that a user chose.  Code below this floor (`graph`, `kernels`) is handed values and
+never asks here.  A value that is none, and a key that is no option's, is a `ConfigError`: where, got, wanted, remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, lru_cache
-from importlib.resources import files
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import dask.config
-import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import Option, key_of, meant, nested, option_of, section_of
+from dask_ferro.origins import SECTION, origin, parts_of, variable
+from dask_ferro.sections import OPTIONS
 
-SECTION = "ferro"
+T = TypeVar("T")
+# What stood in the place of a section before the defaults came: Dask puts the section there, and forgets it.
+_overwritten: list[str] = []
 # Values that can be remembered with what they were read as.
 _SCALARS = (str, int, float, type(None))
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Return the content of `ferro.yaml`."""
-    text = files("dask_ferro").joinpath("ferro.yaml").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
+    """Return the defaults as a tree with one section, `ferro`."""
+    return {SECTION: nested({key: option.default for key, option in OPTIONS.items()})}
 
 
 @cache
 def ensure() -> None:
     """Merge the defaults under `dask.config`; once in a process, however often it is called."""
+    _overwritten.extend(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
     dask.config.update_defaults(defaults())
 
 
 def get(key: str) -> Any:
-    """Return the value of `ferro.<key>` as it stands, for instance ``get("store")``.
+    """Return the value of `ferro.<key>` as it was written, for instance ``get("store")``.
 
     A `dask.config.set` block that was entered before this package was imported takes the merged defaults away
     when it ends; they are looked up here all the same.
@@ -47,118 +50,342 @@ def get(key: str) -> Any:
     ensure()
     found: Any = dask.config.config
     try:  # each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled
-        for part in _parts(key):
+        for part in parts_of(key):
             found = found[part]
         return found
     except (KeyError, TypeError, IndexError):
-        pass
-    default: Any = defaults()
-    for part in _parts(key):
-        default = default[part]
-    return dask.config.get(f"{SECTION}.{key}", default=default)
+        return dask.config.get(f"{SECTION}.{key}", default=OPTIONS[key].default)
 
 
-@cache
-def _parts(key: str) -> tuple[str, ...]:
-    return (SECTION, *key.split("."))
+def value(key: str) -> Any:
+    """Return the value of `ferro.<key>`, of the type of its option: ``value("cache.bytes")`` is a number of bytes.
 
-
-def size(key: str) -> int:
-    """Return `ferro.<key>` in bytes."""
-    value = get(key)
+    Raises
+    ------
+    ConfigError
+        For a value that is none.
+    """
+    written = get(key)
     try:
-        if isinstance(value, bool):  # YAML's `off`; as a number it would be no byte at all
-            raise TypeError
-        parsed = int(parse_bytes(value))
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        raise _wrong(key, value, "a size such as 2GiB, or a number of bytes") from None
-    if parsed < 0:
-        raise _wrong(key, value, "a size of at least 0")
-    return parsed
+        return _remembered(key, written) if isinstance(written, _SCALARS) else parsed(OPTIONS[key], written)
+    except ValueError:
+        raise ConfigError(_told(key, written, OPTIONS[key])) from None
 
 
-def size_or_auto(key: str) -> int | None:
-    """Return `ferro.<key>` in bytes, or None for "auto"."""
-    return None if word(get(key)) in (None, "auto") else size(key)
+def read(
+    kind: type[T], prefix: str, given: Mapping[str, Any] | None = None, who: str = "", **plain: Any
+) -> T:
+    """Return a dataclass of options: those of the configuration, but for what a caller gave.
+
+    Parameters
+    ----------
+    prefix : str
+        What their keys begin with, for instance "scheduler.".
+    given : mapping of str to object
+        By name of the field; of a part that has no key of its own, beside the others.
+    who : str
+        The call that they were given to, for errors.
+    **plain
+        Fields that are no options.
+
+    Raises
+    ------
+    ConfigError
+        With all that was given and is no value; or for a value of the configuration that is none.
+    """
+    given = given or {}
+    if wrong := list(_wrong_given(kind, given)):
+        raise ConfigError(f"{who}: {'; '.join(wrong)}")
+    return _read(kind, prefix, given, plain)
 
 
-def count(key: str) -> int | None:
-    """Return `ferro.<key>`, a number of at least 1, or None for "auto" and for null."""
-    value = get(key)
-    return _count(key, value) if isinstance(value, _SCALARS) else _count.__wrapped__(key, value)
+def _read(kind: type[T], prefix: str, given: Mapping[str, Any], plain: Mapping[str, Any]) -> T:
+    found = dict(plain)
+    for one in fields(kind):  # type: ignore[arg-type]
+        option, part = option_of(one), section_of(one)
+        if option is not None:
+            is_given = one.name in given
+            found[one.name] = parsed(option, given[one.name]) if is_given else value(prefix + key_of(one))
+        elif part is not None:
+            found[one.name] = _read(part.kind, prefix + part.keys, {} if part.keys else given, {})
+    return kind(**found)
 
 
-@lru_cache(maxsize=64, typed=True)  # typed: True is no 1
-def _count(key: str, value: Any) -> int | None:
-    if word(value) in (None, "auto"):
-        return None
-    parsed = _float(value)
-    if isinstance(value, bool) or parsed is None or not parsed.is_integer() or parsed < 1:
-        raise _wrong(key, value, 'a whole number of at least 1, or "auto"')
-    return int(parsed)
+def _wrong_given(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
+    for one in fields(kind):
+        option, part = option_of(one), section_of(one)
+        if option is not None and one.name in given:
+            try:
+                parsed(option, given[one.name])
+            except ValueError:
+                yield f"got {one.name}={given[one.name]!r}, wanted {option.wanted}"
+        elif part is not None and not part.keys:
+            yield from _wrong_given(part.kind, given)
 
 
-def flag(key: str) -> bool:
-    """Return `ferro.<key>`, which is true or false, or another word for it (on, off, yes, no, none)."""
-    value = get(key)
-    if isinstance(value, bool):
-        return value
-    found = as_flag(value)
-    if found is None:
-        raise _wrong(key, value, "true or false")
+def names_of(kind: type) -> list[str]:
+    """Return the names by which `read` takes options of a class."""
+    own = [one.name for one in fields(kind) if option_of(one) is not None]
+    parts = [part for one in fields(kind) if (part := section_of(one)) is not None and not part.keys]
+    return own + [name for part in parts for name in names_of(part.kind)]
+
+
+def given(key: str, told: Any, who: str) -> Any:
+    """Return the value of an option that a call was told; None: the configuration's.
+
+    Raises
+    ------
+    ConfigError
+        For what is no value.
+    """
+    if told is None:
+        return value(key)
+    if wrong := fault(key, told):
+        name = key.rpartition(".")[2].replace("-", "_")
+        raise ConfigError(f"{who}: {wrong.replace('got ', f'got {name}=', 1)}")
+    return parsed(OPTIONS[key], told)
+
+
+def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names that a call does not take.
+
+    Raises
+    ------
+    ConfigError
+        With all of them, what there is, and what was meant.
+    """
+    if unknown := sorted(set(given) - set(known)):
+        close = "".join(found.replace(",", ";", 1) for name in unknown if (found := meant(name, known)))
+        raise ConfigError(f"{who}: unknown {', '.join(unknown)}; wanted some of {', '.join(known)}{close}")
+
+
+# ---- what is wrong -----------------------------------------------------------------------------------------
+
+
+def check() -> None:
+    """Refuse keys of the configuration that no option has: what they say would be done by nobody.
+
+    Raises
+    ------
+    ConfigError
+        With each, what was meant, and where it was set.
+    """
+    if wrong := strangers():
+        raise ConfigError(
+            f"configuration: {'; '.join(wrong)}; `dask ferro config` lists all options, with where each value is from"
+        )
+
+
+def strangers() -> list[str]:
+    """Return what is wrong with the configuration's keys, a clause each."""
+    ensure()
+    tree = dask.config.config
+    dotted = [
+        key
+        for key in list(tree)  # at once: another thread may set a key
+        if isinstance(key, str) and key.startswith((f"{SECTION}.", f"{SECTION}_", f"{SECTION}-"))
+    ]
+    found = [clause for key in dotted if (clause := _flat(key))]
+    section, known = tree.get(SECTION), defaults()[SECTION]
+    found += [*_overwritten, *_no_sections(section, (SECTION,), known), *_unknown(section, (SECTION,), known)]
+    return list(dict.fromkeys(found))
+
+
+def problems() -> list[str]:
+    """Return all that is wrong with the configuration: its keys, and its values."""
+    found = strangers()
+    for key in OPTIONS:
+        try:
+            value(key)
+        except ConfigError as error:
+            found.append(str(error).removeprefix("configuration "))
     return found
 
 
-def seconds(key: str, off: bool = False) -> float:
-    """Return `ferro.<key>` in seconds; where it can be `off`, such a word is 0."""
-    value = get(key)
-    scalar = isinstance(value, _SCALARS)
-    return _seconds(key, value, off) if scalar else _seconds.__wrapped__(key, value, off)
+def fault(key: str, written: Any) -> str:
+    """Return what is wrong with a value for an option; empty: nothing."""
+    try:
+        parsed(OPTIONS[key], written)
+    except ValueError:
+        return f"got {written!r}, wanted {OPTIONS[key].wanted}"
+    return ""
 
 
-@lru_cache(maxsize=64, typed=True)
-def _seconds(key: str, value: Any, off: bool) -> float:
-    if off and as_flag(value) is False:
+def _told(key: str, written: Any, option: Option) -> str:
+    return (
+        f"configuration {SECTION}.{key}: got {written!r} ({origin(key, written)}), wanted {option.wanted};"
+        f" set it in ~/.config/dask, by {variable(key)}, or by dask.config.set"
+    )
+
+
+def _flat(key: str) -> str:
+    """Return what is wrong with a key beside the section that looks like one of ours; empty: it is somebody else's."""
+    plain = {name.replace(".", "-"): name for name in OPTIONS}
+    known = plain.get(key[len(SECTION) + 1 :].replace(".", "-").replace("_", "-"))
+    if known is None:
+        return f"{key}: no option, and no section of its own" if key[len(SECTION)] == "." else ""
+    where = f"{SECTION}.{known}, written section by section, or {variable(known)}"
+    return f"{key} ({origin((key,))}): did you mean {where}?"
+
+
+def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
+    """Yield what is wrong with values in the place of a section."""
+    if section is None or not isinstance(
+        known, Mapping
+    ):  # None: a section of which every line is commented out
+        return
+    if not isinstance(section, Mapping):
+        wanted = f"a section with some of {', '.join(known)}"
+        yield f"{'.'.join(path)}: got {section!r} ({origin(path)}), wanted {wanted}"
+        return
+    for key, inside in list(section.items()):
+        yield from _no_sections(inside, (*path, str(key)), known.get(_canonical(str(key), known)))
+
+
+def _unknown(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
+    """Yield what is wrong with keys that no option and no section has."""
+    if not isinstance(section, Mapping) or not isinstance(known, Mapping):
+        return
+    for key, inside in list(section.items()):
+        name, inner = _canonical(str(key), known), (*path, str(key))
+        if name in known:
+            yield from _unknown(inside, inner, known[name])
+        else:
+            yield f"unknown key {'.'.join(inner)} ({origin(inner)}){_meant(str(key), path, known)}"
+
+
+def _canonical(key: str, known: Mapping[str, Any]) -> str:
+    """Return a key as it is written here: Dask takes underscores in place of all of its hyphens, or of none."""
+    return key.replace("_", "-") if key not in known and "-" not in key else key
+
+
+def _meant(key: str, path: tuple[str, ...], known: Mapping[str, Any]) -> str:
+    last = key.rpartition(".")[2].replace("_", "-")
+    elsewhere = [f"{SECTION}.{name}" for name in OPTIONS if name.rpartition(".")[2] == last]
+    inside = [name for name in elsewhere if name.startswith(".".join(path))] or elsewhere
+    if inside:
+        return f", did you mean {inside[0]}?"
+    return meant(key, known) or f"; wanted some of {', '.join(known)}"
+
+
+# ---- what there is -----------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """An option as it stands.
+
+    Attributes
+    ----------
+    value, default : object
+        As they were written.
+    origin : str
+        Where the value was set.
+    """
+
+    key: str
+    value: Any
+    unit: str
+    default: Any
+    origin: str
+    help: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON holds it, with the name of its environment variable."""
+        return {**self._asdict(), "key": f"{SECTION}.{self.key}", "variable": variable(self.key)}
+
+
+def rows() -> list[Row]:
+    """Return all options as they stand, in the order of their sections."""
+    return [
+        Row(key, get(key), option.unit, option.default, origin(key, get(key)), option.help)
+        for key, option in OPTIONS.items()
+    ]
+
+
+def suggested(prefix: str) -> str:
+    """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
+    key = prefix.removeprefix(f"{SECTION}.")
+    starts = sorted(
+        {".".join(parts[:end]) for name in OPTIONS for parts in [name.split(".")] for end in (1, 2, 3)}
+    )
+    return meant(key, starts) or f"; sections are {', '.join(defaults()[SECTION])}"
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256, typed=True)  # typed: True is no 1
+def _remembered(key: str, written: Any) -> Any:
+    return parsed(OPTIONS[key], written)
+
+
+def parsed(option: Option, written: Any) -> Any:
+    """Return what was written as a value of an option.
+
+    Raises
+    ------
+    ValueError
+        Where it is none.
+    """
+    if option.auto and (word(written) in (None, "auto") or written == option.nothing):
+        return option.nothing
+    if option.kind == "seconds" and option.off and as_flag(written) is False:
         return 0.0
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        parsed = float(parse_timedelta(value, default="s"))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-        raise _wrong(key, value, "a duration such as 5ms, or a number of seconds") from None
-    if not parsed >= 0:
-        raise _wrong(key, value, "a duration of at least 0")
-    return parsed
-
-
-def number(key: str, least: float = 0.0, most: float = float("inf")) -> float:
-    """Return `ferro.<key>`, a number between two bounds."""
-    value = get(key)
-    parsed = None if isinstance(value, bool) else _float(value)
-    if parsed is None or not least <= parsed <= most:
-        raise _wrong(
-            key, value, f"a number of at least {least:g}" + (f", at most {most:g}" if most < 1e300 else "")
-        )
-    return parsed
-
-
-def choice(key: str, names: Sequence[str], off: str | None = None) -> str:
-    """Return `ferro.<key>`, one of some words; `off` is the one that false, none and their like stand for."""
-    value = get(key)
-    found = as_choice(value, names, off)
-    if found is None:
-        raise _wrong(key, value, "one of " + ", ".join(names))
+        found = _READERS[option.kind](option, written)
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError):
+        raise ValueError from None
+    if option.kind in _NUMBERS and (isinstance(written, bool) or not option.admits(found)):
+        raise ValueError
     return found
 
 
-def folder(key: str) -> str | None:
-    """Return `ferro.<key>`, a path, or None where there is none."""
-    value = get(key)
-    if as_flag(value) is False or value == "":
+def _whole(option: Option, written: Any) -> int:
+    number = _number(option, written)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _number(option: Option, written: Any) -> float:
+    """Return a number, one that YAML left text included (`1e-3`)."""
+    if not isinstance(written, int | float | str):
+        raise TypeError
+    return float(written)
+
+
+def _choice(option: Option, written: Any) -> str:
+    found = as_choice(written, option.words, option.off)
+    if found is None:
+        raise ValueError
+    return found
+
+
+def _flag(option: Option, written: Any) -> bool:
+    found = as_flag(written)
+    if found is None:
+        raise ValueError
+    return found
+
+
+def _folder(option: Option, written: Any) -> str | None:
+    if as_flag(written) is False or written == "":
         return None
-    if not isinstance(value, str | PathLike):
-        raise _wrong(key, value, "the path of a folder, or null")
-    return str(value)
+    if not isinstance(written, str | PathLike):
+        raise TypeError
+    return str(written)
+
+
+_NUMBERS = ("seconds", "size", "count", "number")
+_READERS: dict[str, Callable[[Option, Any], Any]] = {
+    "seconds": lambda option, written: float(parse_timedelta(written, default="s")),
+    "size": lambda option, written: int(parse_bytes(written)),
+    "count": _whole,
+    "number": _number,
+    "flag": _flag,
+    "choice": _choice,
+    "folder": _folder,
+}
 
 
 # ---- words -------------------------------------------------------------------------------------------------
@@ -210,24 +437,6 @@ def as_choice(value: Any, names: Sequence[str], off: str | None = None) -> str |
     if off is not None:
         return {True: names[0], False: off}.get(as_flag(value))  # type: ignore[arg-type]
     return names[0] if found is None and names[0] == "auto" else None
-
-
-def _float(value: Any) -> float | None:
-    """Return a number, one that YAML left text included (`1e-3`); None: it is none."""
-    if not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _wrong(key: str, value: object, wanted: str) -> ConfigError:
-    variable = "DASK_" + f"{SECTION}.{key}".replace(".", "__").replace("-", "_").upper()
-    return ConfigError(
-        f"configuration {SECTION}.{key}: got {value!r}, wanted {wanted}; "
-        f"set it in ~/.config/dask, by {variable}, or by dask.config.set"
-    )
 
 
 ensure()

@@ -92,7 +92,7 @@ class Hold:
         if found is None or found.get("token") != self.token:
             raise ConfigError(
                 f"{self.words.thing} {self.sink!r} was taken over by {_who(found)}: this process gave no sign of life"
-                f" for {config.seconds('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
+                f" for {config.value('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
             )
 
     def claim(self) -> None:
@@ -202,7 +202,7 @@ def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
 
 def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     """Refuse when the holder of another host gives a sign of life within a lease; else take its file away."""
-    lease = config.seconds("stream.lease")
+    lease = config.value("stream.lease")
     logger.warning(
         "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
         words.thing, sink, _who(found), words.who, lease,
@@ -266,7 +266,7 @@ def _machine() -> str:
 
 
 def _beat(holds: Sequence[Hold], ended: threading.Event) -> None:
-    while not ended.wait(config.seconds("stream.lease") / _SIGNS):
+    while not ended.wait(config.value("stream.lease") / _SIGNS):
         for hold in holds:
             with suppress(OSError):  # the next sign may get through; `check` tells whether the lock was lost
                 hold.beat()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import dask.config
 import pytest
-import yaml
 
 import dask_ferro as ff
 from dask_ferro import config
@@ -125,10 +124,8 @@ def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def test_types_and_defaults_are_shipped():
-    package = Path(ff.__file__).parent
-    assert (package / "py.typed").is_file()
-    assert (package / "ferro.yaml").is_file()
+def test_types_are_shipped():
+    assert (Path(ff.__file__).parent / "py.typed").is_file()
 
 
 def test_extras_that_messages_name_exist():
@@ -156,15 +153,6 @@ def test_the_command_line_is_installed(program):
 # ---- configuration ----------------------------------------------------------------------------------------
 
 
-def test_defaults_are_under_the_ferro_key_and_explained():
-    text = (Path(ff.__file__).parent / "ferro.yaml").read_text(encoding="utf-8")
-    assert list(yaml.safe_load(text)) == ["ferro"]
-    lines = text.splitlines()
-    leaves = [i for i, line in enumerate(lines) if re.match(r"\s+[\w-]+: \S", line)]
-    assert leaves
-    assert [lines[i] for i in leaves if not lines[i - 1].lstrip().startswith("#")] == []
-
-
 def test_defaults_are_merged_once_and_under_what_the_user_set():
     code = (
         "import dask.config; dask.config.set({'ferro.cache.bytes': '3GiB'});"
@@ -181,35 +169,35 @@ def test_lower_merges_the_defaults():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "read", "wanted"),
+    ("key", "value", "wanted"),
     [
-        ("cache.bytes", "2 GiB", config.size, 2 * 2**30),
-        ("cache.bytes", 1024, config.size, 1024),
-        ("bundle.workers", "auto", config.count, None),
-        ("bundle.workers", 3, config.count, 3),
-        ("onnxruntime.prepack", False, config.flag, False),
+        ("cache.bytes", "2 GiB", 2 * 2**30),
+        ("cache.bytes", 1024, 1024),
+        ("bundle.workers", "auto", None),
+        ("bundle.workers", 3, 3),
+        ("onnxruntime.prepack", False, False),
     ],
 )
-def test_values_are_read_with_their_types(key, value, read, wanted):
+def test_values_are_read_with_their_types(key, value, wanted):
     with dask.config.set({f"ferro.{key}": value}):
-        assert read(key) == wanted
+        assert config.value(key) == wanted
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "read", "said"),
+    ("key", "value", "said"),
     [
-        ("cache.bytes", "lots", config.size, "DASK_FERRO__CACHE__BYTES"),
-        ("cache.bytes", -1, config.size, "at least 0"),
-        ("cache.bytes", None, config.size, "got None"),
-        ("bundle.workers", 0, config.count, "at least 1"),
-        ("bundle.workers", True, config.count, "got True"),
-        ("bundle.workers", "many", config.count, "'many'"),
-        ("onnxruntime.prepack", "maybe", config.flag, "DASK_FERRO__ONNXRUNTIME__PREPACK"),
+        ("cache.bytes", "lots", "DASK_FERRO__CACHE__BYTES"),
+        ("cache.bytes", -1, "at least 0"),
+        ("cache.bytes", None, "got None"),
+        ("bundle.workers", 0, "at least 1"),
+        ("bundle.workers", True, "got True"),
+        ("bundle.workers", "many", "'many'"),
+        ("onnxruntime.prepack", "maybe", "DASK_FERRO__ONNXRUNTIME__PREPACK"),
     ],
 )
-def test_a_wrong_value_names_its_key(key, value, read, said):
+def test_a_wrong_value_names_its_key(key, value, said):
     with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.ConfigError) as caught:
-        read(key)
+        config.value(key)
     assert f"ferro.{key}" in str(caught.value)
     assert said in str(caught.value)
 

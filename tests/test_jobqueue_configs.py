@@ -248,7 +248,11 @@ REFUSED = {
     "a misspelled bound": ("maximum: 32", "maximun: 32", "ferro.elastic.maximun, did you mean maximum?"),
     "half a worker": ("maximum: 32", "maximum: 3.5", "maximum: got 3.5, wanted a whole number of workers"),
     "bounds that cross": ("minimum: 0", "minimum: 40", "minimum=40, maximum=32"),
-    "a controller's value of no meaning": ("max-pending: 8", "efficiency: 7", "got efficiency=7"),
+    "a controller's value of no meaning": (
+        "max-pending: 8",
+        "efficiency: 7",
+        "elastic.efficiency: got 7, wanted a number above 0",
+    ),
     "a limit of failures that is none": (
         "max-pending: 8",
         "failures: 0",

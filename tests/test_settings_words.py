@@ -1,7 +1,7 @@
 """Every setting means the same whether it is written in YAML, in the environment, or in Python.
 
 YAML reads `off` and `no` as false and `none` as a word; Dask reads the environment's `none` as None, `off` as a word.
-The table is made from the sources: each place that reads a setting tells its kind, and each kind has its words.
+The table is made of the options: each has a kind, and each kind has its words.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import dask
@@ -21,27 +22,26 @@ from distributed import Client, Event, LocalCluster, Scheduler
 
 import dask_ferro as ff
 from dask_ferro import config
+from dask_ferro.options import options_of
 from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scale_options import scale_parameters
-from dask_ferro.runtime.settings import OFF, POLICIES, Settings
-from dask_ferro.runtime.speed import DEVICES
+from dask_ferro.runtime.settings import Settings
+from dask_ferro.sections import OPTIONS
 from tests.waiting import until_async
 
 PACKAGE = Path(ff.__file__).parent
 FALSE = ("false", "False", "FALSE", "off", "Off", "no", "none", "None", "null", "0")
 TRUE = ("true", "True", "on", "yes", "Yes", "1")
-# By the function that reads a setting: words, and what each of them is.
+# By the kind of an option: words, and what each of them is.
 WORDS = {
     "flag": [*((word, False) for word in FALSE), *((word, True) for word in TRUE)],
-    "count": [
-        *((word, None) for word in ("auto", "Auto", "none", "null", "None")), ("3", 3), ("1_000", 1000), ("4.0", 4),
-    ],
+    "count": [("3", 3), ("1_000", 1000), ("4.0", 4)],
     "size": [("0", 0), ("1024", 1024), ("2 GiB", 2**31), ("64KiB", 65536)],
-    "size_or_auto": [("auto", None), ("none", None), ("null", None), ("1024", 1024), ("2GiB", 2**31)],
     "seconds": [("0", 0.0), ("2", 2.0), ("0.25", 0.25), ("5ms", 0.005), ("2m", 120.0), ("1e-3", 0.001)],
     "number": [("1", 1.0), ("1.0", 1.0), ("1e-0", 1.0)],
     "folder": [("none", None), ("null", None), ("off", None), ("false", None), ("/tmp/models", "/tmp/models")],
 }  # fmt: skip
+NOTHING = ("auto", "Auto", "none", "null", "None")
 # Words of single settings, beside those of their kind.
 MORE = {
     "scheduler.stealing": [
@@ -57,66 +57,55 @@ MORE = {
 }  # fmt: skip
 
 
-def calls():
-    """Yield (key, call) for each place in the package that reads one setting by its name."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
-                continue
-            by_module = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "config"
-            name = node.func.attr if by_module else getattr(node.func, "id", None)
-            if (by_module or path.name == "settings.py") and name in (*WORDS, "choice", "get"):
-                yield node.args[0].value, node, name
-
-
-def leaves(section, prefix=""):
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-READ = {key: (node, name) for key, node, name in calls()}
-DURATIONS = [
-    key for key in leaves(config.defaults()["ferro"]) if key.startswith("elastic.") and key not in READ
-]
-
-
-def read(key):
-    """Return a setting as the package reads it: by the very call that stands in the source."""
-    if key in DURATIONS:
-        return config.seconds(key)
-    node, name = READ[key]
-    known = {"OFF": OFF, "POLICIES": POLICIES, "DEVICES": DEVICES}
-    arguments = [eval(ast.unparse(a), {}, known) for a in node.args]
-    named = {k.arg: eval(ast.unparse(k.value), {}, known) for k in node.keywords}
-    return getattr(config, name)(*arguments, **named)
-
-
-def table() -> list:
-    return list(rows())
+def table():
+    return [pytest.param(*row, id=f"{row[0]}={row[1]}") for row in rows()]
 
 
 def rows():
-    for key in leaves(config.defaults()["ferro"]):
-        kind = "seconds" if key in DURATIONS else READ.get(key, (None, "unread"))[1]
-        for word, wanted in [*WORDS.get(kind, ()), *MORE.get(key, ())]:
-            yield pytest.param(key, word, wanted, id=f"{key}={word}")
+    for key, option in OPTIONS.items():
+        some = [*WORDS.get(option.kind, ()), *MORE.get(key, ())]
+        if option.auto:
+            some += [(word, option.nothing) for word in NOTHING]
+        for word, wanted in some:
+            if option.kind not in config._NUMBERS or wanted is None or option.admits(wanted):
+                yield key, word, wanted
 
 
-def test_every_setting_is_read_by_its_type():
-    unread = [key for key in leaves(config.defaults()["ferro"]) if key not in READ and key not in DURATIONS]
-    assert unread == []
-    assert [key for key, (_, name) in READ.items() if name == "get"] == []
-    assert {key for key, (_, name) in READ.items() if name == "choice"} <= MORE.keys()
+def calls():
+    """Yield (module, call) for each place in the package that calls a function of `config`."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("config."):
+                yield ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts), node
+
+
+def keys(module, call):
+    """Return the keys of the options that a call reads."""
+    name = ast.unparse(call.func).removeprefix("config.")
+    if name == "read":
+        known = vars(import_module(module))
+        kind = eval(ast.unparse(call.args[0]), {**known, "cls": known.get("Settings")})
+        return [key for key, _ in options_of(kind, call.args[1].value)]
+    if name in ("value", "given", "get") and isinstance(call.args[0], ast.Constant):
+        return [call.args[0].value]
+    return []
+
+
+def test_every_option_is_read_and_what_is_read_is_an_option():
+    read = [key for module, call in calls() for key in keys(module, call)]
+    assert sorted({*OPTIONS} - {*read}) == []
+    assert sorted({*read} - {*OPTIONS}) == []
+
+
+def test_each_choice_has_its_words_in_the_table():
+    assert {key for key, option in OPTIONS.items() if option.kind == "choice"} <= MORE.keys()
 
 
 @pytest.mark.parametrize(("key", "word", "wanted"), table())
 def test_a_word_means_the_same_in_yaml_and_in_the_environment(key, word, wanted):
     for value in (yaml.safe_load(f"a: {word}")["a"], interpret_value(word)):
         with dask.config.set({f"ferro.{key}": value}):
-            assert read(key) == wanted, (word, value)
+            assert config.value(key) == wanted, (word, value)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +124,7 @@ def test_a_word_means_the_same_in_yaml_and_in_the_environment(key, word, wanted)
 def test_a_word_that_says_nothing_of_a_setting_is_refused_by_the_settings_name(key, word):
     for value in (yaml.safe_load(f"a: {word}")["a"], interpret_value(word)):
         with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.ConfigError, match=f"ferro.{key}"):
-            read(key)
+            config.value(key)
 
 
 @pytest.mark.parametrize("pending", [None, "none", "null"])

@@ -60,8 +60,8 @@ def residency_of(device: Device) -> Residency:
     worker = this_worker()
     return Residency(
         device,
-        results=config.size_or_auto("device.results-bytes"),
-        weights=config.size_or_auto("device.weights-bytes"),
+        results=config.value("device.results-bytes"),
+        weights=config.value("device.weights-bytes"),
         # A worker's values are its own and stay as they are; an array of this very process may change under us.
         keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
     )
@@ -92,10 +92,10 @@ def compiled(
 
 
 def _found() -> Device | None:
-    wanted = config.choice("worker.device", ("auto", "cpu", "gpu"))
+    wanted = config.value("worker.device")
     if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
         return None
-    tf32 = config.flag("device.tf32")
+    tf32 = config.value("device.tf32")
     try:
         return CupyDevice(tf32=tf32) if cupy_devices() else None
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works

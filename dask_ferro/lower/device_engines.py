@@ -109,7 +109,7 @@ def chosen(
     tuple of (engine, count), or None
         None: there is no choice, the array table has all that it computes.
     """
-    wanted = config.choice("device.onnxruntime", ("auto", "never", "anywhere"), off="never")
+    wanted = config.value("device.onnxruntime")
     provider = place_of(device).provider
     if wanted == "never" or (wanted == "auto" and provider == HOST) or not works(provider):
         return None

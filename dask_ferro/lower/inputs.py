@@ -232,7 +232,7 @@ def feed(
     if is_dask_collection(value):
         return _collection(name, value, chunks)
     parts = [value] if chunks is None or len(value) == 1 else _cut(value, chunks)
-    if client is None or _size(value) <= config.size("inputs.embed-bytes") + _TASK_BYTES * len(parts):
+    if client is None or _size(value) <= config.value("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
     return usable_here(sent(f"ferro-input-{name}-{token}{cut}", parts, client, workers=workers), parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dask_ferro import config
 from dask_ferro.graph.load import Limits
@@ -15,14 +16,18 @@ def limits(*, ours: bool = False) -> Limits:
     ----------
     ours : bool, optional
         Whether it was made by this package, or was accepted when the graph was built: it may sleep.
+
+    Raises
+    ------
+    ConfigError
+        For a value that is none, and for any key of `ferro` that no option has.
     """
-    return Limits(
-        value_bytes=config.size("limits.value-bytes"),
-        mapped_above=config.size("limits.mapped-above"),
-        sleep_seconds=math.inf if ours else config.seconds("limits.sleep"),
-    )
+    config.check()
+    configured = config.read(Limits, "limits.")
+    return replace(configured, sleep_seconds=math.inf) if ours else configured
 
 
 def run_seconds() -> float | None:
     """Return how long one bundle may run, `ferro.limits.run`; None: as long as it takes."""
-    return config.seconds("limits.run", off=True) or None
+    seconds: float = config.value("limits.run")
+    return seconds or None

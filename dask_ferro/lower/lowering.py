@@ -51,7 +51,7 @@ _NAME = 40
 
 def slots(client: Any = None) -> int:
     """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
-    wanted = config.count("bundle.workers")
+    wanted = config.value("bundle.workers")
     if wanted is not None:
         return wanted
     client = current_client() if client is None else client

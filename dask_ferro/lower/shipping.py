@@ -76,7 +76,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
     One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
     that comes to a worker which does not see its files says so itself.
     """
-    seconds = config.seconds("scheduler.answer")
+    seconds = config.value("scheduler.answer")
 
     async def asked() -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wait_for(client.run(function, *args), seconds)

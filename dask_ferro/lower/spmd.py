@@ -185,7 +185,7 @@ def live_client() -> Any:
 
 def shortened(arrays: Mapping[str, Any], client: Any) -> Mapping[str, Any]:
     """Return the inputs of a call, those with the lineage of too many calls cut from it."""
-    most = config.count("ranks.checkpoint-calls")
+    most = config.value("ranks.checkpoint-calls")
     if client is None or most is None:
         return arrays
     held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}

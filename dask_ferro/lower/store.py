@@ -43,7 +43,7 @@ def reference(path: str, digest: str) -> ModelRef:
 
 
 def _folder() -> Path:
-    shared = config.folder("store")
+    shared = config.value("store")
     if shared:
         Path(shared).mkdir(parents=True, exist_ok=True)
         return Path(shared)

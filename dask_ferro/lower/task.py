@@ -233,7 +233,7 @@ def pick(value: Any, index: int | str) -> Any:
 
 @cache
 def _executables() -> Cache[Any]:
-    return Cache(config.size("cache.bytes"), Returns())
+    return Cache(config.value("cache.bytes"), Returns())
 
 
 def _current(key: Hashable, build: Callable[[], Any]) -> Any:
@@ -247,7 +247,7 @@ def _current(key: Hashable, build: Callable[[], Any]) -> Any:
 
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     threads = intra_op_threads() if bundle.parallel else 1
-    prepack = config.flag("onnxruntime.prepack")
+    prepack = config.value("onnxruntime.prepack")
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
@@ -277,7 +277,7 @@ def _placed(
         arrays,
     )
     threads = intra_op_threads() if bundle.parallel else 1
-    prepack = config.flag("onnxruntime.prepack")
+    prepack = config.value("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
         *(residency, engines, bundle.exact, threads, prepack),

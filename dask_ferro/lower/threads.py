@@ -18,7 +18,7 @@ from dask_ferro import config
 
 def intra_op_threads() -> int:
     """Return the intra-op threads of a session in this process (config ``ferro.onnxruntime.intra-op-threads``)."""
-    wanted = config.count("onnxruntime.intra-op-threads")
+    wanted = config.value("onnxruntime.intra-op-threads")
     return wanted if wanted is not None else share_of(CPU_COUNT, _task_threads())
 
 

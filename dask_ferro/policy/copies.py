@@ -21,15 +21,9 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from dask_ferro import options
 from dask_ferro.policy.snapshot import Address, Key
 from dask_ferro.policy.worth import rank
-
-# What a copy takes beside its bytes: two messages, and the threads that they interrupt.
-_MESSAGES = 0.005
-# A copy that takes 1 % of what it saves is made of each result of its kind, however soon that is released;
-_DEAR = 100
-# but of a chain of short tasks, one result in so many seconds.
-_LEAST_DEAR = 2.0
 
 
 class Exposed(NamedTuple):
@@ -88,24 +82,37 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True)
 class Copying:
-    """Parameters of copying.
+    """Parameters of copying: options."""
 
-    Attributes
-    ----------
-    bandwidth : float
-        Bytes a second at which a result travels.
-    worth : float
-        How many times as long as its copy takes, a result has to take to compute.
-    rate : float
-        Bytes a second of copies that a worker sends and fetches.
-    share : float
-        Of the memory that a worker may fill before it spills, the part that copies may have.
-    """
-
-    bandwidth: float = 100e6
-    worth: float = 2.0
-    rate: float = 32e6
-    share: float = 0.25
+    share: float = options.number(
+        0.25,
+        "What only preemptible jobs hold, and takes longer to compute than to copy, is copied to other workers:"
+        " they give this share of the memory that they may fill before they spill. 0: nothing is copied.",
+        most=1.0,
+    )
+    rate: float = options.size(
+        "32MiB",
+        "Each worker sends and fetches so much for such copies; a result counts for half a megabyte more.",
+        unit="bytes/s",
+    )
+    bandwidth: float = options.size(
+        "100MB", "At this rate a result is projected to travel.", unit="bytes/s", least=1
+    )
+    worth: float = options.number(
+        2.0, "How many times as long as its copy takes, a result has to take to compute.", unit="times"
+    )
+    message: float = options.seconds(
+        "5ms", "What a copy takes beside its bytes: two messages, and the threads that they interrupt."
+    )
+    dear: float = options.number(
+        100.0,
+        "A result that takes so many times as long to compute as its copy is copied at once, however soon it is"
+        " released.",
+        unit="times",
+    )
+    least_dear: float = options.seconds(
+        "2s", "But no result that takes less is: of a chain of short tasks, one result in so many seconds."
+    )
 
     def is_worth(self, nbytes: int, seconds: float) -> bool:
         """Whether a result costs more to compute again than to copy."""
@@ -113,14 +120,14 @@ class Copying:
 
     def is_dear(self, nbytes: int, seconds: float) -> bool:
         """Whether a result costs so much more that it is copied at once, and held until what follows is safe."""
-        return seconds > max(_DEAR * self.charge(nbytes) / self.bandwidth, _LEAST_DEAR)
+        return seconds > max(self.dear * self.charge(nbytes) / self.bandwidth, self.least_dear)
 
     def charge(self, nbytes: int) -> int:
         """Return what a copy counts for in its workers' traffic: its bytes, and those that its messages stand for.
 
         Thousands of small results would keep a scheduler busy otherwise.
         """
-        return nbytes + int(_MESSAGES * self.bandwidth)
+        return nbytes + int(self.message * self.bandwidth)
 
     def choose(
         self,

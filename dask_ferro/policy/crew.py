@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import inf, isnan
 from typing import NamedTuple
 
+from dask_ferro import options
 from dask_ferro.policy.cost import SPARE
 from dask_ferro.policy.profile import Profile, apart, cleaned, merged, widest
 from dask_ferro.policy.staff import (
@@ -39,50 +40,63 @@ _SLOWEST, _FASTEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of scaling.
+    """Parameters of scaling: options, but for those of one cluster.
 
     Attributes
     ----------
-    efficiency : float
-        The parallel efficiency below which another job is not worth its node-seconds: the share of them, start-up
-        included, in which it has something to run.  Near 1 hardly anything pays for its start, small values buy
-        speed at any price.
     minimum, maximum : float
         Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
         contradict each other then, the minimum holds.  Jobs that are about to end, that leave, or that may be there
         still count for the maximum, but for `surge`.
-    surge : float
-        Workers of jobs about to end that do not count for the maximum: so many may be beyond it while successors take
-        over.  0: never more than the maximum.
-    max_pending : float
-        Jobs that wait in the batch system's queue at a time.
-    worth : float
-        Job-seconds that another job has to save all jobs together: with 5, so many are asked for that each is busy
-        for about 5 s, as with Dask's `target-duration`.
-    cooldown : float
-        Seconds from a growth or a shrink to the next shrink.
-    patience, patience_most : float
-        Seconds for which a job may be idle.  Between these two it is what a new one would take to come.
-    notice : float
-        Seconds before its end at which a job is drained whatever it runs.
     ordered : bool
         The maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
-    order_patience : float
-        Seconds that those may take to end what they run and to hand over what they hold.
     """
 
-    efficiency: float = 0.6
+    efficiency: float = options.number(
+        0.6,
+        "The parallel efficiency under which another job is not worth its node-seconds: the share of them, its"
+        " start-up included, in which it works. Near 1 hardly any job pays for its start; small values buy speed at"
+        " any price.",
+        most=1.0,
+        above=True,
+    )
+    worth: float = options.seconds(
+        "5s",
+        "Job-seconds that another job has to save all of them together: about so long each is busy. Dask's"
+        " target-duration.",
+    )
+    max_pending: float = options.count(
+        None,
+        "Jobs that may wait in the queue at a time; null: as many as are wanted.",
+        unit="jobs",
+        auto=True,
+        nothing=inf,
+    )
+    surge: float = options.number(
+        0.0,
+        "Workers beyond the maximum while successors take over from jobs that are about to end (their walltime, a"
+        " node that is drained, a preemption). 0: never; jobs that end together then go one after the other, in"
+        " time. A maximum of one job has nobody to take over what it holds: give it 1.",
+        unit="workers",
+    )
+    cooldown: float = options.seconds("5s", "The least time from one change to the next shrink.")
+    patience: float = options.seconds(
+        "10s", "A job may be idle for as long as a new one would take to come, but for so long at least."
+    )
+    patience_most: float = options.seconds("10m", "And for so long at most.")
+    order_patience: float = options.seconds(
+        "30s",
+        "How long jobs that `scale(n)` ends may take to end their tasks and to hand over what they hold, where"
+        " workers stay. Then they end all the same, and it is said what is lost.",
+    )
+    notice: float = options.seconds(
+        "1500ms",
+        "A job is drained so long before it has to move what it holds, whatever it runs: the next look may come"
+        " too late.",
+    )
     minimum: float = 0.0
     maximum: float = inf
-    surge: float = 0.0
-    max_pending: float = inf
-    worth: float = 5.0
-    cooldown: float = 5.0
-    patience: float = 10.0
-    patience_most: float = 600.0
-    notice: float = 5.0
     ordered: bool = False
-    order_patience: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning.
@@ -92,20 +106,8 @@ class Parameters:
         ValueError
             Naming the parameter, with what it got and what is wanted.
         """
-        if not 0.0 < self.efficiency <= 1.0:
-            raise ValueError(f"efficiency: got {self.efficiency!r}, wanted a share above 0, at most 1")
-        for name in (
-            "minimum",
-            "maximum",
-            "surge",
-            "max_pending",
-            "worth",
-            "cooldown",
-            "patience",
-            "patience_most",
-            "notice",
-            "order_patience",
-        ):
+        options.refuse_out_of_bounds(self)
+        for name in ("minimum", "maximum"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, wanted a number of at least 0")
         if self.minimum > self.maximum:

@@ -16,39 +16,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from dask_ferro import options
 from dask_ferro.policy.cost import SPARE, Links
 from dask_ferro.policy.snapshot import Address, Task, Worker
-
-# Bytes of results by which two workers may differ and hold as much: a few small ones are no reason.
-_ALIKE = 1 << 20
-# Seconds by which their ends may differ: one short task that took long is no reason to shun a worker for good.
-_TIED = 0.001
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Parameters of placement.
+    """Parameters of placement: options, but for what follows from those of stealing.
 
     Attributes
     ----------
-    margin : float
-        Seconds by which a task has to finish earlier elsewhere to leave the worker that holds its inputs.
     steals : bool
         Whether what waits too long is stolen.  Who switches that off wants tasks beside their data: then one of unknown
         seconds leaves its inputs for who has nothing to do now, as a guess may be thousands of times what it takes, and
         a short one only for more than `late`.
-    late : float
-        That margin for a task that takes no time; from there it falls to `margin` for one that takes as long as that.
-        News of what has ended are under way for so long while the scheduler is busy, and its worker looks busy.
-    transfer_margin : float
-        The same as a share of what the transfer is projected to take.
-    candidates : int
-        Workers that are weighed beside the holders: those on which a task would start first.
-    soon : float
-        A worker is given a task whose inputs others hold when it runs dry within this share of the task's seconds:
-        queues that differ by a task or two are no reason, and would send every other task somewhere else.
-    light : int
-        Bytes up to which an input is light: moving it takes little more than a message.
     spare : float
         Seconds between the end of a task and that of its worker, at least: projections are noisy, and the result has
         to leave.
@@ -57,15 +39,45 @@ class Placement:
         all the same and has to spill: what frees bytes there may just be on its way from a client.
     """
 
-    margin: float = 0.005
+    margin: float = options.seconds(
+        "5ms", "A task leaves the worker that holds its inputs for one where it is done so much earlier."
+    )
     steals: bool = True
-    late: float = 0.02
-    transfer_margin: float = 0.5
-    candidates: int = 4
-    soon: float = 1.0
-    light: int = 64 * 1024
+    late: float = options.seconds(
+        "20ms",
+        "Without stealing, that margin for a task that takes no time; it falls to `margin` for one that takes as"
+        " long as that. News of what has ended are under way for so long while the scheduler is busy, and its"
+        " worker looks busy.",
+    )
+    transfer_margin: float = options.number(
+        0.5, "The same margin as a share of what the transfer is projected to take."
+    )
+    candidates: int = options.count(
+        4,
+        "Workers that are weighed beside the holders: those on which a task would start first.",
+        unit="workers",
+        least=0,
+    )
+    soon: float = options.number(
+        1.0,
+        "A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:"
+        " queues that differ by a task or two are no reason, and would send every other task somewhere else.",
+    )
+    light: int = options.size(
+        "64KiB", "An input up to this size is light: moving it takes little more than a message."
+    )
     spare: float = SPARE
     patience: float = 0.5
+    alike: int = options.size(
+        "1MiB",
+        "Workers whose results differ by less count as holding as much: a few small results are no reason to prefer"
+        " one.",
+    )
+    tied: float = options.seconds(
+        "1ms",
+        "Workers that would be done with a short task within so much of each other count as equal: one short task"
+        " that took long is no reason to shun its worker for good.",
+    )
 
     def choose(
         self,
@@ -105,9 +117,9 @@ class Placement:
             finish = self._finish(task, worker, links, hosts)
             # Readers tie in turn, so that workers that join are given some: by address an iteration after a growth ran
             # at 0.94 of the speed, simulated.  What readers hold says where their inputs are, and no more.
-            order = (0, worker.turn, worker.address) if task.inputs else share(worker)
-            if not task.inputs and task.seconds < _TIED:
-                finish = round(finish / _TIED) * _TIED
+            order = (0, worker.turn, worker.address) if task.inputs else share(worker, self.alike)
+            if not task.inputs and task.seconds < self.tied:
+                finish = round(finish / self.tied) * self.tied
             rank = (finish, worker.busy, *order, self.may_begin(task, worker))
             if best is None or rank < best:
                 best = rank
@@ -232,12 +244,17 @@ class Placement:
         ]
 
 
-def share(worker: Worker) -> tuple[int, int, Address]:
+def share(worker: Worker, alike: int) -> tuple[int, int, Address]:
     """Return the order of workers that would be done with a task at one time: who holds least, then in turn.
 
     A quiet cluster would otherwise use its first worker alone, and spill there beside empty ones.
+
+    Parameters
+    ----------
+    alike : int
+        Bytes by which two may differ and hold as much.
     """
-    return worker.holds // _ALIKE, worker.turn, worker.address
+    return worker.holds // max(alike, 1), worker.turn, worker.address
 
 
 def _could_take(task: Task, workers: list[Worker]) -> list[Worker]:

@@ -27,70 +27,83 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, NamedTuple, Protocol
 
+from dask_ferro import options
 from dask_ferro.policy.cost import SPARE, Links
 from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, returns, shared
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
 
-# Seconds that a paused worker is projected to stay so.  Dask looks at a worker's memory ten times a second, and what
-# filled it takes longer than that to spill or to be used up.
-_PAUSE = 1.0
-
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of stealing; seconds, but for counts and shares.
+    """Parameters of stealing: options, in seconds, tasks and shares."""
 
-    Attributes
-    ----------
-    threshold : float
-        A worker's threshold at first.
-    threshold_least, threshold_most : float
-        Its bounds.
-    reserve : float
-        The threshold as a multiple of the measured seconds from request to start.
-    chunk : float
-        The share of a victim's surplus that goes in one step, at most.
-    reach : float
-        Seconds of work that one step gives a thief, at most (but always one task).
-    margin : float
-        Seconds by which a task has to finish earlier on the thief.
-    transfer_margin : float
-        The same as a share of the transfer; moving twice then never pays.
-    shortest : float
-        What a move costs the scheduler and two workers beside the transfer: a task projected to be shorter stays,
-        unless it would wait for long.
-    bears : float
-        How long that is, in costs of the move, transfer included.  Who moves when it has waited for as long as moving
-        costs pays twice at most (renting skis); some more, as moves are refused and delay others.
-    guesses : int
-        Queue, in tasks a thread, from which tasks of unknown duration may be taken.
-    patience : float
-        Seconds after which they may be taken from a shorter one at the latest, whatever their moves cost; and after
-        which a task counts as overdue: nothing projected holds it where it is any more.
-    doubt : float
-        Share of the seconds that an overdue task has waited for which it is expected to wait on, where only a worker of
-        another device class could take it and its own goes on to start tasks.
-    tries : int
-        Tasks of a queue that are weighed for one move.
-    spare : float
-        Seconds between the end of a task and that of its worker, at least, as in placement.
-    """
-
-    threshold: float = 0.005
-    threshold_least: float = 0.001
-    threshold_most: float = 0.25
-    reserve: float = 1.5
-    chunk: float = 0.5
-    reach: float = 0.1
-    margin: float = 0.002
-    transfer_margin: float = 0.5
-    shortest: float = 0.002
-    bears: float = 10.0
-    guesses: int = 2
-    patience: float = 0.5
-    doubt: float = 0.25
-    tries: int = 8
-    spare: float = SPARE
+    threshold: float = options.seconds(
+        "5ms",
+        "Seconds of backlog under which a worker steals, at first. It follows the measured time from a steal's"
+        " request to the stolen task's start.",
+    )
+    threshold_least: float = options.seconds("1ms", "The least that the threshold adapts to.")
+    threshold_most: float = options.seconds("250ms", "The most that the threshold adapts to.")
+    reserve: float = options.number(
+        1.5, "The threshold as a multiple of the measured time from request to start.", unit="times"
+    )
+    threshold_follow: float = options.number(
+        0.25,
+        "The share by which the mean of that time, and the threshold, follow each new measurement.",
+        most=1.0,
+    )
+    threshold_dry: float = options.number(
+        1.25,
+        "What the threshold is multiplied by when a stolen task came to a worker that had run dry.",
+        unit="times",
+    )
+    threshold_refused: float = options.number(
+        0.8, "What the threshold is multiplied by when a steal was refused, or came too late.", unit="times"
+    )
+    chunk: float = options.number(0.5, "Of a victim's surplus, the share that one step may take.", most=1.0)
+    reach: float = options.seconds(
+        "100ms", "Seconds of work that one step gives a thief, at most; but always one task."
+    )
+    margin: float = options.seconds("2ms", "A task moves when it is projected to finish so much earlier.")
+    transfer_margin: float = options.number(
+        0.5, "And earlier by this share of its transfer, too; moving twice then never pays."
+    )
+    shortest: float = options.seconds(
+        "2ms",
+        "What a move costs the scheduler and two workers beside the transfer. A task projected to be shorter moves"
+        " only when it is sure to wait for `bears` times what its move costs.",
+    )
+    bears: float = options.number(
+        10.0,
+        "How long a task may wait, in costs of its move, transfer included. A task that moves when it has waited"
+        " for as long as moving costs pays twice at most (renting skis); some more, as moves are refused and delay"
+        " others.",
+        unit="times",
+    )
+    guesses: int = options.count(
+        2, "Queue from which tasks of unknown duration may be taken.", unit="tasks a thread", least=0
+    )
+    patience: float = options.seconds(
+        "500ms",
+        "After so long they may be taken from a shorter queue, whatever their moves cost; and a task that has"
+        " waited for so long counts as overdue: no projection holds it where it is any more. A task waits as long"
+        " for room on a device.",
+    )
+    doubt: float = options.number(
+        0.25,
+        "Share of the time that an overdue task has waited for which it is expected to wait on, where only a"
+        " worker of another device class could take it, and its own goes on to start tasks.",
+    )
+    tries: int = options.count(8, "Tasks of a queue that are weighed for one move.", unit="tasks")
+    pause: float = options.seconds(
+        "1s",
+        "How long a paused worker is projected to stay paused. Dask looks at a worker's memory ten times a second,"
+        " and what filled it takes longer than that to spill or to be used up.",
+    )
+    spare: float = options.seconds(
+        f"{SPARE:g}s",
+        "The time between the end of a task and that of its worker, where that is known, at least.",
+    )
 
 
 class State(NamedTuple):
@@ -150,13 +163,13 @@ def adapted(state: State, outcomes: tuple[Outcome, ...], parameters: Parameters)
         if outcome.kind == "started":
             victims[thief] = outcome.victim
             mean = delays.get(thief, outcome.seconds)
-            mean = delays[thief] = mean + 0.25 * (outcome.seconds - mean)
-            value += 0.25 * (p.reserve * mean - value)
+            mean = delays[thief] = mean + p.threshold_follow * (outcome.seconds - mean)
+            value += p.threshold_follow * (p.reserve * mean - value)
             if outcome.dry:
-                value *= 1.25
+                value *= p.threshold_dry
         else:
             victims.pop(thief, None)
-            value *= 0.8
+            value *= p.threshold_refused
         thresholds[thief] = min(max(value, p.threshold_least), p.threshold_most)
     return state._replace(thresholds=thresholds, delays=delays, victims=victims)
 
@@ -291,7 +304,7 @@ class Informed:
             there = begins + runs
             stays = waits + seconds
             if not victim.accepts:
-                stays += _PAUSE
+                stays += p.pause
             gain = stays - there - p.margin
             if transfer:
                 gain -= p.transfer_margin * transfer / shared(task, thief, desk.readers(victim.address))

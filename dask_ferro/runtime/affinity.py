@@ -22,7 +22,7 @@ import dask
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Estimate
-from dask_ferro.runtime.speed import DEVICES
+from dask_ferro.sections import DEVICES
 
 # The annotation's name, and the keys in it.
 NAME = "ferro"

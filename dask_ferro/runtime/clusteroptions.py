@@ -16,6 +16,7 @@ from typing import Any
 import dask
 from dask_jobqueue.core import JobQueueCluster
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 
 _WHO = "ff.SLURMCluster"
@@ -44,6 +45,7 @@ def check_options(
     ConfigError
         Naming each, with what was meant.
     """
+    config.check()
     job = _job_options(job_cls)
     _check_names(_WHO, options, (job | _named(JobQueueCluster) | set(own)) - {"scheduler"})
     for name, overrides in pools.items():

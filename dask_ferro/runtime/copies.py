@@ -80,8 +80,7 @@ class Copies:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        share, rate = config.number("elastic.copy-share", 0.0, 1.0), config.size("elastic.copy-rate")
-        self.copying = Copying(share=share, rate=rate)
+        self.copying = config.read(Copying, "elastic.copy-")
         self.made: Counter[str] = Counter()
         self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
         self._began = 0.0

@@ -125,6 +125,8 @@ class Elastic(Adaptive):
         **options: Any,
     ) -> None:
         try:
+            config.check()
+            interval = config.given("elastic.interval", interval, "ff.Elastic")
             self._fails = fails_unrunnable(options)
             self.parameters = scale_parameters(minimum, maximum, options, ordered)
             self._pools: Pools = pools_of(cluster)
@@ -161,7 +163,7 @@ class Elastic(Adaptive):
         self._published = 0.0
         super().__init__(
             cluster,
-            interval=config.seconds("elastic.interval") if interval is None else interval,
+            interval=interval,
             minimum=0 if minimum is None else minimum,
             maximum=math.inf if maximum is None else maximum,
         )

@@ -25,9 +25,9 @@ class Limits(NamedTuple):
     seconds : float
     """
 
-    row: float = 3
-    window: float = 20
-    seconds: float = 600.0
+    row: float
+    window: float
+    seconds: float
 
 
 def limits() -> Limits:
@@ -38,11 +38,10 @@ def limits() -> Limits:
     ConfigError
         For a value that is none.
     """
-    row, window = config.count("elastic.failures"), config.count("elastic.failures-in-window")
     return Limits(
-        inf if row is None else row,
-        inf if window is None else window,
-        config.seconds("elastic.failures-window"),
+        config.value("elastic.failures"),
+        config.value("elastic.failures-in-window"),
+        config.value("elastic.failures-window"),
     )
 
 

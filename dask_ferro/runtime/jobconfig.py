@@ -27,16 +27,19 @@ import yaml
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import failures, jobkeys
+from dask_ferro.options import meant, options_of
+from dask_ferro.runtime import jobkeys
 from dask_ferro.runtime.scale_options import scale_parameters
+from dask_ferro.sections import ElasticOptions
 
 KINDS = ("slurm", "pbs", "batch")
 
 _PACKAGE = Path(str(files("dask_ferro")))
 # An installed wheel carries the folder inside the package, the source tree beside it.
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
-# Keys of ferro.elastic that are no options of `ff.Elastic`: they are set in Dask's configuration.
-_SETTINGS = ("failures", "failures-in-window", "failures-window", "copy-share", "copy-rate")
+_OF_ELASTIC = tuple(key for key, _ in options_of(ElasticOptions))
+# Those that are no options of `ff.Elastic`: they are set in Dask's configuration.
+_SETTINGS = tuple(key for key in _OF_ELASTIC if key.startswith(("failures", "copy-")))
 _OF_SLURM = frozenset(("journal", "keep"))
 
 
@@ -192,7 +195,7 @@ def find(name_or_path: str | Path) -> Path:
     known = shipped()
     if text not in known:
         raise ConfigError(
-            f"no job configuration {text!r}{jobkeys.meant(text, known)}; shipped are {', '.join(known)}; "
+            f"no job configuration {text!r}{meant(text, known)}; shipped are {', '.join(known)}; "
             "one of your own is named by its path, such as ./mine.yaml"
         )
     return known[text]
@@ -249,36 +252,31 @@ def _strangers(tree: Mapping[str, Any]) -> Iterator[str]:
         for key in section:
             if key not in known:
                 dotted = ".".join((*path, str(key)))
-                hint = jobkeys.meant(str(key), known) or ": put it into ~/.config/dask"
+                hint = meant(str(key), known) or ": put it into ~/.config/dask"
                 yield f"section {dotted} is not read from here{hint}"
 
 
 def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
-    known = ("minimum", "maximum", *config.defaults()[config.SECTION]["elastic"])
+    known = ("minimum", "maximum", *_OF_ELASTIC)
     strange = [key for key in elastic if str(key).replace("_", "-") not in known]
     for key in strange:
-        yield f"unknown key ferro.elastic.{key}{jobkeys.meant(str(key), known)}; wanted some of {', '.join(known)}"
+        yield f"unknown key ferro.elastic.{key}{meant(str(key), known)}; wanted some of {', '.join(known)}"
     bounds = {key: elastic[key] for key in ("minimum", "maximum") if elastic.get(key) is not None}
     wrong = {key: value for key, value in bounds.items() if type(value) is not int or value < 0}
     for key, value in wrong.items():
         yield f"ferro.elastic.{key}: got {value!r}, wanted a whole number of workers"
     if strange or wrong:
         return
-    settings = _settings(elastic)
+    values = {
+        _dashed(key): value
+        for key, value in elastic.items()
+        if key not in bounds and (value is not None or _dashed(key) in _SETTINGS)
+    }
+    for key, value in values.items():
+        if fault := config.fault(f"elastic.{key}", value):
+            yield f"configuration ferro.elastic.{key}: {fault}"
     try:
-        with dask.config.set(settings):
-            failures.limits()
-            config.number("elastic.copy-share", 0.0, 1.0)
-            config.size("elastic.copy-rate")
-    except ConfigError as error:
-        yield str(error).partition("; set it")[0]
-    options = _underscored(
-        {k: v for k, v in elastic.items() if f"ferro.elastic.{_dashed(k)}" not in settings}
-    )
-    if not jobkeys.is_duration(options.pop("interval", 1)):
-        yield f"ferro.elastic.interval: got {elastic['interval']!r}, wanted a duration such as 1s"
-    try:
-        scale_parameters(options.pop("minimum", None), options.pop("maximum", None), options)
+        scale_parameters(elastic.get("minimum"), elastic.get("maximum"), {})
     except ConfigError as error:
         yield f"ferro.elastic: {error}"
 

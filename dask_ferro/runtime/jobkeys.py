@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from inspect import signature
@@ -21,6 +20,7 @@ import distributed
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
+from dask_ferro.options import meant
 from dask_ferro.runtime.squeue import is_job_name
 
 # What must be written, and what it says; most may be null, on purpose.
@@ -156,12 +156,6 @@ def dask_jobqueue_keys(kind: str) -> frozenset[str]:
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
     known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
     return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" where a known word is close."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 # ---- keys --------------------------------------------------------------------------------------------------

@@ -325,13 +325,13 @@ class Placing:
     def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
             return next(iter(free))
-        ledger, now = self.stealing.ledger, time()
+        ledger, now, alike = self.stealing.ledger, time(), self.settings.placing.alike
 
         def busy(ws: WorkerState) -> tuple[float | int | str, ...]:
             load = len(ws.processing) / ws.nthreads
             if ws.address not in ledger.rows:
                 return load, 1.0, 0, 0, ws.address
-            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now))
+            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now), alike)
 
         return min(free, key=busy, default=None)
 

@@ -6,17 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dask.utils import parse_timedelta
-
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy import scale
 from dask_ferro.policy.staff import Pool
 
-# Parameters of the policy that are durations.
-_DURATIONS = ("worth", "cooldown", "patience", "patience_most", "order_patience")
-# A job is drained so long before it has to move what it holds: the next look may come too late.
-_NOTICE = 1.5
+# What `ff.Elastic` takes by name.
+_NAMED = ("interval", "minimum", "maximum")
 # Options of Dask's own Adaptive that mean nothing here, and what to say instead.
 _FOREIGN = {
     "target_duration": "efficiency",
@@ -45,42 +41,21 @@ def scale_parameters(
             raise ConfigError(
                 f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
             )
-    durations = {name: name.replace("_", "-") for name in _DURATIONS}
-    known = {"efficiency", "max_pending", "surge", "fail_unrunnable", *durations}
-    if unknown := sorted(set(options) - known):
-        raise ConfigError(
-            f"ff.Elastic: unknown {', '.join(unknown)}; wanted some of interval, minimum, maximum, "
-            + ", ".join(sorted(known))
-        )
+    taken = config.names_of(scale.Parameters)
+    config.refuse_unknown("ff.Elastic", options, [*_NAMED, *sorted([*taken, "fail_unrunnable"])])
     least = 0 if minimum is None else minimum
     most = math.inf if maximum is None else maximum
     if not 0 <= least <= most:
         raise ConfigError(f"ff.Elastic: got minimum={least}, maximum={most}; wanted 0 <= minimum <= maximum")
-    efficiency = options.get("efficiency", config.number("elastic.efficiency", 0.0, 1.0))
-    if isinstance(efficiency, bool) or not isinstance(efficiency, int | float) or not 0 < efficiency <= 1:
-        raise ConfigError(f"ff.Elastic: got efficiency={efficiency!r}, wanted a number above 0, at most 1")
-    pending = options["max_pending"] if "max_pending" in options else config.count("elastic.max-pending")
-    pending = math.inf if pending is None else pending
-    if isinstance(pending, bool) or not isinstance(pending, int | float) or pending < 1:
-        raise ConfigError(f"ff.Elastic: got max_pending={pending!r}, wanted a number of jobs of at least 1")
-    surge = config.number("elastic.surge") if options.get("surge") is None else options["surge"]
-    if isinstance(surge, bool) or not isinstance(surge, int | float) or not surge >= 0:
-        raise ConfigError(f"ff.Elastic: got surge={surge!r}, wanted a number of workers of at least 0")
     fails_unrunnable(options)
-    seconds = {
-        name: config.seconds(f"elastic.{key}") if options.get(name) is None else _seconds(name, options[name])
-        for name, key in durations.items()
+    # What is None is left to the configuration, but for `max_pending`, where it says that there is no bound.
+    given = {
+        name: value
+        for name, value in options.items()
+        if name in taken and (value is not None or name == "max_pending")
     }
-    return scale.Parameters(
-        efficiency=float(efficiency),
-        minimum=least,
-        maximum=most,
-        surge=surge,
-        max_pending=pending,
-        notice=_NOTICE,
-        ordered=ordered,
-        **seconds,
-    )
+    bounds = {"minimum": least, "maximum": most, "ordered": ordered}
+    return config.read(scale.Parameters, "elastic.", given, "ff.Elastic", **bounds)
 
 
 def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Pool]) -> None:
@@ -107,19 +82,5 @@ def fails_unrunnable(options: Mapping[str, Any]) -> bool:
     ConfigError
         For a value that is neither true nor false.
     """
-    value = options.get("fail_unrunnable")
-    if value is None:
-        return config.flag("elastic.fail-unrunnable")
-    if not isinstance(value, bool):
-        raise ConfigError(f"ff.Elastic: got fail_unrunnable={value!r}, wanted True or False")
-    return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    try:
-        seconds = float(parse_timedelta(value, default="s"))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-        seconds = -1.0
-    if isinstance(value, bool) or seconds < 0:
-        raise ConfigError(f"ff.Elastic: got {name}={value!r}, wanted a duration such as 10s, of at least 0")
-    return seconds
+    fails: bool = config.given("elastic.fail-unrunnable", options.get("fail_unrunnable"), "ff.Elastic")
+    return fails

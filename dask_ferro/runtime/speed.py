@@ -33,10 +33,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.kernels.cupy_memory import account
 from dask_ferro.kernels.device import cupy_devices
 from dask_ferro.policy.cost import Speed
+from dask_ferro.sections import DEVICES
 
 logger = logging.getLogger(__name__)
 
-DEVICES = ("cpu", "gpu")
 # Seconds of repetitions of one kernel.
 _BUDGET = 0.05
 # A machine may have been busy when it was measured: tomorrow is another day.
@@ -63,7 +63,7 @@ def declared(device: str | None) -> str | None:
 
 def detected() -> str:
     """Return the device class of this process: as configured, or else "gpu" where CuPy sees one."""
-    device = config.choice("worker.device", ("auto", *DEVICES))
+    device = config.value("worker.device")
     if device != "auto":
         return device
     return "gpu" if cupy_devices() else "cpu"

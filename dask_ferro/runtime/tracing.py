@@ -39,6 +39,7 @@ from dask_ferro.runtime.mark import Mark
 from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.tape import Taped, TapePlugin, taped
+from dask_ferro.sections import TraceOptions
 from dask_ferro.trace import Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
@@ -267,10 +268,9 @@ def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) 
     """
     if not isinstance(client, Client):
         raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
-    kept = int(config.number("trace.tasks", 1)) if tasks is None else tasks
-    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 1:
-        raise ConfigError(f"ff.trace: got tasks={tasks!r}, wanted a whole number of at least 1")
-    return Tracing(client, tasks=kept, ops=config.flag("trace.ops") if ops is None else bool(ops))
+    given = {name: told for name, told in (("tasks", tasks), ("ops", ops)) if told is not None}
+    options = config.read(TraceOptions, "trace.", given, "ff.trace")
+    return Tracing(client, tasks=options.tasks, ops=options.ops)
 
 
 def checked(path: str | os.PathLike[str]) -> str:

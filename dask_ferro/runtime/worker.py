@@ -21,6 +21,7 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
+from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Speed
 from dask_ferro.runtime import standin
 from dask_ferro.runtime.speed import declared, detected, figures, memory
@@ -62,12 +63,25 @@ class FerroWorker(WorkerPlugin):
 
     @classmethod
     def configured(cls) -> FerroWorker:
-        """Return the plugin as the configuration at hand wants it."""
-        return cls(sends=config.seconds("scheduler.worker-sends"))
+        """Return the plugin as the configuration at hand wants it.
+
+        Raises
+        ------
+        ConfigError
+            For a setting that is wrong, and for any key of `ferro` that no option has.
+        """
+        config.check()
+        return cls(sends=config.value("scheduler.worker-sends"))
 
     async def setup(self, worker: Worker) -> None:
         """Measure, publish, and shorten the interval.  Idempotent."""
         self.teardown(worker)
+        try:
+            config.check()
+        except (
+            ConfigError
+        ) as error:  # for what is the site's to mend, no plugin goes missing and no worker ends
+            logger.error("dask_ferro on %s: %s", worker.address, error)
         report = worker.metrics[METRIC] = Report(self.device, standin.of(worker))
         if self.sends is not None:
             report.stock_sends = _put_sends(worker, self.sends)

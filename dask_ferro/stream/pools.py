@@ -145,7 +145,7 @@ class ClientPool:
         self._job: Job
         self._feeds: Sequence[Feed]
         self._name = ""
-        self._absence = Absence(config.seconds("stream.no-workers"))
+        self._absence = Absence(config.value("stream.no-workers"))
 
     @property
     def slots(self) -> int:
@@ -235,7 +235,7 @@ class ClientPool:
     def _sent(self, piece: Any) -> Any:
         if isinstance(piece, Delayed):
             return self._client.compute(piece)
-        if isinstance(piece, np.ndarray) and piece.nbytes > config.size("inputs.embed-bytes"):
+        if isinstance(piece, np.ndarray) and piece.nbytes > config.value("inputs.embed-bytes"):
             return self._scattered(piece)
         return piece
 

@@ -2,7 +2,7 @@
 
 A row is what happens to which file, when, under which scheduler, for a model that was read into memory and for one
 whose weights are mapped from the user's file.  A mapped file that is cut while a bundle runs on it is the one case
-that no program survives: there is no row for it, and ferro.yaml says so.
+that no program survives: there is no row for it, and docs/options.md says so.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from dask_ferro.policy.staff import (
 )
 
 GB = 10**9
-P = Parameters()
+P = Parameters(notice=5.0)
 CPU = Pool("cpu", threads=4, queue_wait=1.0, start_up=3.0)
 ONE = Pool("cpu", threads=1, queue_wait=1.0, start_up=3.0)
 GPU = Pool("gpu", threads=1, queue_wait=1.0, start_up=3.0, cost=4.0)
@@ -1058,7 +1058,7 @@ def test_is_total(pools: list, there: list, demands: list, now: float) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"efficiency": 0.0}, "efficiency: got 0.0, wanted a share above 0, at most 1"),
+        ({"efficiency": 0.0}, "efficiency: got 0.0, wanted a number above 0, at most 1"),
         ({"cooldown": -1.0}, "cooldown: got -1.0, wanted a number of at least 0"),
         ({"patience": nan}, "patience: got nan, wanted a number of at least 0"),
         ({"minimum": 3, "maximum": 2}, "minimum: got 3, wanted at most maximum, 2"),

@@ -360,7 +360,7 @@ def test_preload(tmp_path: Path) -> None:
             client.wait_for_workers(1, timeout=60)
             (row,) = published(cluster)
             assert row["flops"] > 1e8
-            assert set(client.run(_interval).values()) == {config.seconds("scheduler.worker-sends")}
+            assert set(client.run(_interval).values()) == {config.value("scheduler.worker-sends")}
             assert client.submit(sum, [1, 2]).result(timeout=60) == 3
         finally:
             process.terminate()

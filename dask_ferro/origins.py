@@ -1,0 +1,87 @@
+"""Where values of Dask's configuration were set: which file, which environment variable, this process, or nowhere.
+
+Dask merges all of them when it is imported and forgets where each was from, so they are read again here, in its order:
+files of its folders, what the parent process handed on, the environment; `dask.config.set` wins over all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import dask.config
+
+SECTION = "ferro"
+DEFAULT = "default"
+_HERE = "set in this process"
+_HANDED_ON = "DASK_INTERNAL_INHERIT_CONFIG"
+_ABSENT = object()
+
+
+def origin(where: str | Sequence[str], current: Any = _ABSENT) -> str:
+    """Return where a value was set: "default", a file's path, "environment variable X", "set in this process".
+
+    Parameters
+    ----------
+    where : str or sequence of str
+        An option's key, without the section's name; or all parts of any key.
+    current : object, optional
+        The value as it stands; default: whatever it is, the last one that was set outside of this process.
+    """
+    parts = parts_of(where) if isinstance(where, str) else tuple(where)
+    found, label = _ABSENT, ""
+    for name, tree in layers():
+        if (value := _look_up(tree, parts)) is not _ABSENT:
+            found, label = value, name
+    if current is _ABSENT:
+        return label or _HERE
+    if found is _ABSENT:
+        found, label = _look_up(_defaults(), parts), DEFAULT
+    same = type(found) is type(current) and found == current
+    return label if same else _HERE
+
+
+def layers() -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Yield what was set outside of this process: a label and a tree each, the one that wins last."""
+    for path, tree in dask.config.collect_yaml(dask.config.paths, return_paths=True):
+        yield str(path), tree
+    if handed_on := os.environ.get(_HANDED_ON):
+        yield "handed on by the parent process", dask.config.deserialize(handed_on)
+    for name, text in os.environ.items():
+        if name.startswith("DASK_") and name != _HANDED_ON:
+            value = dask.config.interpret_value(text)
+            for part in reversed(name[len("DASK_") :].lower().split("__")):
+                value = {part: value}
+            yield f"environment variable {name}", value
+
+
+def variable(key: str) -> str:
+    """Return the environment variable of an option.
+
+    >>> variable("cache.bytes")
+    'DASK_FERRO__CACHE__BYTES'
+    """
+    return "DASK_" + "__".join(parts_of(key)).replace("-", "_").upper()
+
+
+@cache
+def parts_of(key: str) -> tuple[str, ...]:
+    """Return the parts of an option's key, the section's name first."""
+    return (SECTION, *key.split("."))
+
+
+def _defaults() -> Mapping[Any, Any]:
+    return dask.config.merge(*dask.config.defaults)
+
+
+def _look_up(tree: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        if not isinstance(tree, Mapping):
+            return _ABSENT
+        same = [key for key in tree if str(key).replace("_", "-") == part.replace("_", "-")]
+        if not same:
+            return _ABSENT
+        tree = tree[same[0]]
+    return tree
