@@ -50,7 +50,8 @@ def judged(
         count = limits.COUNTS[name]
         bound = "least" if count.is_floor else "most"
         lines.append(f"{room}: {count.title}: {figure:.6g}, at {bound} {limit:g} (tests/house/limits.toml)")
-        here = [] if count.is_floor else told([p for p in places.get(name, ()) if p.room == room])
+        tells = not count.is_floor and name != "code"  # all modules of a room say nothing
+        here = told([p for p in places.get(name, ()) if p.room == room]) if tells else []
         lines += [f"    {line}" for line in here[:_NAMED]]
         if len(here) > _NAMED:
             lines.append(f"    and {len(here) - _NAMED} more: python -m tests.house --places {name} '{room}'")
