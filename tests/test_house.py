@@ -18,6 +18,7 @@ import yaml
 
 import dask_ferro as ff
 from dask_ferro import config
+from tests.house import imports, source
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -97,6 +98,18 @@ def test_each_module_imports_only_from_floors_below():
 )
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
+
+
+def test_nothing_but_tests_and_benchmarks_imports_the_emulated_devices():
+    package = source.read(ROOT)
+    found = [
+        (module.name, name)
+        for module in package.modules
+        if module.room != "testing"
+        for name, _ in imports.imported(module, package.by_name)
+        if name.startswith("dask_ferro.testing")
+    ]
+    assert found == []
 
 
 def test_every_public_name_is_there():
