@@ -56,7 +56,7 @@ def reached_through(package: Package) -> Iterator[Place]:
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name != "_" and name not in _PUBLIC
+    return name.startswith("_") and not name.startswith("__") and name not in _PUBLIC
 
 
 def _private_attributes(module: Module, *, others_only: bool) -> Iterator[tuple[int, str]]:
