@@ -37,11 +37,12 @@ test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many mi
 memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
 	$(BIN)/python -m tests.peak $(MAKE) test
 
-check: $(VENV)/.installed-dev ## lint, format, types, and the floors that modules import across
+check: $(VENV)/.installed-dev ## lint, format, types, the floors that modules import across, and the counts of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.house
 
 format: $(VENV)/.installed-dev ## mend what lint and format can mend by themselves
 	$(BIN)/ruff check --fix .

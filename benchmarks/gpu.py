@@ -47,9 +47,9 @@ from dask_ferro.kernels.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.kernels.ondevice import DeviceExecutable, compile_on_device  # noqa: E402
 from dask_ferro.kernels.onnxruntime_device import CUDA, as_value, place_of, works  # noqa: E402
 from dask_ferro.kernels.resident import Residency  # noqa: E402
-from dask_ferro.kernels.standin import StandIn  # noqa: E402
 from dask_ferro.lower import device as computing  # noqa: E402
 from dask_ferro.lower.device_engines import engines_on  # noqa: E402
+from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 
 SEED = 0
 Note = Callable[[str], None]

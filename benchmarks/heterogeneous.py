@@ -32,12 +32,12 @@ from distributed.deploy.spec import SpecCluster  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.cost import Link  # noqa: E402
-from dask_ferro.runtime import standin, synthetic  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.heft import heft  # noqa: E402
 from dask_ferro.simulate.taskgraph import TaskGraph  # noqa: E402
 from dask_ferro.simulate.tiles import cholesky, gemm, matmul_parallel, sparse_gemm  # noqa: E402
+from dask_ferro.testing import declared_device, workload_kernels  # noqa: E402
 
 PARTS = ("mixed", "simulated", "paper")
 CONTENDERS = ("stock", "ferro")
@@ -57,8 +57,8 @@ Note = Callable[[str], None]
 @contextmanager
 def cluster(cpus: int = CPUS) -> Iterator[Client]:
     """Start a worker that is declared a GPU and some that are CPUs, a process each."""
-    devices = {"gpu-0": standin.StandIn("gpu", FASTER)}
-    devices |= {f"cpu-{n}": standin.StandIn("cpu", 1.0) for n in range(cpus)}
+    devices = {"gpu-0": declared_device.DeclaredDevice("gpu", FASTER)}
+    devices |= {f"cpu-{n}": declared_device.DeclaredDevice("cpu", 1.0) for n in range(cpus)}
     quiet = {"silence_logs": logging.WARNING}
     options = {"nthreads": 1, "memory_limit": 0, "dashboard": False, **quiet}
     workers = {
@@ -100,7 +100,7 @@ def mixed(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         for number in range(rounds + 1):
             for name in CONTENDERS if number % 2 else reversed(CONTENDERS):
                 take_over(client, name)
-                taken = synthetic.run(client, graph, kernel="declared")
+                taken = workload_kernels.run(client, graph, kernel="declared")
                 note(f"{f'round {number}' if number else 'warm-up'}: {name} {taken:.3f} s")
                 if number:
                     seconds[name].append(taken)

@@ -16,9 +16,9 @@ from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, wait
 
-from dask_ferro.runtime import synthetic
 from dask_ferro.simulate.taskgraph import Key, TaskGraph
 from dask_ferro.simulate.tiles import cholesky, gemm
+from dask_ferro.testing import workload_kernels
 
 
 class Tiles(NamedTuple):
@@ -67,7 +67,7 @@ class Iterated:
         self._tiles: dict[Key, Future] = {}
         if work.roots:
             made = {
-                ("root", *key): Task(("root", *key), synthetic.sleep, 0.002, size, None, List())
+                ("root", *key): Task(("root", *key), workload_kernels.sleep, 0.002, size, None, List())
                 for key, size in work.roots.items()
             }
             futures = self._get(made, list(made))
@@ -88,7 +88,7 @@ class Iterated:
                 reads.append(self._tiles[work.carried[spec.key]].key)
             key = (spec.key[0], number, *spec.key[1:])
             tasks[key] = Task(
-                key, synthetic.sleep, spec.seconds, spec.nbytes, None, List(*map(TaskRef, reads))
+                key, workload_kernels.sleep, spec.seconds, spec.nbytes, None, List(*map(TaskRef, reads))
             )
         outputs = self._outputs()
         gc.collect()  # outside the iteration's time: a pause of 0.1 to 0.2 s of the scheduler, every few iterations

@@ -32,8 +32,8 @@ from distributed import Client, get_task_stream  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.schedules.closed import StageSeconds, makespan  # noqa: E402
 from dask_ferro.graph.schedules.known import NAMES, known  # noqa: E402
-from dask_ferro.graph.sleeping import sleeping  # noqa: E402
 from dask_ferro.lower.pipeline import Pipeline  # noqa: E402
+from dask_ferro.testing.sleeping import sleeping  # noqa: E402
 
 SEED = 0
 STAGES = 4

@@ -39,11 +39,11 @@ import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.ledger import Ledger  # noqa: E402
 from dask_ferro.policy.snapshot import Replica, Task  # noqa: E402
 from dask_ferro.policy.steal import Informed  # noqa: E402
-from dask_ferro.runtime import synthetic  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
 from dask_ferro.simulate.workloads import NAMES, build  # noqa: E402
+from dask_ferro.testing import workload_kernels  # noqa: E402
 
 WORKERS = 8
 STOCK = "stock"
@@ -135,7 +135,7 @@ def once(on: Running, graph: TaskGraph, **options: Any) -> Sample:
     on.take_over()
     began, cpu = on.client.run_on_scheduler(_meter)
     sent = on.client.run(_sent)
-    seconds = synthetic.run(on.client, graph, **options)
+    seconds = workload_kernels.run(on.client, graph, **options)
     log, cpu_after = on.client.run_on_scheduler(_tally, since=began)
     sent_after = on.client.run(_sent)
     moved = sum(total - sent.get(address, 0) for address, total in sent_after.items())
@@ -220,7 +220,7 @@ def _summary(
 
 def simulated(graph: TaskGraph, workers: int, contender: str) -> float:
     """Return the seconds that the simulator projects; it knows the graph's durations and Dask's order."""
-    tasks, _ = synthetic.dask_graph(graph)
+    tasks, _ = workload_kernels.dask_graph(graph)
     cluster = VirtualCluster.local(workers)
     trace = simulate(graph, cluster, policy=SIMULATED[contender], order=dask.order.order(dict(tasks)))
     return trace.counts["elapsed"]
@@ -431,11 +431,13 @@ class Bench(NamedTuple):
 
     def _straggler(self) -> dict[str, Any]:
         workers = 3 if self.toy else 10
-        threads = workers - 1 + 1 / synthetic.SLOWER
+        threads = workers - 1 + 1 / workload_kernels.SLOWER
         with contenders(self.contenders, Site(workers, False)) as running:
             graph, note = self._graph("straggler"), self._about("straggler")
             record = compare(graph, threads, running, self.rounds, note, straggling)
-        show(record, f"{workers} workers in one process, one of them {synthetic.SLOWER:g} times slower")
+        show(
+            record, f"{workers} workers in one process, one of them {workload_kernels.SLOWER:g} times slower"
+        )
         return record
 
     def _scale_up(self) -> dict[str, Any]:

@@ -154,6 +154,9 @@ __all__ = [
 import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
+# The runtime has pages and reports drawn that it does not know; this is the one place that knows all floors.
+import_module("dask_ferro.views.handed").hand()
+
 
 def _loaded(name: str, module: str) -> Any:
     """Return a module; for what an extra brings, and is not there, an error with the extra's name."""

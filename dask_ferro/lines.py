@@ -16,6 +16,8 @@ from typing import Any
 
 import xxhash
 
+from dask_ferro import portable
+
 # In front of the checksum, which is the last field.
 _CHECK = b', "check": "'
 
@@ -46,10 +48,10 @@ def append(path: str, text: bytes) -> None:
     OSError
         When not all of it went into the file.
     """
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | portable.BINARY, 0o644)
     try:
         size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
+        if size and portable.read_at(handle, 1, size - 1) != b"\n":
             text = b"\n" + text
         written = os.write(handle, text)
     finally:
@@ -64,11 +66,12 @@ def put(path: str, text: bytes) -> None:
     part = os.path.join(folder, f".{name}.part")
     with suppress(FileNotFoundError):
         os.unlink(part)  # of a process that was killed, or a link that somebody else put there
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    flags = portable.NO_LINK | portable.NOT_INHERITED | portable.BINARY
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666)
     with open(handle, "wb") as file:
         with suppress(FileNotFoundError):
             found = os.lstat(path).st_mode
-            if stat.S_ISREG(found):
+            if stat.S_ISREG(found) and hasattr(os, "fchmod"):
                 os.fchmod(handle, stat.S_IMODE(found))
         file.write(text)
         file.flush()

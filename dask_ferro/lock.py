@@ -14,7 +14,6 @@ name of its own run only (`parts`), and asks `Hold.check` before each step that 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from dask_ferro import config
+from dask_ferro import config, portable
 from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-lock"
@@ -51,7 +50,7 @@ def _close_in_child() -> None:
     _handles.clear()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+portable.at_fork(after_in_child=_close_in_child)
 
 
 class Words(NamedTuple):
@@ -129,8 +128,14 @@ def held(sinks: Sequence[str], words: Words = _SINK) -> Iterator[list[Hold]]:
     Raises
     ------
     ConfigError
-        When another process holds one, with its host, its process and since when; or when a lock cannot be made there.
+        When another process holds one, with its host, its process and since when; or when a lock cannot be made there,
+        as on Windows.
     """
+    if not portable.has_locks():
+        raise ConfigError(
+            f"{words.thing} {', '.join(map(repr, sinks))} cannot be {words.done}: {words.who} locks it by flock, which"
+            " Linux and macOS have and this system has not"
+        )
     with ExitStack() as stack:
         holds = [_entered(stack, sink, words) for sink in sorted(sinks)]
         ended = threading.Event()
@@ -170,7 +175,7 @@ def _acquired(sink: str, words: Words) -> Hold:
     path = sink + SUFFIX
     while True:
         # A link may be somebody else's, to a file that would be overwritten.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK | portable.NOT_INHERITED, 0o644)
         _handles.add(handle)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -190,7 +195,7 @@ def _acquired(sink: str, words: Words) -> Hold:
 def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
     """Lock a file; return whether the file system can, and refuse when another process has."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        portable.lock(handle)
     except BlockingIOError:
         raise _refused(sink, _said(path), words) from None
     except OSError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from dask_ferro.kernels.ondevice import DeviceExecutable
 from dask_ferro.kernels.resident import DeviceArray, Residency
-from dask_ferro.kernels.standin import StandIn
+from dask_ferro.testing.emulated_device import StandIn
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
 # What a worker's heap may grow by while it runs a model, weights aside.

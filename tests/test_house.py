@@ -1,5 +1,6 @@
 """The house: floors, what an import costs, what the package ships, and what its files may not say."""
 
+import ast
 import doctest
 import importlib
 import importlib.metadata
@@ -17,6 +18,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro import config
+from tests.house import imports, source
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -78,6 +80,11 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
         pytest.param(
+            "from dask_ferro.runtime.drawings import handed; handed().put_pages",
+            set(),
+            id="nor does handing views to the runtime",
+        ),
+        pytest.param(
             "import dask_ferro.cli",
             {"click"},
             id="the command line loads click alone, for `dask` loads it always",
@@ -96,6 +103,35 @@ def test_each_module_imports_only_from_floors_below():
 )
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
+
+
+def test_no_module_is_named_in_words_from_a_floor_below():
+    """The linter sees no `import_module("dask_ferro.views")`, and no other way to look a module up by its name."""
+    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    height = {room: -n for n, rooms in enumerate(layers) for room in re.findall(r"\w+", rooms)}
+    package = source.read(ROOT)
+    named = [
+        (module.name, node.value)
+        for module in package.modules
+        if module.name != "dask_ferro"  # its `__init__` knows all floors
+        for node in module.nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith("dask_ferro.") and node.value in package.by_name
+    ]
+    assert named
+    assert [(m, name) for m, name in named if height[m.split(".")[1]] < height[name.split(".")[1]]] == []
+
+
+def test_nothing_but_tests_and_benchmarks_imports_the_emulated_devices():
+    package = source.read(ROOT)
+    found = [
+        (module.name, name)
+        for module in package.modules
+        if module.room != "testing"
+        for name, _ in imports.imported(module, package.by_name)
+        if name.startswith("dask_ferro.testing")
+    ]
+    assert found == []
 
 
 def test_every_public_name_is_there():

@@ -21,7 +21,7 @@ import click
 from rich.live import Live
 
 from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
-from dask_ferro.commands.top import SORTS, WORDS
+from dask_ferro.commands.sorts import SORTS, WORDS
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.top import Line
 from dask_ferro.views.terminal import console

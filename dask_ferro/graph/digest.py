@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 
+from dask_ferro import portable
 from dask_ferro.graph.external import Problem, Span, opened
 from dask_ferro.graph.source_files import identity, is_settled
 
@@ -85,7 +86,7 @@ def _separator(span: Span) -> bytes:
 def _update(state: blake2b, descriptor: int, offset: int, length: int, name: str) -> None:
     end = offset + length
     while offset < end:
-        block = os.pread(descriptor, min(_BLOCK_BYTES, end - offset), offset)
+        block = portable.read_at(descriptor, min(_BLOCK_BYTES, end - offset), offset)
         if not block:
             raise Problem(f"{name} became shorter while it was read; load the model again")
         state.update(block)

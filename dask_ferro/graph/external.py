@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import onnx
 
+from dask_ferro import portable
 from dask_ferro.graph.source_files import Identity, identity, read_span
 
 # Room for every offset of a 64-bit file system; longer texts are no numbers.
@@ -132,7 +133,13 @@ def opened(folder: str, span: Span) -> Iterator[int]:
     Problem
         Another file stands there now.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = (
+        os.O_RDONLY
+        | portable.NOT_INHERITED
+        | portable.NO_LINK
+        | portable.BINARY
+        | getattr(os, "O_NONBLOCK", 0)
+    )
     descriptor = os.open(os.path.join(folder, span.location), flags)
     try:
         if identity(os.fstat(descriptor)) != span.identity:

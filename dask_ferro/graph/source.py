@@ -17,6 +17,7 @@ from typing import NamedTuple
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
+from dask_ferro import portable
 from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph import wire
 from dask_ferro.graph.source_files import identity, read_span
@@ -82,7 +83,7 @@ def _file(name: str, mapped_above: int) -> Iterator[Opened]:
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise ConfigError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | portable.NOT_INHERITED | portable.BINARY)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

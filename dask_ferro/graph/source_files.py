@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro import portable
 from dask_ferro.errors import ConfigError
 
 # Key in `onnx_ir.Model.meta` of a callable that raises when a file of the model changed; kernels call it.
@@ -44,7 +45,7 @@ def read_span(descriptor: int, offset: int, length: int) -> bytes | None:
     """Bytes of an open file; None where it ends before."""
     parts = []
     while length > 0:
-        part = os.pread(descriptor, min(length, 1 << 30), offset)
+        part = portable.read_at(descriptor, min(length, 1 << 30), offset)
         if not part:
             return None
         parts.append(part)

@@ -6,7 +6,7 @@
     synchronize()          wait for what this thread has queued
     memory(), release()    bytes by the allocator's own account (not the driver's, which sees the whole pool)
 
-`CupyDevice` is a GPU; `kernels.standin` is one of bounded memory on array_api_strict, for machines without.
+`CupyDevice` is a GPU; `testing.emulated_device` is one of bounded memory on array_api_strict, for machines without.
 What computes there, through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
 products, by cuBLAS too, because CuPy has no cuDNN any more; elementwise chains as one generated kernel
 (`array.fuse`).  bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.

@@ -10,6 +10,7 @@ ResNet-50 leaves 137 MiB there.  Both are done when so many bytes were built or 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from functools import cache
 
@@ -72,9 +73,9 @@ def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
 
 
 @cache
-def _libc() -> ctypes.CDLL:
+def _libc() -> ctypes.CDLL | None:
     """The C library of this process; each `ctypes.CDLL` makes a class, in 0.1 ms."""
-    return ctypes.CDLL(None)
+    return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
 class _Mallinfo(ctypes.Structure):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import mmap
 import os
 import re
@@ -27,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dask_ferro import portable
 from dask_ferro.errors import UnsupportedOp
 
 # A slot a thread, and bytes of each: a key, a path and some names of nodes.
@@ -84,7 +84,7 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(suffix=".notes", dir=folder)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        portable.lock(handle, waits=True)
         os.ftruncate(handle, _SLOTS * _SLOT_BYTES)
         self._memory = mmap.mmap(handle, _SLOTS * _SLOT_BYTES)
         self._held = handle  # closing it would let go of the lock
@@ -146,7 +146,7 @@ def left_behind(folder: Path, *, but: Path | None = None) -> Iterator[Note]:
 def _is_held(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            portable.lock(file.fileno(), shared=True)
         return False
     except OSError:  # held, or removed by another process in between
         return True
@@ -180,15 +180,15 @@ def _remove(files: tuple[Path, Path]) -> None:
 
 
 def folder() -> Path:
-    """Return where the processes of this user on this host keep their notes."""
-    return Path(tempfile.gettempdir()) / f"dask-ferro-notes-{os.getuid()}"
+    """Return where the processes of this user on this host keep their notes; OSError on Windows."""
+    return Path(tempfile.gettempdir()) / f"dask-ferro-notes-{portable.user_id()}"
 
 
 @cache
 def _notes(pid: int) -> Notes | None:
     try:
         return Notes(folder())
-    except OSError:  # nowhere to write to: nothing is told, and everything runs
+    except OSError:  # nowhere to write to, or no locks: nothing is told, and everything runs
         return None
 
 
@@ -215,7 +215,7 @@ def explained(error: Exception, model: str) -> Exception:
     if type(error).__name__ != "KilledWorker":
         return error
     task = str(getattr(error, "task", ""))
-    for note in left_behind(folder()):
+    for note in left_behind(folder()) if portable.has_locks() else ():
         if note.key == task:
             return note.error()
     error.add_note(

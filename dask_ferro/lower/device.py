@@ -36,7 +36,7 @@ _residency: Residency | None = None
 def use(device: Device | None) -> Residency | None:
     """Compute bundles of this process on `device` from now on; None: on the host.  Return what lies there.
 
-    Found by itself on a worker with a GPU; a machine without one is given `kernels.standin.StandIn` here.
+    Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
     """
     global _chosen, _residency
     with _lock:

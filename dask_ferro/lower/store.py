@@ -11,13 +11,12 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from dask_ferro import config
+from dask_ferro import config, portable
 from dask_ferro.lower.task import ModelRef
 
 _PREFIX = "dask-ferro-"
@@ -59,36 +58,30 @@ def _own_folder(pid: int) -> Path:
     return folder
 
 
-if sys.platform == "win32":
+def _hold(folder: Path) -> None:
+    """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
+    if not portable.has_locks():  # nothing is ever taken for abandoned then
+        return
+    part = folder / f"{_LOCK}.part"
+    portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
+    os.replace(part, folder / _LOCK)
 
-    def _hold(folder: Path) -> None:
-        """Nothing: there is no lock that ends with a process, so nothing is taken for abandoned."""
 
-    def _remove_abandoned(place: Path) -> None:
-        """Nothing."""
-
-else:
-    import fcntl
-
-    def _hold(folder: Path) -> None:
-        """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
-        part = folder / f"{_LOCK}.part"
-        fcntl.flock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), fcntl.LOCK_EX)
-        os.replace(part, folder / _LOCK)
-
-    def _remove_abandoned(place: Path) -> None:
-        """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
-        for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
-            try:
-                if lock.parent.is_symlink() or lock.parent.stat().st_uid != os.getuid():
-                    continue
-                held = os.open(lock, os.O_WRONLY | os.O_NOFOLLOW)
-            except OSError:  # gone, or not ours to touch
+def _remove_abandoned(place: Path) -> None:
+    """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
+    if not portable.has_locks():
+        return
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            if lock.parent.is_symlink() or lock.parent.stat().st_uid != portable.user_id():
                 continue
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
-            except OSError:  # its process lives
-                continue
-            finally:
-                os.close(held)
+            held = os.open(lock, os.O_WRONLY | portable.NO_LINK)
+        except OSError:  # gone, or not ours to touch
+            continue
+        try:
+            portable.lock(held)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:  # its process lives
+            continue
+        finally:
+            os.close(held)

@@ -43,6 +43,13 @@ def held() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def _interrupt() -> None:
+    if sys.platform == "win32":  # os.kill ends a process there
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 # By then what swallowed an interrupt has returned.
 _AGAIN_S = 0.05
 
@@ -56,7 +63,7 @@ def kept() -> Iterator[None]:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             before(dropped)
             return
-        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again = threading.Timer(_AGAIN_S, _interrupt)
         again.daemon = True
         again.start()
 

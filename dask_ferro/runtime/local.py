@@ -41,6 +41,8 @@ class Nanny(distributed.Nanny):
 
     async def instantiate(self) -> Any:
         """Start the worker process deaf to a terminal's Ctrl-C, which reaches all processes: its nanny stops it."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows: a process cannot be started deaf
+            return await super().instantiate()
         resource_tracker.ensure_running()  # its start unblocks SIGINT in this thread
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
         try:

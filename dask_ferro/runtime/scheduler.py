@@ -17,11 +17,11 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.runtime import prometheus, reach, seams
+from dask_ferro.runtime.drawings import handed
 from dask_ferro.runtime.events import Events
 from dask_ferro.runtime.placement import Placing
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
-from dask_ferro.runtime.watch import put_pages
 from dask_ferro.runtime.worker import NAME as WORKER_NAME
 from dask_ferro.runtime.worker import FerroWorker
 
@@ -112,7 +112,7 @@ class FerroScheduler(SchedulerPlugin):
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove
         scheduler.handlers[FIGURES] = self.figures
-        self._take_pages_off = put_pages(scheduler, self.stealing)
+        self._take_pages_off = handed().put_pages(scheduler, self.stealing)
         await self._put_on_workers(scheduler)
 
     async def _put_on_workers(self, scheduler: Scheduler) -> None:

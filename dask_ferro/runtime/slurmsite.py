@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterable, Sequence
 
+from dask_ferro import portable
 from dask_ferro.runtime import joblogs, squeue
 from dask_ferro.runtime.secondsource import SecondSource
 from dask_ferro.runtime.slurmcommand import Refused, environment, run
@@ -148,7 +148,7 @@ class Site:
         """
         async with self._turn:  # commands that hang do not pile up
             out = await run(
-                "squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}",
+                "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
                 f"--name={','.join(self._names)}", f"--Format={squeue.FORMAT}",
             )  # fmt: skip
         return {job_id: row for job_id, row in squeue.rows(out).items() if self._is_own(row)}

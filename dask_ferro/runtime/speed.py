@@ -9,7 +9,6 @@ trusted, a damaged file or a holder that hangs cost a measurement of one's own, 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_ferro import config
+from dask_ferro import config, portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.kernels.cupy_memory import account
 from dask_ferro.kernels.device import cupy_devices
@@ -201,11 +200,12 @@ def _machine(device: str) -> str:
 
 
 def _folder() -> Path:
-    """The user's own folder; OSError when somebody else made it, for its figures cannot be trusted."""
-    folder = Path(tempfile.gettempdir()) / f"dask-ferro-{os.getuid()}"
+    """The user's own folder; OSError when somebody else made it, for its figures cannot be trusted, and on Windows."""
+    user = portable.user_id()
+    folder = Path(tempfile.gettempdir()) / f"dask-ferro-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
         raise PermissionError(f"{folder} is not this user's folder")
     return folder
 
@@ -222,7 +222,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 def _locked(file: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        portable.lock(file)
     except BlockingIOError:
         return False
     return True

@@ -22,7 +22,7 @@ from dask_ferro.runtime.pools import MODES
 
 # Seconds between looks at what the controller decided; it decides once a second.
 _LOOK = 0.25
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 # In the order of a job's life.
 _STATES = ("pending", "booting", "running", "leaving")
 

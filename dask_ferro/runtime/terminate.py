@@ -22,6 +22,8 @@ from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.metrics import monotonic
 from tornado.ioloop import PeriodicCallback
 
+from dask_ferro import portable
+
 logger = logging.getLogger(__name__)
 
 # The script's shell takes milliseconds to pass the signal on; a busy machine, longer.
@@ -105,7 +107,7 @@ def _forget() -> None:
 
 
 _forks = threading.local()
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
+portable.at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 async def end(server: Nanny | Worker) -> None:

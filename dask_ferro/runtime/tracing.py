@@ -22,7 +22,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -35,6 +34,7 @@ from dask_ferro import config
 from dask_ferro.account import account
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import reach
+from dask_ferro.runtime.drawings import handed
 from dask_ferro.runtime.mark import Mark
 from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
 from dask_ferro.runtime.stealing import Stealing
@@ -224,12 +224,12 @@ class Tracing:
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed where it ends in ".gz"."""
-        write_whole(path, import_module("dask_ferro.views.chrome").chrome_json(self.trace).encode())
+        write_whole(path, handed().chrome_json(self.trace).encode())
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:
         """Write one HTML file that needs no network: timeline, flows, utilization, critical path, figures."""
-        page = import_module("dask_ferro.views.run_report").run_report
-        write_whole(path, page(self.trace, account(self.trace), title or Path(path).stem).encode())
+        page = handed().run_report(self.trace, account(self.trace), title or Path(path).stem)
+        write_whole(path, page.encode())
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write what the path's name asks for: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""

@@ -9,18 +9,12 @@ Times are the scheduler's clock, durations seconds.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from math import log2
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
-
-logger = logging.getLogger(__name__)
 
 OUTCOMES = ("confirmed", "refused", "stale")
 
@@ -157,35 +151,6 @@ class Watch:
         )
         if ordered := sorted(map(threshold, ledger.rows)):
             self.thresholds.append((now, ordered[0], ordered[len(ordered) // 2], ordered[-1]))
-
-
-def put_pages(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
-    """Put the pages on a scheduler's dashboard, where it has one; return what takes them off again.
-
-    They are an extra: whatever goes wrong with them, the plugin works.
-    """
-    if not _has_bokeh():
-        return _nothing
-    try:
-        # Pages stand on a higher floor, and are looked up by name: a scheduler without a dashboard loads none.
-        taken_off: Callable[[], None] = import_module("dask_ferro.views.pages").put_on(scheduler, stealing)
-    except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
-        logger.warning("dask_ferro's dashboard pages are not on: %r", error)
-        return _nothing
-    return taken_off
-
-
-@cache
-def _has_bokeh() -> bool:
-    """Whether Bokeh is there; that it is not is said once."""
-    found = find_spec("bokeh") is not None
-    if not found:
-        logger.warning("dask_ferro's dashboard pages need Bokeh: pip install 'dask-ferro[dashboard]'")
-    return found
-
-
-def _nothing() -> None:
-    """There is nothing to take off."""
 
 
 def level_of(cost: float, seconds: float) -> int:

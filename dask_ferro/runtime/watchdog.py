@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from dask_ferro import portable
+
 _CLOSED, _NOW = b"closed\n", b"now\n"
 # Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
 # their workers.
@@ -126,7 +128,7 @@ class Watchdog:
         command: Sequence[str] = (),
     ) -> None:
         seconds, file = keep or Keep()
-        given = (job_name, str(os.getuid()), tag, str(math.ceil(seconds)), file)
+        given = (job_name, str(portable.user_id()), tag, str(math.ceil(seconds)), file)
         self._process = subprocess.Popen(
             command or ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),
             stdin=subprocess.PIPE,
@@ -182,4 +184,4 @@ def _let_go() -> None:
     _living.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+portable.at_fork(after_in_child=_let_go)

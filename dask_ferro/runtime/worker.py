@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 from dask.utils import typename
 from distributed import Worker
@@ -23,13 +23,14 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Speed
-from dask_ferro.runtime import standin
 from dask_ferro.runtime.speed import declared, detected, figures, memory
 
 logger = logging.getLogger(__name__)
 
 NAME = "ferro-worker"
 METRIC = "ferro"
+# The worker plugin that answers in place of measurements, where there is one: a `Measured`.
+DEVICE = "ferro-device"
 # Classes of link: between processes of a host, and between hosts.
 LINKS = ("host", "hosts")
 
@@ -78,11 +79,9 @@ class FerroWorker(WorkerPlugin):
         self.teardown(worker)
         try:
             config.check()
-        except (
-            ConfigError
-        ) as error:  # for what is the site's to mend, no plugin goes missing and no worker ends
+        except ConfigError as error:  # the site's to mend: no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
-        report = worker.metrics[METRIC] = Report(self.device, standin.of(worker))
+        report = worker.metrics[METRIC] = Report(self.device, worker.plugins.get(DEVICE))
         if self.sends is not None:
             report.stock_sends = _put_sends(worker, self.sends)
         await report.measure()
@@ -96,13 +95,27 @@ class FerroWorker(WorkerPlugin):
                 _put_sends(worker, report.stock_sends)
 
 
+class Measured(Protocol):
+    """A device whose figures are told, not measured: those of a worker's plugin `DEVICE`."""
+
+    device: str
+    model: str
+    speed: Speed
+
+    def links(self) -> Sequence[tuple[str, int, float]]:
+        """Return what copies take, as `speed.links` does."""
+
+    def memory(self, worker: Worker) -> dict[str, Any]:
+        """Return the memory, as `speed.memory` does."""
+
+
 class Report:
     """What one worker publishes: called by Dask at each heartbeat, with the worker."""
 
-    def __init__(self, device: str | None, stand_in: standin.StandIn | None = None) -> None:
+    def __init__(self, device: str | None, told: Measured | None = None) -> None:
         self._declared = device
         self._device = device or "cpu"
-        self._stand_in = stand_in
+        self._told = told
         self._speed: Speed | None = None
         self._model = ""
         self._links: Sequence[tuple[str, int, float]] = ()
@@ -128,7 +141,7 @@ class Report:
 
     def _gpu(self, worker: Worker) -> dict[str, Any] | None:
         """What is there of the worker's GPU, as of now, and what its links took at the start."""
-        found = memory() if self._stand_in is None else self._stand_in.memory(worker)
+        found = memory() if self._told is None else self._told.memory(worker)
         if found is None:
             return None
         return {**found, "model": self._model, "types": types_on_device(worker), "links": list(self._links)}
@@ -144,9 +157,9 @@ class Report:
             self._measuring.cancel()
 
     async def _measure(self) -> None:
-        if self._stand_in is not None:
-            self._device, self._speed = self._stand_in.device, self._stand_in.speed
-            self._model, self._links = self._stand_in.model, self._stand_in.links()
+        if self._told is not None:
+            self._device, self._speed = self._told.device, self._told.speed
+            self._model, self._links = self._told.model, self._told.links()
             return
         try:
             if self._declared is None:

@@ -19,11 +19,11 @@ from dask_ferro.graph.load import load
 from dask_ferro.graph.pipeline import Part, pieces, staged
 from dask_ferro.graph.schedules.closed import StageSeconds
 from dask_ferro.graph.site import CHUNK
-from dask_ferro.graph.sleeping import sleeping
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build
 from dask_ferro.kernels import array
 from dask_ferro.kernels.executable import nodes_between
+from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer
 from tests.graph.tensor_runs import values
 

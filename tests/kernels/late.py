@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.kernels.standin import StandIn, StandInArray, _owner
+from dask_ferro.testing.emulated_device import StandIn, StandInArray, _owner
 
 
 class Late(StandIn):

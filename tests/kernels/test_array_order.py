@@ -16,7 +16,7 @@ from onnx import NodeProto
 from dask_ferro.kernels.array import batch as batching
 from dask_ferro.kernels.array import order
 from dask_ferro.kernels.array.unit import Unit, units_of
-from dask_ferro.kernels.standin import StandIn
+from dask_ferro.testing.emulated_device import StandIn
 from tests.kernels.test_device import OPSET, F, agree, both, model_of, node, programs
 
 WIDE = 4096  # a row of 16 kB

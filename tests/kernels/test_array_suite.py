@@ -17,7 +17,7 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
-from dask_ferro.kernels.standin import StandIn
+from dask_ferro.testing.emulated_device import StandIn
 from tests.kernels.array_cases import bound, compiled, supported
 
 LACKING = 38  # of float16, which array_api_strict has not

@@ -23,7 +23,7 @@ from dask_ferro.kernels.array import fuse
 from dask_ferro.kernels.array.formulas import FORMULAS, PREAMBLE, number
 from dask_ferro.kernels.array.unit import units_of
 from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
-from dask_ferro.kernels.standin import OutOfMemory, StandIn
+from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.kernels.array_cases import CASES, Case, expected
 from tests.kernels.test_array_ops import TOLERANCE
 

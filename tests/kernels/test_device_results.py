@@ -11,7 +11,7 @@ import pytest
 from dask_ferro.kernels import resident
 from dask_ferro.kernels.device_results import DeviceResults, results_of
 from dask_ferro.kernels.resident import Residency
-from dask_ferro.kernels.standin import StandIn
+from dask_ferro.testing.emulated_device import StandIn
 
 KB = 1024
 

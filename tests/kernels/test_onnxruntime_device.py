@@ -32,8 +32,8 @@ from dask_ferro.kernels.onnxruntime_device import (
 )
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.kernels.route import Engine
-from dask_ferro.kernels.standin import StandIn
 from dask_ferro.kernels.watch import Kernel, Profiled
+from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import mlp, mlp_reference, model
 
 X = np.linspace(-1, 1, 24, dtype="f4").reshape(4, 6)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from dask_ferro.kernels import resident
 from dask_ferro.kernels.ondevice import compile_on_device
 from dask_ferro.kernels.resident import DeviceArray, Residency, content_of
-from dask_ferro.kernels.standin import OutOfMemory, StandIn
 from dask_ferro.kernels.turns import Turns
+from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.kernels.late import Late
 from tests.kernels.test_device import model_of, node
 from tests.waiting import ended

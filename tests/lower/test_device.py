@@ -20,8 +20,8 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.kernels.device import CupyDevice, cupy_devices
 from dask_ferro.kernels.resident import DeviceArray, Residency
-from dask_ferro.kernels.standin import StandIn
 from dask_ferro.lower import device as devices
+from dask_ferro.testing.emulated_device import StandIn
 from tests.waiting import BOUND_S
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
@@ -299,8 +299,8 @@ def test_uses_no_device(claim: str, wanted: str, worker: bool) -> None:
 
 def _start(total: int) -> None:
     """In a worker: compute on a stand-in from now on."""
-    from dask_ferro.kernels.standin import StandIn
     from dask_ferro.lower import device
+    from dask_ferro.testing.emulated_device import StandIn
 
     device.use(StandIn(total))
 

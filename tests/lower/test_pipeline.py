@@ -18,10 +18,10 @@ from dask_ferro.graph.autodiff import grad
 from dask_ferro.graph.schedule import Schedule
 from dask_ferro.graph.schedules.closed import StageSeconds
 from dask_ferro.graph.schedules.known import NAMES, known
-from dask_ferro.graph.sleeping import sleeping
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
 from tests.graph.schedules import feasible
 from tests.graphs import mlp as onnx_mlp

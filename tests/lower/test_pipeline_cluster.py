@@ -20,9 +20,9 @@ from dask_ferro.graph.optim import SGD
 from dask_ferro.graph.schedules.action import Action
 from dask_ferro.graph.schedules.closed import StageSeconds
 from dask_ferro.graph.schedules.known import known
-from dask_ferro.graph.sleeping import sleeping
 from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
 from tests.waiting import finished, result, until, until_async

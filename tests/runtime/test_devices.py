@@ -22,16 +22,17 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Estimate
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.runtime import speed, standin
+from dask_ferro.runtime import speed
 from dask_ferro.runtime.affinity import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
-from dask_ferro.runtime.standin import Block, OutOfMemory, StandIn, compute
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.worker import METRIC, types_on_device
+from dask_ferro.testing import declared_device
+from dask_ferro.testing.declared_device import Block, DeclaredDevice, OutOfMemory, compute
 from tests.waiting import until_async
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MB = 1_000_000
-CPU, GPU = StandIn("cpu", 1.0), StandIn("gpu", 20.0)
+CPU, GPU = DeclaredDevice("cpu", 1.0), DeclaredDevice("gpu", 20.0)
 PATIENCE_S = 20.0
 
 
@@ -152,7 +153,7 @@ class Site:
         self.scheduler, self.client = scheduler, client
         self.workers: list[Worker] = []
 
-    async def join(self, *devices: StandIn) -> None:
+    async def join(self, *devices: DeclaredDevice) -> None:
         """Start a worker for each device, and wait until the scheduler knows what it is."""
         for device in devices:
             name = f"{device.device}-{len(self.workers)}"
@@ -166,7 +167,7 @@ class Site:
         )
 
     def _is_told(self, worker: Worker) -> bool:
-        device = standin.of(worker)
+        device = declared_device.of(worker)
         assert device is not None
         row = self.ledger.rows[worker.address]
         told = METRIC in self.scheduler.workers[worker.address].metrics
@@ -193,7 +194,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(*devices: StandIn) -> AsyncIterator[Site]:
+async def site(*devices: DeclaredDevice) -> AsyncIterator[Site]:
     limits = {
         f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")
     }
@@ -224,7 +225,7 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 @play
 async def test_what_workers_say_of_their_devices_reaches_the_ledger() -> None:
-    async with site(CPU, StandIn("gpu", 20.0, total=400 * MB, bandwidth=1e9)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 20.0, total=400 * MB, bandwidth=1e9)) as s:
         rows = {str(ws.name): s.ledger.rows[ws.address] for ws in s.scheduler.workers.values()}
         assert {name: (row.device, row.most) for name, row in rows.items()} == {
             "cpu-0": ("cpu", None),
@@ -251,7 +252,7 @@ async def test_results_in_a_devices_memory_are_known_as_such() -> None:
             lambda: s.stealing.devices.kind(tasks["made"]) == "gpu", "the kind of what was made"
         )
         assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
-        assert types_on_device(s.workers[1]) == ["dask_ferro.runtime.standin.Block"]
+        assert types_on_device(s.workers[1]) == ["dask_ferro.testing.declared_device.Block"]
         await until_async(lambda: s.stealing.devices.live(s.workers[1].address) == MB, "the bytes on the GPU")
 
 
@@ -301,7 +302,7 @@ async def test_a_preference_gives_way_where_the_class_is_not_there() -> None:
 
 @play
 async def test_a_preference_holds_where_both_are_free() -> None:
-    async with site(CPU, StandIn("gpu", 0.5)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 0.5)) as s:
         rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
         with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
             await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
@@ -311,7 +312,7 @@ async def test_a_preference_holds_where_both_are_free() -> None:
 @play
 async def test_forty_blocks_pass_through_a_device_of_four() -> None:
     """Nothing is known of them before, and nothing of them is queued; a kernel that does not fit is an error."""
-    async with site(CPU, StandIn("gpu", 20.0, total=4 * MB + 1000)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000)) as s:
         start = s.client.submit(compute, 0.0, 8, key="start-0")
         with Require("gpu"):
             loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(40)]
@@ -327,7 +328,7 @@ async def test_forty_blocks_pass_through_a_device_of_four() -> None:
 @play
 async def test_results_that_stay_do_not_stop_the_rest() -> None:
     """They are spilled by who can: a device with nothing else to do is given the next task, full or not."""
-    async with site(StandIn("gpu", 20.0, total=4 * MB, spills=True)) as s:
+    async with site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True)) as s:
         start = s.client.submit(compute, 0.0, 8, key="start-0")
         kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
         await s.gather(kept)
@@ -349,7 +350,7 @@ class _Holder:
 
 
 def test_a_declared_device_refuses_what_does_not_fit() -> None:
-    device, holder = StandIn("gpu", total=3 * MB), _Holder(Block(MB), b"on the host")
+    device, holder = DeclaredDevice("gpu", total=3 * MB), _Holder(Block(MB), b"on the host")
     device.take(holder, MB, [Block(MB)])  # type: ignore[arg-type]
     device.take(holder, 2 * MB, [holder.data[0]])  # type: ignore[arg-type]
     with pytest.raises(OutOfMemory, match="2000001 bytes do not fit: 1000000 of 3000000 are taken"):
@@ -377,7 +378,7 @@ def test_one_gpu_and_four_cpus_are_soon_done(heterogeneous: Any) -> None:
     plan = heterogeneous.heft(graph, heterogeneous.virtual()).makespan
     with heterogeneous.cluster() as client:
         heterogeneous.take_over(client, "ferro")
-        ours = min(heterogeneous.synthetic.run(client, graph, kernel="declared") for _ in range(2))
+        ours = min(heterogeneous.workload_kernels.run(client, graph, kernel="declared") for _ in range(2))
     assert ours <= 1.15 * plan
 
 

@@ -17,13 +17,13 @@ from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool, Staff
-from dask_ferro.runtime import synthetic
 from dask_ferro.runtime.elastic import unrunnable
 from dask_ferro.runtime.pools import SiteJob, SpecPools
 from dask_ferro.runtime.scale_options import check_room
 from dask_ferro.runtime.staffing import staffed
 from dask_ferro.simulate.taskgraph import TaskGraph
 from dask_ferro.simulate.tiles import iterated_cholesky
+from dask_ferro.testing import workload_kernels
 from tests.waiting import BOUND_S, finished, opened, until, until_async
 
 KB = 1024
@@ -249,14 +249,14 @@ def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_o
         Client(cluster) as client,
     ):
         client.amm.stop()  # it drops one of two copies, of its own choice
-        tiles = synthetic.submit(client, held)
+        tiles = workload_kernels.submit(client, held)
         finished(tiles)
         first = set(cluster.scheduler.workers)
         cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
         counted(client, 4)
         sent_ahead = sum(client.run(sent).values())
         with ff.trace(client) as recorded:
-            finished(synthetic.submit(client, graph))
+            finished(workload_kernels.submit(client, graph))
         holders = client.who_has(tiles)
         sent_then = sum(client.run(sent).values())
     ran = [span for span in recorded.trace.spans if span.kind == "compute"]

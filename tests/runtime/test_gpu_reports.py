@@ -20,13 +20,13 @@ import dask_ferro as ff
 from dask_ferro.kernels import resident
 from dask_ferro.kernels.device_results import DeviceResults
 from dask_ferro.kernels.resident import Residency
-from dask_ferro.kernels.standin import StandIn as ArrayStandIn
 from dask_ferro.lower import device as devices
 from dask_ferro.runtime import speed
 from dask_ferro.runtime import worker as reports
 from dask_ferro.runtime.affinity import Require
-from dask_ferro.runtime.standin import StandIn, compute
 from dask_ferro.runtime.worker import METRIC, types_on_device
+from dask_ferro.testing.declared_device import DeclaredDevice, compute
+from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
 from tests.runtime.test_devices import CPU, MB, Site, play, site
 from tests.waiting import until_async
@@ -95,7 +95,7 @@ def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(monkeypatch: pyt
 
 @play
 async def test_links_are_taken_when_they_come_and_once() -> None:
-    async with site(CPU, StandIn("gpu", 20.0)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 20.0)) as s:
         ws = s.scheduler.workers[s.workers[1].address]
         row = told(s, s.workers[1])
         known, link = s.stealing.devices, s.stealing.links.classes["device"]
@@ -114,7 +114,7 @@ async def test_links_are_taken_when_they_come_and_once() -> None:
 
 @play
 async def test_who_measures_still_is_what_dask_said_of_it() -> None:
-    async with site(CPU, StandIn("gpu", 20.0, total=4 * MB)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB)) as s:
         address = s.workers[1].address
         row = {**told(s, s.workers[1]), "device": "cpu", "flops": None}
         del row["gpu"]
@@ -127,7 +127,7 @@ async def test_who_measures_still_is_what_dask_said_of_it() -> None:
 
 def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCupy().install(monkeypatch)
-    on = Residency(ArrayStandIn())
+    on = Residency(StandIn())
     weight, x = np.zeros(1000, np.uint8), np.zeros(500, np.uint8)
     resident.use(on)
     on.weight(ir.tensor(weight))
@@ -145,7 +145,7 @@ def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPa
 @play
 async def test_a_warm_device_has_room_where_its_caches_are() -> None:
     total = 10 * MB
-    async with site(CPU, StandIn("gpu", 20.0, total=total, cached=8 * MB)) as s:
+    async with site(CPU, DeclaredDevice("gpu", 20.0, total=total, cached=8 * MB)) as s:
         gpu = s.workers[1]
         with Require("gpu"):
             kept = s.client.submit(compute, 0.0, MB, key="kept")
@@ -173,8 +173,8 @@ def three_outputs() -> onnx.ModelProto:
 
 @play
 async def test_a_bundle_of_several_results_lies_where_they_do() -> None:
-    async with site(CPU, StandIn("gpu", 20.0)) as s:
-        devices.use(ArrayStandIn())  # both workers are of this process
+    async with site(CPU, DeclaredDevice("gpu", 20.0)) as s:
+        devices.use(StandIn())  # both workers are of this process
         gpu = s.workers[1]
         x = np.ones((8, 24), np.float32)
         lowered = ff.from_onnx(three_outputs(), granularity="op")(x)
@@ -195,7 +195,7 @@ async def test_a_bundle_of_several_results_lies_where_they_do() -> None:
 
 def test_two_models_of_gpus_are_two_classes_of_one_kind() -> None:
     async def scene() -> None:
-        fast, slow = StandIn("gpu", 20.0), StandIn("gpu", 5.0)
+        fast, slow = DeclaredDevice("gpu", 20.0), DeclaredDevice("gpu", 5.0)
         async with site(CPU, fast) as s:
             s.workers.append(await Worker(s.scheduler.address, nthreads=1, name="slow", plugins=(slow,)))
             row = s.ledger.rows[s.workers[2].address]

@@ -20,7 +20,7 @@ from dask_ferro.graph.load import load
 from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
 from dask_ferro.kernels.ondevice import compile_on_device, default_engines
 from dask_ferro.kernels.resident import Residency
-from dask_ferro.kernels.standin import StandIn
+from dask_ferro.testing.emulated_device import StandIn
 from tests.suite import backend
 from tests.suite.test_backend import TABLE
 

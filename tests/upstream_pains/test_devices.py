@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_ferro.runtime.standin import Block, StandIn, compute
+from dask_ferro.testing.declared_device import Block, DeclaredDevice, compute
 from tests.upstream_pains.jobs import open_gate
 from tests.upstream_pains.scene import Scene, on_a_scene
 
@@ -21,7 +21,7 @@ async def test_a_thief_is_a_device_without_room_for_what_it_steals(s: Scene) -> 
     await s.occupy(a)
     futures = s.map(40, compute, 0.05, 8, on=[a], each=blocks)
     await s.until(lambda: len(s.state(a).processing) == 41, "40 tasks that wait")
-    await s.join(plugins=(StandIn("gpu", 20.0, total=4 * BLOCK),))
+    await s.join(plugins=(DeclaredDevice("gpu", 20.0, total=4 * BLOCK),))
     await s.told()
     await s.until(lambda: max(s.given.values()) > 1, "a move")
     await s.looks()
@@ -43,7 +43,7 @@ async def test_a_cpu_is_not_given_as_much_as_a_gpu(s: Scene) -> None:
     40 tasks of 50 ms, or 2.5 ms, are placed while both are busy: until the GPU is done, the CPU could run two of them.
     """
     for device, faster in (("cpu", 1.0), ("gpu", 20.0)):
-        await s.join(plugins=(StandIn(device, faster),))
+        await s.join(plugins=(DeclaredDevice(device, faster),))
     cpu, gpu = s.workers
     await s.told()
     await s.learn(0.05, "job", "gate")

@@ -21,7 +21,11 @@ from dask_ferro.runtime.sites.commands import CommandSite
 from dask_ferro.runtime.sites.pbs import PBSSite
 
 _KINDS: dict[str, type[Any]] = {"pbs": PBSSite, "commands": CommandSite}
-_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
+_DEAF = tuple(
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGPIPE")
+    if hasattr(signal, name)
+)
 # One try, and the pauses between two: half an hour together.
 _TRY, _PAUSE, _PAUSE_MOST = 30.0, 1.0, 512.0
 

@@ -1,11 +1,11 @@
 """A declared device, for machines that have none: a worker says that it is a GPU, and tasks behave as if it were.
 
-    Worker(..., plugins=[StandIn(faster=20.0, total=4 * BLOCK)])
+    Worker(..., plugins=[DeclaredDevice(faster=20.0, total=4 * BLOCK)])
 
 Kernels (`compute`) sleep for the seconds of a CPU, or a twentieth of it; their results (`Block`) stand for bytes in the
 device's memory, take time on their way out of it and into it, and are refused where they do not fit, as by an
-allocator.  Its figures reach the scheduler on the road of a GPU's, so that whatever decides is the same.
-It is for tests and benchmarks: nothing in a worker looks for it unless it is there.
+allocator.  The worker plugin asks it for what it would measure of a GPU (`runtime.worker.Measured`), so that whatever
+decides is the same.
 Durations are seconds, sizes bytes.
 """
 
@@ -20,18 +20,15 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.cost import OUT_OF_DEVICE, Speed
+from dask_ferro.runtime.worker import DEVICE
+from dask_ferro.testing.emulated_device import OutOfMemory
 
-NAME = "ferro-stand-in"
 # What the worker that the others are compared to does: a core, as numpy uses it.
 CORE = Speed(1e11, 1e10)
 _LINK_BYTES = 64 * 2**20
 
 
-class OutOfMemory(MemoryError):
-    """The device has not so many bytes left."""
-
-
-class StandIn(WorkerPlugin):
+class DeclaredDevice(WorkerPlugin):
     """A worker's declared device.
 
     Parameters
@@ -49,7 +46,7 @@ class StandIn(WorkerPlugin):
         Bytes of weights and inputs that lie there and go where a kernel wants the room.
     """
 
-    name = NAME
+    name = DEVICE
 
     def __init__(
         self,
@@ -160,10 +157,10 @@ def compute(seconds: float, nbytes: int, *inputs: Any) -> Any:
     return Block(nbytes)
 
 
-def of(worker: Any) -> StandIn | None:
+def of(worker: Any) -> DeclaredDevice | None:
     """Return a worker's declared device, or None."""
-    found = worker.plugins.get(NAME)
-    return found if isinstance(found, StandIn) else None
+    found = worker.plugins.get(DEVICE)
+    return found if isinstance(found, DeclaredDevice) else None
 
 
 def _copy(nbytes: int) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import synthetic
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.workloads import build
+from dask_ferro.testing import workload_kernels
 from tests.waiting import finished, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
@@ -42,7 +42,9 @@ def evaluated(tasks, outputs):
 
 
 def test_a_sleep_returns_as_many_bytes_as_the_graph_says():
-    tasks, outputs = synthetic.dask_graph(TaskGraph("two", (spec("a", nbytes=7), spec("b", "a", nbytes=9))))
+    tasks, outputs = workload_kernels.dask_graph(
+        TaskGraph("two", (spec("a", nbytes=7), spec("b", "a", nbytes=9)))
+    )
     assert outputs == [("b", 0)]
     assert {key: task.dependencies for key, task in tasks.items()} == {("a", 0): set(), ("b", 0): {("a", 0)}}
     assert evaluated(tasks, outputs) == {("b", 0): bytes(9)}
@@ -50,8 +52,8 @@ def test_a_sleep_returns_as_many_bytes_as_the_graph_says():
 
 def test_sleeps_are_as_long_as_the_graph_says_times_the_scale(monkeypatch):
     slept = []
-    monkeypatch.setattr(synthetic.time, "sleep", slept.append)
-    tasks, outputs = synthetic.dask_graph(
+    monkeypatch.setattr(workload_kernels.time, "sleep", slept.append)
+    tasks, outputs = workload_kernels.dask_graph(
         TaskGraph("two", (spec("a", seconds=0.5), spec("b", "a", seconds=0.0))), time_scale=2.0
     )
     evaluated(tasks, outputs)
@@ -59,23 +61,23 @@ def test_sleeps_are_as_long_as_the_graph_says_times_the_scale(monkeypatch):
 
 
 def test_the_real_kernels_factor_the_matrix():
-    tasks, outputs = synthetic.dask_graph(build("cholesky", nt=4, tile_bytes=6 * 6 * 8), kernel="real")
+    tasks, outputs = workload_kernels.dask_graph(build("cholesky", nt=4, tile_bytes=6 * 6 * 8), kernel="real")
     found = evaluated(tasks, list(tasks))
     factor = np.zeros((24, 24))
     for (group, *index), tile in found.items():
         if group.startswith(("potrf", "trsm")):
             i, k = (index[0], index[0]) if len(index) == 1 else index
             factor[6 * i : 6 * i + 6, 6 * k : 6 * k + 6] = tile
-    whole = np.block([[synthetic.matrix(i, j, 6) for j in range(4)] for i in range(4)])
+    whole = np.block([[workload_kernels.matrix(i, j, 6) for j in range(4)] for i in range(4)])
     np.testing.assert_allclose(factor @ factor.T, whole, atol=1e-12)
     np.testing.assert_allclose(factor, np.linalg.cholesky(whole), atol=1e-12)
     assert len(outputs) == 1
 
 
 def test_the_real_kernels_multiply():
-    tasks, outputs = synthetic.dask_graph(build("gemm", nt=3, tile_bytes=4 * 4 * 8), kernel="real")
+    tasks, outputs = workload_kernels.dask_graph(build("gemm", nt=3, tile_bytes=4 * 4 * 8), kernel="real")
     found = evaluated(tasks, outputs)
-    whole = np.block([[synthetic.operand(i, j, 4) for j in range(3)] for i in range(3)])
+    whole = np.block([[workload_kernels.operand(i, j, 4) for j in range(3)] for i in range(3)])
     assert len(found) == 9
     for (_, i, j, _), tile in found.items():
         np.testing.assert_allclose(tile, (whole @ whole)[4 * i : 4 * i + 4, 4 * j : 4 * j + 4], atol=1e-12)
@@ -91,19 +93,19 @@ def test_the_real_kernels_multiply():
 )
 def test_what_cannot_run_is_refused(name, kernel, told):
     with pytest.raises(ConfigError) as refused:
-        synthetic.dask_graph(build(name), kernel=kernel)
+        workload_kernels.dask_graph(build(name), kernel=kernel)
     assert str(refused.value) == told
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"dask-ferro\[bench\]"):
-        synthetic.dask_graph(build("cholesky"), kernel="real")
+        workload_kernels.dask_graph(build("cholesky"), kernel="real")
 
 
 def test_a_run_takes_as_long_as_its_longest_chain_and_leaves_nothing_behind(inside):
     graph = TaskGraph("chain", (spec("a", seconds=0.02), spec("b", "a", seconds=0.03)))
-    seconds = [synthetic.run(inside, graph) for _ in range(3)]  # the same keys, three times
+    seconds = [workload_kernels.run(inside, graph) for _ in range(3)]  # the same keys, three times
     assert min(seconds) >= 0.05
     assert inside.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0
 
@@ -111,28 +113,28 @@ def test_a_run_takes_as_long_as_its_longest_chain_and_leaves_nothing_behind(insi
 def test_every_task_of_a_workload_runs_once(inside):
     graph = build("cholesky", nt=4, seconds=0.001)
     with distributed.get_task_stream(inside) as stream:
-        synthetic.run(inside, graph, time_scale=0.0)
+        workload_kernels.run(inside, graph, time_scale=0.0)
     assert sorted(str(row["key"]) for row in stream.data) == sorted(str(task.key) for task in graph.tasks)
 
 
 def test_the_callback_comes_while_the_graph_is_on_its_way(inside):
     graph = TaskGraph("one", (spec("a", seconds=0.2),))
     states = []
-    synthetic.run(inside, graph, submitted=lambda: states.append(len(inside.futures)))
+    workload_kernels.run(inside, graph, submitted=lambda: states.append(len(inside.futures)))
     assert states == [1]
 
 
 def test_roots_of_a_pinned_graph_run_on_one_worker_and_the_rest_anywhere(inside):
     graph = build("pinned", tasks=12, roots=6, seconds=0.05)
     with distributed.get_task_stream(inside) as stream:
-        synthetic.run(inside, graph)
+        workload_kernels.run(inside, graph)
     workers = {row["worker"] for row in stream.data if "pinned-root" in str(row["key"])}
     assert workers == {min(inside.scheduler_info(n_workers=-1)["workers"])}
 
 
 def test_estimates_travel_as_annotations(inside):
     graph = TaskGraph("told", (spec("a", annotated=0.25), spec("b", "a")))
-    held = synthetic.submit(inside, TaskGraph("told", (*graph.tasks, spec("c", "b", annotated=1.5))))
+    held = workload_kernels.submit(inside, TaskGraph("told", (*graph.tasks, spec("c", "b", annotated=1.5))))
     finished(held)
 
     def annotations(dask_scheduler):
@@ -148,7 +150,7 @@ def test_on_the_slow_worker_a_sleep_takes_ten_times_as_long(inside):
     slow = max(inside.scheduler_info(n_workers=-1)["workers"])
     graph = build("straggler", tasks=16, seconds=0.02)
     with distributed.get_task_stream(inside) as stream:
-        synthetic.run(inside, graph, slow_worker=slow)
+        workload_kernels.run(inside, graph, slow_worker=slow)
     took = [(row["worker"] == slow, stop - start) for row in stream.data for _, start, stop in spans(row)]
     assert len(took) == 16
     assert all(seconds >= 0.2 for is_slow, seconds in took if is_slow)
@@ -162,7 +164,7 @@ def spans(row):
 def test_an_error_in_a_task_is_raised_and_the_tasks_are_released(inside):
     graph = TaskGraph("wrong", (spec("a", nbytes=-1),))
     with pytest.raises(ValueError, match="negative count"):
-        synthetic.run(inside, graph)
+        workload_kernels.run(inside, graph)
     assert inside.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0
 
 
@@ -193,7 +195,7 @@ def paused():
 
 @pytest.mark.parametrize("name", list(ROOTISH))
 def test_dask_takes_those_tasks_for_roots_that_the_workload_says(paused, name):
-    held = synthetic.submit(paused, build(name))
+    held = workload_kernels.submit(paused, build(name))
 
     def rootish(dask_scheduler, outputs):
         if not all(key in dask_scheduler.tasks for key in outputs):
@@ -215,5 +217,5 @@ def test_dask_takes_those_tasks_for_roots_that_the_workload_says(paused, name):
 @pytest.mark.cluster
 def test_a_workload_runs_on_worker_processes(client):
     graph = build("cholesky", nt=3, tile_bytes=16 * 16 * 8)
-    assert synthetic.run(client, graph, kernel="real") > 0
+    assert workload_kernels.run(client, graph, kernel="real") > 0
     assert client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 0

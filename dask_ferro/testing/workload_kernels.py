@@ -19,8 +19,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, get_worker, wait
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import standin
 from dask_ferro.simulate.taskgraph import Key, TaskGraph, TaskSpec
+from dask_ferro.testing import declared_device
 
 # How much longer a task takes on the slow worker: coiled/benchmarks' straggler.
 SLOWER = 10.0
@@ -36,7 +36,7 @@ def dask_graph(
     ----------
     kernel : {"sleep", "real", "declared"}
         "real": the kernels that the graph names; tasks that name none still sleep.  "declared": those of declared
-        devices (`standin.compute`), which sleep for as long as the worker's would take.
+        devices (`declared_device.compute`), which sleep for as long as the worker's would take.
     time_scale : float
         Sleeps take so many times their seconds.
     slow_worker : str, optional
@@ -58,7 +58,7 @@ def dask_graph(
             tasks[spec.key] = Task(spec.key, compute, spec.kernel, _index(spec), _rows(spec), inputs)
         elif kernel == "declared":
             seconds, references = spec.seconds * time_scale, map(_reference, spec.dependencies)
-            tasks[spec.key] = Task(spec.key, standin.compute, seconds, spec.nbytes, *references)
+            tasks[spec.key] = Task(spec.key, declared_device.compute, seconds, spec.nbytes, *references)
         else:
             seconds = spec.seconds * time_scale
             tasks[spec.key] = Task(spec.key, sleep, seconds, spec.nbytes, slow_worker, inputs)

@@ -1,0 +1,155 @@
+"""On Windows and macOS: every module is imported, the scheduler plugin works, and what cannot work there says so.
+
+Those systems are played by `tests.windows`: dask_ferro, in a process of its own, does not get what they lack.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dask_ferro import portable
+
+ROOT = Path(__file__).resolve().parents[1]
+EVERY_MODULE = """
+import importlib, pkgutil
+import dask_ferro
+found = [module.name for module in pkgutil.walk_packages(dask_ferro.__path__, "dask_ferro.")]
+for name in found:
+    importlib.import_module(name)
+print(len(found) > 300)
+"""
+CLUSTER = """
+import asyncio, dask, sys
+from distributed import Client, LocalCluster
+import dask_ferro as ff
+from dask_ferro.graph import workloads
+
+async def main():
+    async with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, asynchronous=True,
+                            dashboard_address=":0") as cluster, Client(cluster, asynchronous=True) as client:
+        await ff.install(client)
+        with ff.Require("cpu"):
+            wanted = client.submit(sum, [1, 2], pure=False)
+        assert await wanted == 3
+        plugin = cluster.scheduler.plugins["ferro"]
+        assert plugin.stealing is not None and not plugin.late
+        reports = [worker.metrics["ferro"](worker) for worker in cluster.workers.values()]
+        assert all(report["flops"] for report in reports), reports
+        await ff.uninstall(client)
+        assert "ferro" not in cluster.scheduler.plugins
+
+asyncio.run(main())
+print(True)
+"""
+MODEL = """
+import numpy as np
+import dask, onnx
+import dask_ferro as ff
+from onnx import TensorProto, helper as h
+dask.config.set(scheduler="sync")
+value = lambda name: h.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2])
+graph = h.make_graph([h.make_node("Relu", ["x"], ["y"])], "g", [value("x")], [value("y")])
+model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+onnx.save_model(model, "model.onnx")
+given = np.array([[-1.0, 2.0]], np.float32)
+for source in (model.SerializeToString(), "model.onnx"):
+    assert ff.from_onnx(source)(given).compute().tolist() == [[0.0, 2.0]]
+"""
+RUN = """
+np.save("x.npy", given)
+try:
+    ff.run("model.onnx", "x.npy", "y.npy", batch=1)
+except ff.ConfigError as error:
+    print(error)
+"""
+WATCHDOG = """
+from dask_ferro.runtime.slurmsite import _watchdog
+from dask_ferro.runtime.slurmcommand import Refused
+try:
+    _watchdog("job", "tag", None)
+except Refused as refused:
+    print(refused.words)
+"""
+
+
+def played(system, program, folder):
+    """What a program prints on another system."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.windows", system, program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+SYSTEMS = pytest.mark.parametrize("system", ["win32", "darwin"])
+
+
+@SYSTEMS
+def test_every_module_is_imported(system, tmp_path):
+    assert played(system, EVERY_MODULE, tmp_path) == "True"
+
+
+@SYSTEMS
+def test_the_scheduler_plugin_and_requirements_work(system, tmp_path):
+    assert played(system, CLUSTER, tmp_path) == "True"
+
+
+@SYSTEMS
+def test_models_are_computed(system, tmp_path):
+    assert played(system, MODEL + "\nprint(True)", tmp_path) == "True"
+
+
+def test_a_streamed_run_says_what_windows_lacks(tmp_path):
+    told = played("win32", MODEL + RUN, tmp_path)
+    assert "y.npy" in told
+    assert "cannot be written: ff.run locks it by flock, which Linux and macOS have" in told
+    assert not (tmp_path / "y.npy").exists()
+
+
+def test_a_batch_system_says_what_windows_lacks(tmp_path):
+    assert "no watchdog could be started" in (told := played("win32", WATCHDOG, tmp_path))
+    assert "this system has no user numbers (getuid); Linux and macOS have" in told
+
+
+# ---- the calls themselves -----------------------------------------------------------------------------------
+
+
+def test_without_pread_bytes_are_read_at_an_offset(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    with open(path, "rb") as file:
+        with_it = portable.read_at(file.fileno(), 3, 4)
+        monkeypatch.delattr(os, "pread")
+        assert portable.read_at(file.fileno(), 3, 4) == with_it == b"456"
+        assert portable.read_at(file.fileno(), 3, 9) == b"9"
+
+
+def test_a_lock_is_held_against_others_until_it_is_closed(tmp_path):
+    path = tmp_path / "lock"
+    with open(path, "wb") as held:
+        portable.lock(held.fileno())
+        with open(path, "rb") as other, pytest.raises(BlockingIOError):
+            portable.lock(other.fileno(), shared=True)
+    with open(path, "rb") as one, open(path, "rb") as another:
+        portable.lock(one.fileno(), shared=True)
+        portable.lock(another.fileno(), shared=True)
+        with open(path, "rb") as third, pytest.raises(BlockingIOError):
+            portable.lock(third.fileno())
+
+
+def test_without_locks_a_lock_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(portable, "fcntl", None)
+    assert not portable.has_locks()
+    with open(tmp_path / "lock", "wb") as file, pytest.raises(OSError, match="flock"):
+        portable.lock(file.fileno())

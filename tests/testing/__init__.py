@@ -1,0 +1,1 @@
+"""The emulated devices and workload kernels themselves."""
