@@ -16,7 +16,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import dask.array as da
-from dask._task_spec import GraphNode, Task, _execute_subgraph, resolve_aliases
 from dask.array.optimization import optimize
 from dask.base import get_scheduler, tokenize
 from dask.core import flatten, reverse_dict, toposort
@@ -27,6 +26,7 @@ from dask_ferro.lower.joining import rebuilt
 from dask_ferro.lower.landing import Landing, Place, opened
 from dask_ferro.lower.layer import Key, LazyLayer
 from dask_ferro.lower.lowering import slots
+from dask_ferro.lower.upstream import GraphNode, Task, execute_subgraph, resolve_aliases
 
 # Bytes of a result below which it travels: the workers' other messages take as long.
 _WORTH_LANDING = 2**20
@@ -101,7 +101,7 @@ def run_steps(steps: Sequence[Step], out: Key, names: Sequence[Key], *values: An
 
 def _in_order(node: GraphNode) -> GraphNode:
     """Return a fused task of Dask's as one that knows its order."""
-    if not isinstance(node, Task) or node.func is not _execute_subgraph:
+    if not isinstance(node, Task) or node.func is not execute_subgraph:
         return node
     inner, out, names, *others = node.args
     reads = {key: set(n.dependencies) for key, n in inner.items()} | {name: set() for name in names}

@@ -17,7 +17,6 @@ from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Future, get_client, wait
 
@@ -28,6 +27,7 @@ from dask_ferro.lower.inputs import Feed, current_client, sent
 from dask_ferro.lower.layer import KeySeries
 from dask_ferro.lower.sharded import GONE, Made, Memo, ShardedArray
 from dask_ferro.lower.spmd_tasks import same
+from dask_ferro.lower.upstream import Task, TaskRef
 
 
 def cut(arrays: Mapping[str, ShardedArray], client: Any) -> dict[str, ShardedArray]:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask._task_spec import GraphNode, Task, TaskRef
 from dask.blockwise import Blockwise
 from dask.core import istask
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.lower.landing import Place, write
 from dask_ferro.lower.layer import BundleLayer, Key
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
 # Beyond this, a task's own cost is a hundredth; and what is lost, stolen or cancelled is one task.
 _TASK_S = 0.5

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import dask
 import numpy as np
-from dask._task_spec import Alias, DataNode
 from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph
 
@@ -23,6 +22,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.signature import Signature, shape_of
+from dask_ferro.lower.upstream import Alias, DataNode
 
 # What a task's own description weighs: an input may add as much to each without changing what a graph is.
 _TASK_BYTES = 1024

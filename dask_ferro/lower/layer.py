@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from dask._task_spec import GraphNode, Task, TaskRef
 from dask.highlevelgraph import Layer
 
 from dask_ferro.lower.task import BundleRef, ModelRef, pick, run_bundle
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
 Key = Any  # text or a tuple; Dask allows numbers too
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import TaskRef
 from dask.base import tokenize
 
 from dask_ferro.graph.pipeline import LOSS, Staged
@@ -34,6 +33,7 @@ from dask_ferro.lower.spmd import Ranks, live_client, shortened
 from dask_ferro.lower.spmd_inputs import IN_GRAPH_BYTES, Below, checked, feed, stacked, tokens
 from dask_ferro.lower.spmd_tasks import Call
 from dask_ferro.lower.stage_workers import stage_workers
+from dask_ferro.lower.upstream import TaskRef
 
 if TYPE_CHECKING:
     from dask_ferro.lower.pipeline import Pipeline

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.schedules.action import BACKWARD, FORWARD, WEIGHT_GRAD, Action
@@ -25,6 +24,7 @@ from dask_ferro.lower.pipeline_tasks import first_in_line
 from dask_ferro.lower.segment_run import added, after, share, taken
 from dask_ferro.lower.spmd_tasks import Call, Reading
 from dask_ferro.lower.stage_workers import STAGE
+from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.trace import ABOUT, About
 
 Home = tuple[int, Site]  # a rank, and where it is

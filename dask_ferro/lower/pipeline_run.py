@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 import numpy as np
-from dask._task_spec import DataNode
 from dask.base import DaskMethodsMixin, get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
@@ -29,6 +28,7 @@ from dask_ferro.lower.pipeline_update import Ends, update_layer
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.shipping import copy_for
 from dask_ferro.lower.stage_workers import stage_workers
+from dask_ferro.lower.upstream import DataNode
 
 if TYPE_CHECKING:
     from dask_ferro.lower.pipeline import Pipeline

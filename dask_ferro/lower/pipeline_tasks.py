@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise, takewhile
 from typing import Any, NamedTuple
 
-from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.pipeline import Piece
@@ -27,6 +26,7 @@ from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.stage_workers import STAGE
 from dask_ferro.lower.task import BundleRef, ModelRef
+from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.trace import ABOUT, About
 
 # Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.errors import ConfigError
@@ -34,6 +33,7 @@ from dask_ferro.lower.pipeline_tasks import bundle_between
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.stage_workers import STAGE
 from dask_ferro.lower.task import BundleRef, pick
+from dask_ferro.lower.upstream import Task, TaskRef
 
 Source = KeySeries | Literal
 

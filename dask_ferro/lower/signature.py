@@ -20,6 +20,7 @@ from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.shapes import Inference, ValueType
+from dask_ferro.lower.upstream import is_masked
 
 Dim = int | str | None
 
@@ -183,7 +184,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
                 " a dask array, a delayed value or a future"
             )
             continue
-        if isinstance(getattr(given, "_meta", given), np.ma.MaskedArray):
+        if is_masked(given):
             problems.append(
                 f"input {spec.name!r} is a masked array, and models know no masks: fill it with .filled(value)"
             )

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
-from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
@@ -45,6 +44,7 @@ from dask_ferro.lower.spmd_tasks import Call, source
 from dask_ferro.lower.stage_workers import STAGE, watch_over
 from dask_ferro.lower.store import reference, spool
 from dask_ferro.lower.task import ModelRef, remember
+from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.trace import ABOUT
 
 # The annotation by which the scheduler plugin knows what a task requires (`runtime.affinity`).

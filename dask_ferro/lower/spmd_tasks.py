@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
-from dask._task_spec import Task, TaskRef
 
 from dask_ferro.graph.segments import Bucket, Cut, Segment, cut, is_collective
 from dask_ferro.graph.site import NOWHERE, Site
@@ -24,6 +23,7 @@ from dask_ferro.lower.exchange import Key, Name, exchange
 from dask_ferro.lower.pipeline_tasks import first_engines
 from dask_ferro.lower.segment_run import Chance, run_segment, taken
 from dask_ferro.lower.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.trace import About
 
 # A session with threads costs their start: below this it has none.

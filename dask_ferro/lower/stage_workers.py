@@ -21,6 +21,7 @@ from distributed import SchedulerPlugin
 from distributed.active_memory_manager import ReduceReplicas, Suggestion
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.upstream import place_again
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
@@ -95,8 +96,7 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
         load[home] += len(tasks)
         for ts in tasks:
             ts.worker_restrictions = {home}
-        stuck: dict[Any, Any] = {ts.key: "processing" for ts in tasks if ts.state == "no-worker"}
-        scheduler.transitions(stuck, stimulus_id)
+        place_again(scheduler, [ts.key for ts in tasks if ts.state == "no-worker"], stimulus_id)
 
 
 def _is_lost(scheduler: Scheduler, ts: TaskState) -> bool:

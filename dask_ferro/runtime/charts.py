@@ -19,7 +19,9 @@ from distributed import Scheduler
 from distributed.metrics import monotonic
 
 from dask_ferro.policy.rank import upward_ranks
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.reel import bundle_of
+from dask_ferro.runtime.upstream import nbytes_of
 
 # Tasks that are drawn one by one, groups that are drawn as such, and edges.
 TASKS = 2_000
@@ -155,7 +157,7 @@ class Chart:
         rows = zip(plan.names, plan.places, plan.notes, strict=True)
         nodes = tuple(draw(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
         states: Counter[str] = Counter()
-        for prefix in scheduler.task_prefixes.values():
+        for prefix in upstream.prefixes(scheduler):
             states.update({s: c for s, c in prefix.states.items() if c and s != "forgotten"})
         return GraphPicture(
             grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path, self._layouts
@@ -166,7 +168,7 @@ class Chart:
         scheduler = self._scheduler
         if len(scheduler.tasks) <= TASKS and _links(scheduler.tasks.values()) <= LINKS:
             return "tasks", dict(scheduler.tasks)
-        groups = scheduler.task_groups
+        groups = upstream.groups(scheduler)
         if len(groups) <= GROUPS and _links(groups.values()) <= LINKS:
             return "groups", {name: [group] for name, group in groups.items()}
         found: dict[str, list[Any]] = {}
@@ -203,7 +205,7 @@ class Chart:
 
     def _task(self, key: Any, ts: Any, note: str, x: float, y: float, critical: bool) -> Node:
         done = ts.state == "memory" or (ts.state == "released" and not ts.waiting_on)
-        nbytes = ts.get_nbytes() if ts.state == "memory" else 0
+        nbytes = nbytes_of(ts) if ts.state == "memory" else 0
         seconds = self._seconds(ts.prefix)
         return Node(str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical)
 

@@ -212,15 +212,15 @@ class Described:
         Logs
             Text by name, with an HTML view.
         """
-        return self.sync(self._get_logs, cluster=cluster, scheduler=scheduler, workers=workers, jobs=jobs)
+        return self.sync(self._all_logs, cluster=cluster, scheduler=scheduler, workers=workers, jobs=jobs)
 
     # Dask's older word for it.
     logs = get_logs
 
-    async def _get_logs(
+    async def _all_logs(
         self: Any, cluster: bool = True, scheduler: bool = True, workers: Any = True, jobs: bool = True
     ) -> Logs:
-        found: Logs = await super()._get_logs(cluster, scheduler, workers)  # type: ignore[misc]
+        found: Logs = await self._dask_logs(cluster, scheduler, workers)
         if jobs:
             found.update(await asyncio.to_thread(self._printed))
         return found

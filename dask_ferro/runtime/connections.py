@@ -10,6 +10,7 @@ from typing import Any
 from distributed.metrics import time
 
 from dask_ferro.policy.staff import RUNNING
+from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.squeue import OVER
 
@@ -29,15 +30,15 @@ class Connections:
         return [*self._book.values(), *self._going.values(), *self._former.values()]
 
     def _connected_names(self: Any) -> set[str]:
-        return {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+        return upstream_deploy.names_of(self)
 
     def _addresses(self: Any, job: BatchJob) -> list[str]:
         """Return where a job's workers are connected."""
         names = set(job.workers)
-        return [a for a, worker in self.scheduler_info["workers"].items() if str(worker["name"]) in names]
+        return [a for a, worker in upstream_deploy.workers_of(self).items() if str(worker["name"]) in names]
 
     async def _let_leave(self: Any, addresses: list[str]) -> bool:
-        scheduler: Any = self.scheduler_comm
+        scheduler = upstream_deploy.scheduler_rpc(self)
         try:
             answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
@@ -63,7 +64,7 @@ class Connections:
 
     async def _unblame(self: Any, workers: Iterable[str]) -> None:
         """Let no task be blamed for workers that died with their job."""
-        scheduler: Any = self.scheduler_comm
+        scheduler = upstream_deploy.scheduler_rpc(self)
         try:
             await scheduler.ferro_unblame(names=list(workers))
         except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
@@ -78,7 +79,7 @@ class Connections:
             default=None,
         )
 
-    def _update_worker_status(self: Any, op: str, msg: Any) -> None:
+    def _worker_changed(self: Any, op: str, msg: Any) -> None:
         """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
         if op == "add":
             now = time()
@@ -88,8 +89,8 @@ class Connections:
             for name in came:
                 self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
         elif op == "remove":
-            self._connected_at.pop(str(self.scheduler_info["workers"][msg]["name"]), None)
-        super()._update_worker_status(op, msg)  # type: ignore[misc]
+            self._connected_at.pop(str(upstream_deploy.workers_of(self)[msg]["name"]), None)
+        super()._worker_changed(op, msg)  # type: ignore[misc]
 
     @property
     def plan(self: Any) -> set[str]:

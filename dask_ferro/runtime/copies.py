@@ -29,12 +29,13 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_ferro import config
 from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.anchors import Anchors
 from dask_ferro.runtime.kept import Kept, Rounds
 from dask_ferro.runtime.moving import free_bytes, unspilled_bytes
 from dask_ferro.runtime.recompute import Recompute
 from dask_ferro.runtime.sight import Sight, stays
+from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class Copies:
                     self._recompute(job, sight, receivers, self.anchors.seconds),
                 )
             since, all_of_it = again[job]
-            nbytes, fresh, seconds = ts.get_nbytes(), since.seconds(ts), all_of_it.seconds(ts)
+            nbytes, fresh, seconds = nbytes_of(ts), since.seconds(ts), all_of_it.seconds(ts)
             is_dear = self.copying.is_dear(nbytes, fresh)
             if is_dear or (
                 now - self._since.get(ts.key, self._began) >= _SETTLED
@@ -223,7 +224,7 @@ class Copies:
         room = max((r.room for r in receivers.values() if r.job != job), default=0)
 
         def is_saved(ts: TaskState, seconds: float) -> bool:
-            return ts.get_nbytes() <= room and self.copying.is_worth(ts.get_nbytes(), seconds)
+            return nbytes_of(ts) <= room and self.copying.is_worth(nbytes_of(ts), seconds)
 
         return Recompute(self.scheduler, lambda ts: bool(job) and sight.job(ts) == job, is_saved, anchored)
 
@@ -240,7 +241,7 @@ class Copies:
                 self._traffic.spend(address, self.copying.charge(result.nbytes))
         for to, keys in told.items():
             self._count += 1
-            seams.copy_to(self.scheduler, to, keys, f"ferro-copy-{self._count}")
+            upstream.copy_to(self.scheduler, to, keys, f"ferro-copy-{self._count}")
 
     def _arrived(self, now: float) -> None:
         for key, (to, nbytes, sent) in list(self._coming.items()):
@@ -345,6 +346,6 @@ class _Keeping(ReduceReplicas):
         found = spare(
             {ws.address: Replica(copies.job_of(ws), short[ws]) for ws in left},
             ts.key in copies.kept,
-            lambda: copies.copying.is_worth(ts.get_nbytes(), again.seconds(ts)),
+            lambda: copies.copying.is_worth(nbytes_of(ts), again.seconds(ts)),
         )
         return None if found is None else {ws for ws in left if ws.address in found}

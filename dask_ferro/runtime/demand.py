@@ -19,7 +19,7 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.affinity import wish_of
 from dask_ferro.runtime.projected import Seconds
 
@@ -162,12 +162,12 @@ class Demands:
 
     def remaining(self) -> int:
         """Return how many tasks are to be done and are not."""
-        prefixes = self.scheduler.task_prefixes.values()
+        prefixes = upstream.prefixes(self.scheduler)
         return self.ready() + sum(prefix.states["waiting"] for prefix in prefixes)
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        prefixes = self.scheduler.task_prefixes.values()
+        prefixes = upstream.prefixes(self.scheduler)
         return sum(prefix.states[state] for prefix in prefixes for state in READY)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -257,7 +257,7 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
         Whether somebody places tasks who honours a required device class: stock Dask does not.
     """
     device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
-    if ts.loose_restrictions or not seams.is_restricted(ts):
+    if ts.loose_restrictions or not upstream.is_restricted(ts):
         return Needs(device=device) if device else _NOTHING
     resources = tuple(sorted((ts.resource_restrictions or {}).items()))
     return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)

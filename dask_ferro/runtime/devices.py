@@ -20,6 +20,7 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro.policy.cost import Links, Sizes, Speed
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.affinity import wish_of
+from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 
 HOST = "cpu"
 # Dask's protocols that know devices' memory: between two of a host, they use NVLink where there is one.
@@ -77,7 +78,7 @@ class Devices:
             self._heard.add(ws.address)
             for kind, nbytes, seconds in gpu["links"]:
                 self._links.add(kind, nbytes, seconds)
-        managed = int(ws.metrics.get("managed_bytes", 0))
+        managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
         self._told[ws.address] = _Told(live, managed, frozenset(gpu["types"]))
         if ledger.rows[ws.address].most != gpu["total"]:
@@ -109,8 +110,8 @@ class Devices:
         total = ((ws.extra or {}).get("gpu") or {}).get("memory-total")
         if not total:
             return
-        used = ((ws.metrics or {}).get("gpu") or {}).get("memory-used") or 0
-        self._told[ws.address] = _Told(int(used), int(ws.metrics.get("managed_bytes", 0)), frozenset())
+        used = (metrics_of(ws).get("gpu") or {}).get("memory-used") or 0
+        self._told[ws.address] = _Told(int(used), int(metrics_of(ws).get("managed_bytes", 0)), frozenset())
         ledger.set_device(ws.address, "gpu")
         ledger.set_memory(ws.address, int(total))
 
@@ -126,7 +127,7 @@ class Devices:
         told, ws = self._told.get(address), self._scheduler.workers.get(address)
         if told is None or ws is None:
             return 0
-        coming = sum(dts.get_nbytes() for dts in ws.needs_what)
+        coming = sum(nbytes_of(dts) for dts in ws.needs_what)
         return max(told.live + ws.nbytes - told.managed, 0) + coming
 
     def kind(self, ts: TaskState) -> str:
@@ -156,7 +157,7 @@ class Devices:
         found = self.sizes.of(ts.prefix.name)
         if found is not None:
             return found
-        return self.sizes.guess((dts.get_nbytes() for dts in ts.dependencies), ledger.least)
+        return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), ledger.least)
 
     def headroom(self, ts: TaskState, ledger: Ledger) -> int:
         """Return the projected device bytes of the largest result that is made of a task's, less what it frees.
@@ -180,6 +181,4 @@ class Devices:
 
 def freed_by(ts: TaskState) -> int:
     """Return the bytes of the inputs that nobody wants any more when a task is done."""
-    return sum(
-        dts.get_nbytes() for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants
-    )
+    return sum(nbytes_of(dts) for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants)

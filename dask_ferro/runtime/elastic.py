@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from distributed import Adaptive, Status
+from distributed import Status
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
@@ -40,7 +40,7 @@ from dask_ferro.policy.staff import (
     Staff,
     Submit,
 )
-from dask_ferro.runtime import roster, seams
+from dask_ferro.runtime import roster, upstream_deploy
 from dask_ferro.runtime.events import KINDS, TOPIC
 from dask_ferro.runtime.exposures import Exposures
 from dask_ferro.runtime.lost import Lost
@@ -66,7 +66,7 @@ _TICK = 2.0
 _RETRY = 10.0
 
 
-class Elastic(Adaptive):
+class Elastic(upstream_deploy.Adapting):
     """Grow and shrink a cluster with its work; given to ``cluster.adapt(Adaptive=ff.Elastic, ...)``.
 
     Parameters
@@ -125,6 +125,7 @@ class Elastic(Adaptive):
         **options: Any,
     ) -> None:
         try:
+            upstream_deploy.check("ff.Elastic")
             config.check()
             interval = config.given("elastic.interval", interval, "ff.Elastic")
             self._fails = fails_unrunnable(options)
@@ -132,9 +133,9 @@ class Elastic(Adaptive):
             self._pools: Pools = pools_of(cluster)
             check_room(minimum, maximum, self._pools.pools())
         except ConfigError:
-            seams.forget_adapting(cluster)  # Dask would give them to the next one too
+            upstream_deploy.forget_adapting(cluster)  # Dask would give them to the next one too
             raise
-        previous = getattr(cluster, "_adaptive", None)
+        previous = upstream_deploy.controller_of(cluster)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
         if taken is not None:
             self._pools = taken._pools
@@ -239,12 +240,11 @@ class Elastic(Adaptive):
     async def _take_back(self) -> None:
         """Let the scheduler copy nothing any more, unless another one goes on; after a look that was under way."""
         async with self._turn:
-            other = getattr(self.cluster, "_adaptive", None)
+            other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
                 await self._exposures.take_back(self.scheduler)
 
-    def _start(self) -> None:
-        super()._start()
+    def _began(self) -> None:
         self._first = asyncio.ensure_future(self._start_with_a_look())
 
     async def _start_with_a_look(self) -> None:

@@ -27,6 +27,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro.policy.staff import Action
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.worker import LINKS, METRIC
 
 TOPIC = "ferro"
@@ -166,7 +167,7 @@ class Events:
     def read_workers(self) -> None:
         """Add what workers received since they were last read."""
         for address, ws in self.scheduler.workers.items():
-            told = ws.metrics.get(METRIC) if ws.metrics else None
+            told = metrics_of(ws).get(METRIC)
             for link, now in (told or {}).get("received", {}).items():
                 before = self._read.get((address, link), (0, 0, 0.0))
                 if now[0] < before[0]:  # it counts from 0 again: its plugin was set up anew

@@ -8,8 +8,8 @@ from typing import Any
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import seams
-from dask_ferro.runtime.scheduler import FIGURES, NAME, REMOVE, FerroScheduler
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.scheduler import FIGURES, NAME, REMOVE, FerroScheduler, stays_off
 from dask_ferro.runtime.settings import Settings
 
 
@@ -33,7 +33,8 @@ def install(client: Client, **options: Any) -> Any:
     Warns
     -----
     RuntimeWarning
-        Workers that did not answer within `ferro.scheduler.answer`, by address; each is set up when it answers.
+        Workers that did not answer within `ferro.scheduler.answer`, by address; each is set up when it answers.  The
+        scheduler's Dask lacks something that the plugin needs: stock Dask goes on.
 
     Examples
     --------
@@ -79,7 +80,10 @@ def _checked(client: Any) -> None:
 
 async def _install(client: Client, settings: Settings) -> None:
     try:
-        current = await client.run_on_scheduler(_settings)
+        off, current = await client.run_on_scheduler(_state)
+        if off:
+            warnings.warn(off, RuntimeWarning, stacklevel=2)
+            return
         if current != settings:
             await _uninstall(client)
             await client.register_plugin(FerroScheduler(settings))
@@ -88,11 +92,11 @@ async def _install(client: Client, settings: Settings) -> None:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
-    seams.put_client_sends(client, settings.client_sends)
+    upstream.put_client_sends(client, settings.client_sends)
 
 
 async def _uninstall(client: Client) -> None:
-    seams.put_client_sends(client, seams.CLIENT_SENDS)
+    upstream.put_client_sends(client, upstream.CLIENT_SENDS)
     settings = await client.run_on_scheduler(_settings)
     if settings is not None:
         late = await getattr(client.scheduler, REMOVE)()
@@ -121,6 +125,11 @@ def _late(dask_scheduler: Any = None) -> list[str]:
     """Return the workers that the plugin still waits for."""
     plugin = dask_scheduler.plugins.get(NAME)
     return plugin.late if isinstance(plugin, FerroScheduler) else []
+
+
+def _state(dask_scheduler: Any = None) -> tuple[str, Settings | None]:
+    """Return why a scheduler's Dask cannot have the plugin, or "", and the settings of the one that it has."""
+    return stays_off(), _settings(dask_scheduler)
 
 
 def _settings(dask_scheduler: Any = None) -> Settings | None:

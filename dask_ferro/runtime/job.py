@@ -35,6 +35,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime import terminate
+from dask_ferro.runtime.upstream_worker import address_of, keywords_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def _lifetime(server: Any) -> float:
     """Return the seconds after which a server's worker closes by itself, at the earliest; 0: never."""
     if isinstance(server, Worker):
         return float(server.lifetime or 0.0)
-    options = server.worker_kwargs
+    options = keywords_of(server)
     lifetime = _seconds(options, "lifetime", "distributed.worker.lifetime.duration")
     return max(lifetime - _seconds(options, "lifetime_stagger", "distributed.worker.lifetime.stagger"), 0.0)
 
@@ -188,11 +189,11 @@ async def _leave(seconds: float) -> None:
     until = time() + seconds
     logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
     known_by = time() + min(seconds - _kept(seconds), _STARTING)
-    while time() < known_by and any(_address(server) is None for server in _there()):
+    while time() < known_by and any(address_of(server) is None for server in _there()):
         await asyncio.sleep(_POLL)
     pause = _RETRY
     while there := _there():
-        servers = {a: server for server in there if (a := _address(server))}
+        servers = {a: server for server in there if (a := address_of(server))}
         left = max(until - time(), 0.0)
         gone = await _ask(there[0].scheduler, list(servers), left - _kept(left)) if servers else set()
         await asyncio.gather(*(_end(servers[address]) for address in gone))
@@ -220,7 +221,7 @@ async def _leave_while_needed(until: float) -> None:
         if await terminate.is_gone(there[0].scheduler.address):
             logger.info("dask_ferro: the scheduler is gone")
             return
-        servers = {a: server for server in there if (a := _address(server))}
+        servers = {a: server for server in there if (a := address_of(server))}
         left = max(until - time(), 0.0)
         answer = await _answer(there[0].scheduler, list(servers), left - _kept(left))
         if answer.get("over"):
@@ -282,8 +283,3 @@ async def _ask(scheduler: Any, addresses: list[str], seconds: float) -> set[str]
 async def _end(server: Nanny | Worker) -> None:
     await asyncio.wait({asyncio.ensure_future(server.finished())}, timeout=_CLOSING)
     await server.close(reason="ferro-job-left")
-
-
-def _address(server: Nanny | Worker) -> str | None:
-    """Return the address of a server's worker; None: it is not known yet."""
-    return server.worker_address if isinstance(server, Nanny) else server.contact_address

@@ -17,6 +17,7 @@ from dask.utils import parse_timedelta
 from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro.runtime.squeue import duration
+from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
 _PRELOAD = "dask_ferro.runtime.job"
 _DASK_WORKER = "distributed.cli.dask_worker"
@@ -93,10 +94,10 @@ class WorkerJob(SLURMJob):
         is_skipped = any(skip in directive for skip in self.job_directives_skip)
         if ahead >= 1 and "--signal" not in header and not is_skipped:
             self.job_header = f"{header}\n{directive}"
-        if _DASK_WORKER in self._command_template:
-            arguments = self._command_template.split()
+        if _DASK_WORKER in command_of(self):
+            arguments = command_of(self).split()
             option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"
-            self._command_template += f" {option} {_PRELOAD}"
+            add_to_command(self, f"{option} {_PRELOAD}")
 
     def job_script(
         self, first: int = 0, graces: Mapping[str, float] | None = None, kill_wait: float | None = None
@@ -113,12 +114,12 @@ class WorkerJob(SLURMJob):
         return _SCRIPT.format(
             shebang=self.shebang,
             header=self.job_header,
-            prologue="\n".join(filter(None, self._job_script_prologue)),
+            prologue="\n".join(prologue_of(self)),
             prefix=self._prefix,
             first=first,
             exports=self._exports(graces or {}, kill_wait),
             listening=LISTENING,
-            command=self._command_template,
+            command=command_of(self),
             waiting=WAITING,
         )
 
@@ -159,7 +160,7 @@ class WorkerJob(SLURMJob):
     def _option(self, option: str) -> str | None:
         """The value of the worker's last option of that name."""
         value = None
-        arguments = shlex.split(self._command_template)
+        arguments = shlex.split(command_of(self))
         for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
             if argument == option:
                 value = following

@@ -31,13 +31,13 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
-from distributed.stealing import _WORKER_STATE_REJECT
 
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.lost import Lost, lost_with
 from dask_ferro.runtime.moving import Moving, free_bytes, is_clear, unheld
 from dask_ferro.runtime.projected import Seconds
+from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Leaving:
         for address in addresses:
             ws = self._doomed.pop(address, None)
             if ws is not None and self.scheduler.workers.get(address) is ws and ws not in leavers:
-                seams.set_status(self.scheduler, ws, Status.running, self._next())
+                upstream.set_status(self.scheduler, ws, Status.running, self._next())
 
     def is_own(self, stimulus_id: str) -> bool:
         """Whether something was done by this one."""
@@ -194,7 +194,7 @@ class Leaving:
             self._runs = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        seams.claim_answers(self.scheduler, self._stimulus, self._answered)
+        upstream.claim_answers(self.scheduler, self._stimulus, self._answered)
         try:
             while self._departures:
                 await asyncio.sleep(_MOMENT if any(not d.before for d in self._departures) else 0)
@@ -213,7 +213,7 @@ class Leaving:
         """Leave the answers to others again, when the last of ours is in."""
         self.moving.clear()
         if not self._asked:
-            seams.unclaim_answers(self.scheduler)
+            upstream.unclaim_answers(self.scheduler)
 
     async def _rest(self, cost: float) -> None:
         """Wait until there may be something new, for as long as the looks' share of time demands."""
@@ -277,8 +277,8 @@ class Leaving:
             for address, ws in departure.workers.items():
                 left = ws.status == Status.closing_gracefully  # begun by somebody else
                 departure.before[address] = Status.running if left else ws.status
-                seams.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
-            moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
+                upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
+            moves = {ts.key: nbytes_of(ts) for ts in unheld(departure.workers.values(), self._leavers())}
             self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
 
     def _last_of(self, new: list[Departure]) -> Departure | None:
@@ -323,15 +323,13 @@ class Leaving:
 
     def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
         """Whether nobody who stays may run a task."""
-        if ts.loose_restrictions or not seams.is_restricted(ts):
+        if ts.loose_restrictions or not upstream.is_restricted(ts):
             return False
-        return stay.isdisjoint(self.scheduler.valid_workers(ts) or ())
+        return stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
 
     def _heaviest(self, departures: list[Departure]) -> Departure:
         left = self._leavers()
-        held = Counter(
-            {d: sum(ts.get_nbytes() for ts in unheld(d.workers.values(), left)) for d in departures}
-        )
+        held = Counter({d: sum(nbytes_of(ts) for ts in unheld(d.workers.values(), left)) for d in departures})
         return held.most_common(1)[0][0]
 
     def _no_room(self) -> str:
@@ -356,11 +354,11 @@ class Leaving:
             for ts in tasks:
                 departure.asked[ts.key] = ts.run_id
                 if over:
-                    seams.take_back(self.scheduler, ts.key, address, stimulus)
+                    upstream.take_back(self.scheduler, ts.key, address, stimulus)
                 else:
                     self._asked[stimulus, ts.key] = (address, ts.run_id)
             if tasks and not over:
-                seams.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
+                upstream.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
 
     def _answered(self, *, key: Any, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
@@ -368,8 +366,8 @@ class Leaving:
         ts = self.scheduler.tasks.get(key)
         if ts is not None and ts.run_id == run:
             runs = state in _RUNS and self._is_hopeless(ts, address)
-            if runs or state not in _WORKER_STATE_REJECT:
-                seams.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
+            if runs or state not in upstream.REJECTS:
+                upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
         self._wake.set()
         if not self._departures:
             self._end()
@@ -423,7 +421,7 @@ class Leaving:
             if departure.must and not goes_on:  # whoever runs there when the job ends would be blamed
                 self._doomed[address] = ws
             else:
-                seams.set_status(self.scheduler, ws, before, self._next())
+                upstream.set_status(self.scheduler, ws, before, self._next())
         if why != RECALLED:
             level = logging.INFO if goes_on else logging.WARNING
             logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why)

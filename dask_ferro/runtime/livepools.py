@@ -23,6 +23,7 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import REMOVED, Pool
+from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.clusteroptions import check_options
 from dask_ferro.runtime.clusterwords import PoolWords
 from dask_ferro.runtime.elastic import Elastic
@@ -31,6 +32,7 @@ from dask_ferro.runtime.jobpool import JobPool, overrides_of
 from dask_ferro.runtime.jobscript import WorkerJob
 from dask_ferro.runtime.pools import DEFAULT, MODES, told_closed
 from dask_ferro.runtime.shortage import is_shut
+from dask_ferro.runtime.upstream_jobqueue import job_keywords
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +131,7 @@ class PoolOrders:
         found: dict[str, float] = self._kind(pool).job.resources
         return found
 
-    @property
-    def _dummy_job(self: Any) -> WorkerJob:
+    def _first_job(self: Any) -> WorkerJob:
         """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
         self._records()
         job: WorkerJob = self._template
@@ -146,7 +147,9 @@ class PoolOrders:
 
     def _built(self: Any, name: str, overrides: Mapping[str, Any]) -> JobPool:
         prefix = self._names.prefix(name)
-        return JobPool.built(name, self.job_cls, ADDRESS, self._job_kwargs, self._guesses | overrides, prefix)
+        return JobPool.built(
+            name, self.job_cls, ADDRESS, job_keywords(self), self._guesses | overrides, prefix
+        )
 
     def _kind(self: Any, pool: str) -> JobPool:
         records = self._records()
@@ -285,14 +288,14 @@ class PoolOrders:
 
     def _adapts(self: Any) -> bool:
         """Whether a controller looks after the jobs."""
-        adaptive = self._adaptive
+        adaptive = upstream_deploy.controller_of(self)
         return isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
 
     async def _look_now(self: Any) -> None:
         """Let the controller look at once, and wait for that a moment."""
         if not self._adapts():
             return
-        look = asyncio.ensure_future(self._adaptive.adapt())
+        look = asyncio.ensure_future(upstream_deploy.controller_of(self).adapt())
         await asyncio.wait({look}, timeout=_LOOKED)
         look.add_done_callback(_log)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from dask.utils import format_bytes
 from distributed.scheduler import WorkerState
 
+from dask_ferro.runtime.upstream import nbytes_of
+
 
 @dataclass
 class Lost:
@@ -32,7 +34,7 @@ def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> Lost:
     """Return what is lost with workers when all of `going`, which they are among, are gone."""
     alone = {ts for ws in workers for ts in {*ws.has_what, *ws.actors} if going.issuperset(ts.who_has or ())}
     for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
-    return Lost(len(alone), sum(ts.get_nbytes() for ts in alone), for_good)
+    return Lost(len(alone), sum(nbytes_of(ts) for ts in alone), for_good)
 
 
 def told(lost: Lost) -> str:

@@ -22,8 +22,9 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.spread import spread
 from dask_ferro.policy.worth import Held, by_worth
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.recompute import Recompute
+from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Moving:
         now = monotonic()
         receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
         self._pass_over(receivers, now)
-        alone: dict[Any, int] = {ts.key: ts.get_nbytes() for ts in unheld(left, left)}
+        alone: dict[Any, int] = {ts.key: nbytes_of(ts) for ts in unheld(left, left)}
         for key, move in list(self.moves.items()):
             if key not in alone or move.receiver not in receivers:
                 if move.sent:
@@ -114,7 +115,7 @@ class Moving:
 
     def _by_worth(self, results: Iterable[TaskState]) -> list[Any]:
         again = Recompute(self.scheduler)
-        return by_worth(Held(ts.key, ts.get_nbytes(), again.seconds(ts)) for ts in results)
+        return by_worth(Held(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
         """Give results to whoever has most room; return those that nobody has room for."""
@@ -122,7 +123,7 @@ class Moving:
         heapify(rooms)
         unplaced = []
         for ts in rest:
-            nbytes = ts.get_nbytes()
+            nbytes = nbytes_of(ts)
             if not rooms or -rooms[0][0] < nbytes:
                 unplaced.append(ts)
                 continue
@@ -171,7 +172,7 @@ class Moving:
             told.setdefault(to, []).append(key)
         for address, some in told.items():
             self.moves.update((key, self.moves[key]._replace(sent=now)) for key in some)
-            seams.copy_to(self.scheduler, address, some, stimulus_id)
+            upstream.copy_to(self.scheduler, address, some, stimulus_id)
 
     def clear(self) -> None:
         """Forget all moves; what is on its way arrives, and is a copy more."""
@@ -186,7 +187,7 @@ def free_bytes(worker: WorkerState) -> int:
     """
     if not worker.memory_limit:
         return _ENDLESS
-    used = worker.memory.optimistic if "memory" in worker.metrics else worker.nbytes
+    used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
     return max(unspilled_bytes(worker) - used, 0)
 
 

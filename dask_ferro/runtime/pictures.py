@@ -17,6 +17,7 @@ from distributed.scheduler import WorkerState
 from dask_ferro.policy.steal import threshold_of
 from dask_ferro.runtime.events import TOPIC
 from dask_ferro.runtime.pools import MODES
+from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.watch import Sample, Second
 from dask_ferro.runtime.worker import METRIC
 
@@ -308,7 +309,7 @@ def _host_memory(ws: WorkerState) -> HostMemory:
 
 
 def _own_bytes(ws: WorkerState) -> int:
-    told = ((ws.metrics or {}).get(METRIC) or {}).get("gpu") or {}
+    told = (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
     return int(told.get("own", 0))
 
 
@@ -333,7 +334,7 @@ def _devices(workers: Sequence[WorkerState]) -> tuple[DeviceMemory, ...]:
 
 def _device(ws: WorkerState) -> tuple[str, int, int] | None:
     """A worker's device: what it is called on its host, its bytes in use, and all of them."""
-    metrics = ws.metrics or {}
+    metrics = metrics_of(ws)
     told = (metrics.get(METRIC) or {}).get("gpu")
     if told:
         return f"GPU {told['device']}", told["used"], told["total"]

@@ -30,10 +30,11 @@ from dask_ferro.policy.place import share
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.snapshot import Task, Worker, kind_of
 from dask_ferro.policy.waits import Wait, waits_at_scheduler
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.affinity import estimate_of, wish_of
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Placing:
                     self._since.pop(ts, None)
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
-        return chosen if chosen in self.scheduler.running else seams.stock_placement(self.scheduler, ts)
+        return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
 
     def is_tied(self, ts: TaskState) -> bool:
         """Whether a task has to run on a device class, or would rather."""
@@ -164,7 +165,7 @@ class Placing:
         if len(self._since) > len(self._waiting):
             self._since = {ts: since for ts, since in self._since.items() if ts in self._waiting}
         classes = self._present_classes()
-        seams.keep_waiting(
+        upstream.keep_waiting(
             self.scheduler, (ts for ts in self._waiting if wish_of(ts.annotations).must in classes)
         )
 
@@ -200,9 +201,9 @@ class Placing:
         growing = [ts for ts in tasks if ledger.counts_bytes and devices.grows(ts, ledger)]
         if growing:
             taken = set(growing)
-            seams.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
+            upstream.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
             tasks = growing
-        seams.place_again(self.scheduler, tasks)
+        upstream.place_again(self.scheduler, tasks)
 
     def _wait(self, ts: TaskState) -> None:
         """Note that a task waits; who frees bytes is tried before who takes more, whatever their priorities."""
@@ -242,7 +243,7 @@ class Placing:
 
     def _only_holder(self, ts: TaskState) -> WorkerState | None:
         """Return the worker that alone holds all inputs, of a task that may go anywhere."""
-        if seams.is_restricted(ts):
+        if upstream.is_restricted(ts):
             return None
         holder: WorkerState | None = None
         for dts in ts.dependencies:
@@ -260,7 +261,7 @@ class Placing:
         row = ledger.rows.get(holder.address)
         if row is None or not self.stealing.waits.is_open(holder):
             return False
-        largest = max(dts.get_nbytes() for dts in ts.dependencies)
+        largest = max(nbytes_of(dts) for dts in ts.dependencies)
         starts_in = row.starts_in(now, ts.priority)
         seconds, known = self._seconds(ts)
         lasting = self._lasting(seconds, known)
@@ -363,7 +364,7 @@ class Placing:
         ledger = self.stealing.ledger
         if not ledger.counts_bytes:
             return ledger.soonest(now, count, ts.priority, lasting)
-        need = task.nbytes + task.headroom + sum(dts.get_nbytes() for dts in ts.dependencies)
+        need = task.nbytes + task.headroom + sum(nbytes_of(dts) for dts in ts.dependencies)
         found = ledger.soonest(now, count, ts.priority, lasting, room=need)
         seen = {worker.address for worker in found}
         return found + [w for w in ledger.soonest(now, count, ts.priority, lasting) if w.address not in seen]
@@ -378,7 +379,7 @@ class Placing:
         held: dict[str, int] = {}
         for dts in ts.dependencies:
             for ws in dts.who_has or ():
-                held[ws.address] = held.get(ws.address, 0) + dts.get_nbytes()
+                held[ws.address] = held.get(ws.address, 0) + nbytes_of(dts)
         if len(held) <= _HOLDERS:
             return list(held)
         return sorted(held, key=lambda address: (-held[address], address))[:_HOLDERS]

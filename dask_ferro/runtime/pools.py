@@ -23,7 +23,7 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Mean
 from dask_ferro.policy.staff import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream_deploy
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def pools_of(cluster: Any) -> Pools:
     """
     if all(hasattr(cluster, name) for name in ("pools", "reconcile", "request", "release", "wait_submitted")):
         return cluster  # type: ignore[no-any-return]
-    if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
+    if upstream_deploy.has_specification(cluster):
         return SpecPools(cluster)
     raise ConfigError(
         f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
@@ -156,9 +156,9 @@ class SpecPools:
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pool, with the start-up that was measured."""
-        options = self.cluster.new_spec.get("options", {})
-        processes = len(self.cluster.new_spec.get("group", ("",)))
-        dummy = self.cluster.job_cls and self.cluster._dummy_job if self._is_batch else None
+        options = upstream_deploy.options_of_a_job(self.cluster)
+        processes = upstream_deploy.workers_of_a_job(self.cluster)
+        dummy = upstream_deploy.batch_job_of(self.cluster) if self._is_batch else None
         if dummy is not None:
             threads, memory = dummy.worker_process_threads * processes, dummy.worker_memory or 0
         else:
@@ -176,7 +176,7 @@ class SpecPools:
         ended = [name for name, job in jobs.items() if self._is_over(name, job, time())]
         for name in ended:
             logger.warning("dask_ferro: job %s ended by itself", name)
-            self.cluster.worker_spec.pop(name, None)
+            upstream_deploy.wanted(self.cluster).pop(name, None)
             self._drop(str(name))
         if ended:
             await self._correct()
@@ -186,9 +186,9 @@ class SpecPools:
     def _jobs(self) -> dict[Any, SiteJob]:
         """Return the jobs of the specification by their names in it, as they are now."""
         now = time()
-        connected = {str(worker["name"]) for worker in self.cluster.scheduler_info["workers"].values()}
+        connected = upstream_deploy.names_of(self.cluster)
         found = {}
-        for order, (name, spec) in enumerate(self.cluster.worker_spec.items()):
+        for order, (name, spec) in enumerate(upstream_deploy.wanted(self.cluster).items()):
             workers = tuple(f"{name}{suffix}" for suffix in spec.get("group", ("",)))
             found[name] = self._job(str(name), workers, connected, order, now)
         return found
@@ -196,21 +196,21 @@ class SpecPools:
     def request(self, pool: str, count: int) -> None:
         """Add jobs to the specification."""
         for _ in range(count):
-            for name, spec in seams.next_spec(self.cluster).items():
-                self.cluster.worker_spec[name] = spec
+            for name, spec in upstream_deploy.next_spec(self.cluster).items():
+                upstream_deploy.wanted(self.cluster)[name] = spec
                 self._asked[str(name)] = time()
         self._correcting = asyncio.ensure_future(self._correct())
 
     async def release(self, names: Iterable[str]) -> None:
         """Take jobs out of the specification, and wait until they are closed."""
         wanted = set(names)
-        going = [name for name in self.cluster.worker_spec if str(name) in wanted]
+        going = [name for name in upstream_deploy.wanted(self.cluster) if str(name) in wanted]
         self._releasing.update(map(str, going))
         try:
             if not self._is_batch:
                 await asyncio.gather(*map(self._closed, going))
             for name in going:
-                self.cluster.worker_spec.pop(name, None)
+                upstream_deploy.wanted(self.cluster).pop(name, None)
                 self._drop(str(name))
             if going:
                 await self._correct()
@@ -233,26 +233,26 @@ class SpecPools:
     async def _correct(self) -> None:
         """Let the cluster start and close what its specification says; note what it could not start."""
         try:
-            await seams.correct(self.cluster)
+            await upstream_deploy.correct(self.cluster)
             self._trouble = ""
         except Exception as error:  # noqa: BLE001 - whatever a batch system's command or a worker's start raises
             self._trouble, self._troubles = f"{type(error).__name__}: {error}", self._troubles + 1
             self._closed_until = time() + min(_BACK_OFF * 2.0**self._troubles, _MOST_BACK_OFF)
             logger.warning("dask_ferro: a job could not be started: %s", self._trouble)
-            for name in [n for n in self.cluster.worker_spec if self._failed(n)]:
-                self.cluster.worker_spec.pop(name)
-                self.cluster.workers.pop(name, None)
+            for name in [n for n in upstream_deploy.wanted(self.cluster) if self._failed(n)]:
+                upstream_deploy.wanted(self.cluster).pop(name)
+                upstream_deploy.started(self.cluster).pop(name, None)
                 self._drop(str(name))
 
     def _failed(self, name: Any) -> bool:
         """Whether a job was asked for and did not start: dask-jobqueue leaves such a one in its first status."""
-        job = self.cluster.workers.get(name)
+        job = upstream_deploy.started(self.cluster).get(name)
         return job is None or getattr(job, "status", None) in (Status.created, Status.failed)
 
     async def _closed(self, name: Any) -> None:
         """Wait for a worker that the scheduler told to close: closing its nanny meanwhile makes that one kill it."""
-        worker = self.cluster.workers.get(name)
-        connected = {str(one["name"]) for one in self.cluster.scheduler_info["workers"].values()}
+        worker: Any = upstream_deploy.started(self.cluster).get(name)
+        connected = upstream_deploy.names_of(self.cluster)
         if str(name) not in connected and hasattr(worker, "finished"):
             with suppress(TimeoutError):
                 await asyncio.wait_for(worker.finished(), _CLOSING)
@@ -279,7 +279,7 @@ class SpecPools:
         if job.state == RUNNING or job.name in self._releasing:
             return False
         if not self._is_batch:
-            status = getattr(self.cluster.workers.get(name), "status", None)
+            status = getattr(upstream_deploy.started(self.cluster).get(name), "status", None)
             return status in (Status.closed, Status.closing, Status.failed)
         return job.name in self._seen and now - self._seen[job.name] > _LOST
 

@@ -18,7 +18,7 @@ from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.steal import threshold_of
 from dask_ferro.policy.waits import REASONS
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.events import OTHER, OUTCOMES, SCALINGS, Events
 
 # The schedulers of this process that have the plugin, and the collector that is registered meanwhile.
@@ -61,7 +61,7 @@ class Collector(PrometheusCollector):
 
     def collect(self) -> Iterator[Any]:
         """Yield the families of metrics."""
-        scraped = seams.scraped_scheduler()
+        scraped = upstream.scraped_scheduler()
         if scraped is None and len(_counted) == 1:  # a registry that somebody else serves
             scraped = next(iter(_counted))
         events = _counted.get(scraped) if scraped is not None else None

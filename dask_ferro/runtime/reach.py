@@ -22,6 +22,8 @@ from distributed import Scheduler
 from distributed.core import clean_exception
 from distributed.protocol.serialize import Serialize, Serialized, deserialize
 
+from dask_ferro.runtime import upstream
+
 logger = logging.getLogger(__name__)
 
 # Between two tries with a worker that could not be reached, which takes Dask 30 s to find out.
@@ -52,11 +54,11 @@ async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float)
         A worker could not read it or set it up, in its words, and from what one of them raised; no worker that joins
         later is given it: it would not start.
     """
-    scheduler.worker_plugins[name] = plugin
+    upstream.worker_plugins(scheduler)[name] = plugin
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
     late, refusals = await _tell_all(scheduler, message, seconds)
     if refusals:
-        scheduler.worker_plugins.pop(name, None)
+        upstream.worker_plugins(scheduler).pop(name, None)
         raise RuntimeError(_words(refusals)) from next(iter(refusals.values()))
     return late
 
@@ -69,7 +71,7 @@ async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collec
     hung : collection of str
         Addresses of those that are told, too, and not waited for.
     """
-    if scheduler.worker_plugins.pop(name, None) is None:
+    if upstream.worker_plugins(scheduler).pop(name, None) is None:
         return []
     late, refusals = await _tell_all(scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:

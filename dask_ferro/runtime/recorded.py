@@ -16,6 +16,7 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import BOOTING, PENDING
+from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.batchjob import BatchJob
 from dask_ferro.runtime.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.jobjournal import JobJournal, Told, by_file, names_of
@@ -84,7 +85,7 @@ class Recorded:
         """Tell why the next jobs are asked for, or why those of these names are given back."""
         self._recording.because(why, jobs)
 
-    async def _start(self: Any) -> None:
+    async def _open_cluster(self: Any) -> None:
         try:
             before = await self._recording.begin(self._site.job_name)
         except BaseException as error:
@@ -93,10 +94,10 @@ class Recorded:
             await self._recording.release()
             raise
         try:
-            await super()._start()  # type: ignore[misc]
+            await super()._open_cluster()  # type: ignore[misc]
             self._inherit(before)
-            address = getattr(self.scheduler, "contact_address", None) or self.scheduler.address
-            await self._recording.connect(self.scheduler_comm, address)
+            scheduler, address = upstream_deploy.scheduler_rpc(self), upstream_deploy.scheduler_address(self)
+            await self._recording.connect(scheduler, address)
             self._announced_at = time()
         except BaseException:
             await self._recording.release()
@@ -245,8 +246,7 @@ class Recorded:
 
     def _addressed(self: Any, script: str, placeholder: str) -> str:
         """Return a script that knows its scheduler's address, or, with a journal, where to look for it."""
-        scheduler = self.scheduler
-        address = getattr(scheduler, "contact_address", None) or getattr(scheduler, "address", None)
+        address = upstream_deploy.scheduler_address(self)
         if self._recording.journal is None:
             return script.replace(placeholder, address or placeholder)
         return by_file(script, placeholder, address or placeholder, self._recording.journal.address_file)

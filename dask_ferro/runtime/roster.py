@@ -28,7 +28,7 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.blame import Blame
 from dask_ferro.runtime.copies import Copies
 from dask_ferro.runtime.demand import Demands
@@ -36,6 +36,7 @@ from dask_ferro.runtime.leaving import Leaving
 from dask_ferro.runtime.lost import Lost
 from dask_ferro.runtime.moving import free_bytes
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker import METRIC
 
 logger = logging.getLogger(__name__)
@@ -363,7 +364,7 @@ class Roster(SchedulerPlugin):
         if ws.processing:
             self._busy[ws.address] = now
         at = self._end(ws)
-        told = ws.metrics.get(METRIC) or {}
+        told = metrics_of(ws).get(METRIC) or {}
         is_gpu = any(name.upper() == "GPU" for name in ws.resources)
         return {
             "name": ws.name,
@@ -385,7 +386,7 @@ class Roster(SchedulerPlugin):
         """Return the bytes of results that each worker holds and nobody else does."""
         scheduler, _ = self._here()
         return {
-            address: sum(ts.get_nbytes() for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
+            address: sum(nbytes_of(ts) for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
             for address, ws in scheduler.workers.items()
         }
 
@@ -426,7 +427,7 @@ class Roster(SchedulerPlugin):
         scheduler, _ = self._here()
         if scheduler.workers and resources is None:  # one has come since the caller looked
             return 0
-        keys = seams.fail_unplaced(scheduler, ConfigError(why), resources)
+        keys = upstream.fail_unplaced(scheduler, ConfigError(why), resources)
         if keys:
             logger.warning("dask_ferro: %d tasks failed that no worker can run: %s", len(keys), why)
         return len(keys)

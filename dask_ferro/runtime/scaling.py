@@ -18,7 +18,7 @@ from distributed import Status
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import PAUSED, Pool
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import Elastic
 from dask_ferro.runtime.scale_options import check_room, scale_parameters
 
@@ -64,7 +64,7 @@ class Scaling:
             count = max(count, math.ceil(wanted / max(pool.memory, 1)))
         if cores is not None:
             count = max(count, math.ceil(cores / pool.threads))
-        seams.forget_adapting(self)
+        upstream_deploy.forget_adapting(self)
         workers = count * pool.processes
         super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)  # type: ignore[misc]
         return self._settled()
@@ -81,23 +81,19 @@ class Scaling:
             Addresses or names; jobs are whole.
         """
         wanted = set(map(str, workers))
-        infos = self.scheduler_info["workers"]
+        infos = upstream_deploy.workers_of(self)
         wanted |= {str(worker["name"]) for address, worker in infos.items() if address in wanted}
         going = [job for job in await self.reconcile() if not wanted.isdisjoint(job.workers)]
-        if isinstance(self._adaptive, Elastic):
-            await self._adaptive.end(going)
+        controller = upstream_deploy.controller_of(self)
+        if isinstance(controller, Elastic):
+            await controller.end(going)
         else:
             await self.release([job.name for job in going])
 
-    def _threads_per_worker(self: Any) -> int:
-        """Return the threads of one worker, where Dask would have those of a job, and only if they are a keyword."""
+    def _worker_shape(self: Any) -> tuple[int, int]:
+        """Return the threads and the bytes of one worker; Dask would take a job's, and those from keywords alone."""
         pool = self.pools()[0]
-        return int(pool.threads) // int(pool.processes)
-
-    def _memory_per_worker(self: Any) -> int:
-        """Return the bytes of one worker."""
-        pool = self.pools()[0]
-        return int(pool.memory) // int(pool.processes)
+        return int(pool.threads) // int(pool.processes), int(pool.memory) // int(pool.processes)
 
     def adapt(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Let the number of workers follow the work, by `ff.Elastic` where no other class is given.
@@ -111,7 +107,7 @@ class Scaling:
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
             _check(kwargs, self.pools())  # before the controller that there is gives way
-        seams.forget_adapting(self)
+        upstream_deploy.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
             self._settled()
@@ -119,9 +115,10 @@ class Scaling:
 
     def _settled(self: Any) -> Any:
         """Wait for the first step; on an event loop, return what can be awaited for it."""
+        controller = upstream_deploy.controller_of(self)
         if self.asynchronous or self.called_from_running_loop:
-            return asyncio.ensure_future(self._settle(self._adaptive))
-        return self.sync(self._settle, self._adaptive)
+            return asyncio.ensure_future(self._settle(controller))
+        return self.sync(self._settle, controller)
 
     async def _settle(self: Any, adaptive: Elastic) -> None:
         try:

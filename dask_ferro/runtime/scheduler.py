@@ -16,12 +16,13 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.runtime import prometheus, reach, seams
+from dask_ferro.runtime import prometheus, reach, upstream
 from dask_ferro.runtime.drawings import handed
 from dask_ferro.runtime.events import Events
 from dask_ferro.runtime.placement import Placing
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy, warn_once
 from dask_ferro.runtime.worker import NAME as WORKER_NAME
 from dask_ferro.runtime.worker import FerroWorker
 
@@ -44,6 +45,12 @@ def recordings_of(client: str) -> str:
 
 def _turn(scheduler: Scheduler) -> asyncio.Lock:
     return _turns.setdefault(scheduler, asyncio.Lock())
+
+
+def stays_off() -> str:
+    """Return why the plugin cannot be used with the installed Dask, with the remedy; empty: it can."""
+    lacks = missing(SCHEDULER)
+    return remedy(lacks, "the scheduler plugin stays off, and stock Dask goes on") if lacks else ""
 
 
 class FerroScheduler(SchedulerPlugin):
@@ -69,7 +76,14 @@ class FerroScheduler(SchedulerPlugin):
         self._take_pages_off: Callable[[], None] | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent."""
+        """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent.
+
+        Where the installed Dask lacks what that needs it stays off, with a warning, and stock Dask goes on.
+        """
+        if sentence := stays_off():
+            warn_once(sentence)
+            scheduler.loop.add_callback(self._leave, scheduler)  # whoever starts it adds it now
+            return
         async with _turn(scheduler):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
@@ -81,6 +95,10 @@ class FerroScheduler(SchedulerPlugin):
             except BaseException:
                 await self.take_off()
                 raise
+
+    def _leave(self, scheduler: Scheduler) -> None:
+        if scheduler.plugins.get(NAME) is self:
+            del scheduler.plugins[NAME]
 
     async def remove(self, comm: Any = None) -> list[str]:
         """Give the scheduler its own stealing, placement and intervals back.  Idempotent.
@@ -96,18 +114,18 @@ class FerroScheduler(SchedulerPlugin):
         return self.late
 
     async def _put_on(self, scheduler: Scheduler) -> None:
-        stock = seams.stealing_of(scheduler)
+        stock = upstream.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
-        await seams.quiet(stock, scheduler)
+        await upstream.quiet(stock, scheduler)
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
-        seams.put_stealing(scheduler, self.stealing, stock)
+        upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
         self.events = Events(scheduler, self.stealing, self.settings.events)
         if self.settings.placement:
             ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
-            seams.put_placement(scheduler, ready, queued, self.placing.is_tied)
+            upstream.put_placement(scheduler, ready, queued, self.placing.is_tied)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove
@@ -133,16 +151,16 @@ class FerroScheduler(SchedulerPlugin):
         self._end_events()
         if self.stealing is not None:
             await self.stealing.stop()
-        seams.put_stock_placement(scheduler)
+        upstream.put_stock_placement(scheduler)
         if self._had_stealing:
-            await seams.put_stock_stealing(scheduler, self.stealing)
+            await upstream.put_stock_stealing(scheduler, self.stealing)
         else:
-            seams.put_stealing(scheduler, None, self.stealing)
+            upstream.put_stealing(scheduler, None, self.stealing)
         for name in (NAME, Stealing.name):
             scheduler.plugins.pop(name, None)
         for handler in (REMOVE, FIGURES):
             scheduler.handlers.pop(handler, None)
-        seams.put_sends(scheduler, scheduler.workers, seams.WORKER_SENDS)
+        upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
         self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
 
@@ -183,7 +201,7 @@ class FerroScheduler(SchedulerPlugin):
             for who in telemetry.wanted:
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
-        for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
+        for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distributed import Scheduler
 
 from dask_ferro.policy.row import Row
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 
 # Seconds of queue a thread from which a worker does not notice Dask's own 5 ms of gathering.
 _PLENTY = 0.01
@@ -30,8 +30,8 @@ class Sends:
         hurried = row.waiting_seconds * row.slowness < _PLENTY * row.nthreads
         if hurried != self._hurried.get(row.address):
             self._hurried[row.address] = hurried
-            seconds = self._soon if hurried else max(seams.WORKER_SENDS, self._soon)
-            seams.put_sends(self._scheduler, [row.address], seconds)
+            seconds = self._soon if hurried else max(upstream.WORKER_SENDS, self._soon)
+            upstream.put_sends(self._scheduler, [row.address], seconds)
 
     def left(self, address: str) -> None:
         """Forget a worker: one that comes back has Dask's interval."""

@@ -16,9 +16,10 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.row import Entry
 from dask_ferro.policy.snapshot import Replica, Task
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.affinity import wish_of
 from dask_ferro.runtime.devices import Devices
+from dask_ferro.runtime.upstream import nbytes_of
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.
 _FEW_INPUTS = 8
@@ -103,9 +104,9 @@ class Shown:
 
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         """Return the workers that a task must run on, and those that it would rather run on; None: any."""
-        if not seams.is_restricted(ts):
+        if not upstream.is_restricted(ts):
             return None, None
-        valid = self.scheduler.valid_workers(ts)
+        valid = upstream.allowed_workers(self.scheduler, ts)
         addresses = None if valid is None else frozenset(ws.address for ws in valid)
         return (None, addresses) if ts.loose_restrictions else (addresses, None)
 
@@ -115,14 +116,14 @@ class Shown:
             held: Counter[tuple[frozenset[str], str]] = Counter()
             for dts in ts.dependencies:
                 where = frozenset(ws.address for ws in dts.who_has or ())
-                held[where, self.devices.kind(dts)] += dts.get_nbytes()
+                held[where, self.devices.kind(dts)] += nbytes_of(dts)
             yield from (Replica(nbytes, *where) for where, nbytes in held.items())
             return
         workers = self.scheduler.workers
         for dts in ts.dependencies:
             holders = {ws.address for ws in dts.who_has or ()}
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
-            yield Replica(dts.get_nbytes(), frozenset(holders), self.devices.kind(dts), dts.key)
+            yield Replica(nbytes_of(dts), frozenset(holders), self.devices.kind(dts), dts.key)
 
 
 def unbound(entries: list[Entry]) -> list[Entry]:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import dask_jobqueue.slurm
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime import failures
+from dask_ferro.runtime import failures, upstream_deploy
 from dask_ferro.runtime.batchjob import BatchJob, Ending, Patience
 from dask_ferro.runtime.cancellation import Cancellation
 from dask_ferro.runtime.closings import Closings, is_young, never_ran
@@ -46,6 +45,8 @@ from dask_ferro.runtime.slurmsite import Site
 from dask_ferro.runtime.squeue import ENDING, OVER, Row
 from dask_ferro.runtime.strays import Strays
 from dask_ferro.runtime.submission import Submission
+from dask_ferro.runtime.upstream_jobqueue import JobCluster
+from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 from dask_ferro.runtime.workernames import WorkerNames
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ _OVER_TOLD = 1.0
 _LOOK = 1.0
 
 
-class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -128,6 +129,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         keep: float = 0.0,
         **options: Any,
     ) -> None:
+        upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
         checked = overrides_of(pools)
         check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
         failures.limits()  # what is no limit is told now
@@ -174,9 +176,9 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
         return Site(job_name, self._tag, keep)
 
-    async def _start(self) -> None:
+    async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
-        await super()._start()
+        await super()._open_cluster()
         serve(self.scheduler, self._carry_out, self._pool_rows)
         for kind in self._records().values():
             self._closings.foresee(kind)
@@ -196,7 +198,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def _known(self) -> Known:
-        adaptive: Any = self._adaptive
+        adaptive: Any = upstream_deploy.controller_of(self)
         bounds = (adaptive.minimum, adaptive.maximum) if self._adapts() else None
         return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
 
@@ -321,7 +323,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
 
     def _why_not(self, count: int) -> str:
         """Return why so many workers cannot come for now; empty: they may."""
-        there = {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+        there = upstream_deploy.names_of(self)
         missing, jobs = count - len(there | self.plan), Counter(job.pool for job in self._book.values())
         why = shortage(missing, jobs, self.pools())
         return f"{count} workers cannot come for now: {why}" if why else ""
@@ -371,7 +373,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
         return bool(jobs)
 
     async def _publish(self, topic: str, message: Any) -> None:
-        scheduler: Any = self.scheduler_comm
+        scheduler = upstream_deploy.scheduler_rpc(self)
         await scheduler.log_event(topic=topic, msg=message)
 
     def _follow(
@@ -432,7 +434,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    async def _close(self) -> None:
+    async def _close_cluster(self) -> None:
         self._closing = True
         gone = False
         async with self._closed_by:  # whoever comes second waits, and finds nothing left to do
@@ -440,7 +442,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
                 gone = await self._end_all()
             finally:
                 try:
-                    await super()._close()
+                    await super()._close_cluster()
                 finally:
                     self._site.close(jobs_left=not gone)
                     await self._recording.end(jobs_left=not gone or bool(self._former))
@@ -470,7 +472,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, dask_j
 
     async def _tell_over(self) -> None:
         """Let jobs that are cancelled end at once: nobody will need what their workers hold."""
-        scheduler: Any = self.scheduler_comm
+        scheduler = upstream_deploy.scheduler_rpc(self)
         try:
             async with asyncio.timeout(_OVER_TOLD):
                 await scheduler.ferro_over()

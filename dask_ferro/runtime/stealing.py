@@ -1,8 +1,7 @@
 """The scheduler's stealing extension: observes transitions, asks the policy, sends what it decided.
 
-It takes the place of Dask's own and inherits its protocol: a request goes to the victim, the victim answers in
-which state the task was, and only then is the task the thief's.  What it decides is in `policy`; what it knows is a
-`Ledger`; how it holds on to Dask is in `seams`.
+It takes the place of Dask's own and keeps its protocol (`upstream_stealing`).  What it decides is in `policy`; what
+it knows is a `Ledger`.
 
 A step is taken when something happened that may call for one: a worker has less than its threshold to do, or there
 is new work while one starves.  Events within a millisecond or so share a step; a slow tick looks at everybody.
@@ -15,13 +14,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
-from uuid import uuid4
 
 from distributed import Scheduler, Status
-from distributed.comm.core import CommClosedError
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
-from distributed.stealing import _WORKER_STATE_CONFIRM, _WORKER_STATE_REJECT
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.cost import Links
@@ -29,14 +25,14 @@ from dask_ferro.policy.ledger import VICTIMS, Ledger
 from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Move, Outcome, Task
 from dask_ferro.policy.steal import State, named, threshold_of, without
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.affinity import estimate_of
 from dask_ferro.runtime.devices import Devices
-from dask_ferro.runtime.entry_points import EntryPoints
 from dask_ferro.runtime.sends import Sends
 from dask_ferro.runtime.settings import Settings
 from dask_ferro.runtime.shown import Shown, unbound, unlocks
 from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.upstream_stealing import EntryPoints
 from dask_ferro.runtime.waits import Waits
 from dask_ferro.runtime.watch import Watch, level_of
 from dask_ferro.runtime.worker import METRIC, sent
@@ -96,7 +92,7 @@ class Stealing(EntryPoints):
             self._shown, unlocks=unlocks, live=self.devices.live, holds=self.shown.holds, unbound=unbound
         )
         self.ledger.listens = True
-        for prefix in scheduler.task_prefixes.values():
+        for prefix in upstream.prefixes(scheduler):
             if prefix.duration_average > 0:  # what Dask has seen before us
                 self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
         self.policy = named(settings.stealing, self.links, self.ledger.hosts, settings.parameters)
@@ -118,7 +114,6 @@ class Stealing(EntryPoints):
         self._beats: dict[str, int] = {}
         self._sends = Sends(scheduler, settings.scheduler_sends)
         self._refused = False
-        self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
         super().__init__(scheduler)
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
@@ -134,8 +129,7 @@ class Stealing(EntryPoints):
             ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
-            if not self.in_flight:
-                self._in_flight_event.set()
+            self._settle_asked()
             self._hungry.update(dict.fromkeys(self.ledger.rows))
             self._ask()
 
@@ -143,7 +137,7 @@ class Stealing(EntryPoints):
         """Take no more steps; return when no request is on its way.  Idempotent."""
         self._refused = True
         self._unkick()
-        await seams.quiet(self, self.scheduler)
+        await upstream.quiet(self, self.scheduler)
 
     def teardown(self) -> None:
         """Take no more steps: the scheduler is going."""
@@ -175,8 +169,7 @@ class Stealing(EntryPoints):
         self._sends.left(worker)
         self._outcomes = deque((o for o in self._outcomes if o.thief != worker), _HISTORY)
         self.state = without(self.state, worker)
-        if not self.in_flight:
-            self.in_flight_tasks.clear()
+        self._settle_asked()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
@@ -203,8 +196,7 @@ class Stealing(EntryPoints):
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
 
-    def remove_key_from_stealable(self, ts: TaskState) -> None:
-        """Take a task that left its thread (it seceded) out of the book."""
+    def _seceded(self, ts: TaskState) -> None:
         entry = self.ledger.entries.get(ts.key)
         if entry is not None and entry.thief is None:
             self.ledger.finish(time(), ts.key)
@@ -238,7 +230,7 @@ class Stealing(EntryPoints):
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
-        info = self._remove_from_in_flight(ts) if self.in_flight else None
+        info = self._forget_asked(ts)
         if info is not None:  # it was done before the victim was asked
             self.counts["stale"] += 1
             self.watch.moved(time(), key, info, "stale")
@@ -320,7 +312,8 @@ class Stealing(EntryPoints):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
-        self.balance()
+        self._hear_all()
+        self._step()
         self.waits.tick()
         threshold = partial(threshold_of, self.state, parameters=self.settings.parameters)
         self.watch.sampled(time(), self.scheduler, self.ledger, threshold)
@@ -339,7 +332,7 @@ class Stealing(EntryPoints):
 
     def _heard(self, ws: WorkerState) -> None:
         """Learn from a worker's heartbeat: its device, and what its transfers took."""
-        told = ws.metrics.get(METRIC) if ws.metrics else None
+        told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.ledger.hear(time(), ws.address, ws.last_seen, {ts.key for ts in ws.executing})
         if not told and ws.address not in self._beats:
@@ -364,7 +357,7 @@ class Stealing(EntryPoints):
         now = time()
         hungry = [a for a in idle if self._left_over(a, now) <= 0]
         thieves = hungry[:_THIEVES]
-        self.shown.begin(thieves, ((ts, info["thief"].address) for ts, info in self.in_flight.items()))
+        self.shown.begin(thieves, ((ts, info["thief"].address) for ts, info in self.asked.items()))
         snapshot = self.ledger.snapshot(now, thieves, self._outcomes, skip=self._skip)
         self._outcomes.clear()
         before = self.state.thresholds
@@ -387,8 +380,7 @@ class Stealing(EntryPoints):
         """Request moves; return the keys of those that were."""
         requests = [record for move in moves if (record := self._request(move, now)) is not None]
         if requests:
-            self.log(("request", requests))
-            self.count += 1
+            self._log_requests(requests)
         return {record[2] for record in requests}
 
     def _left_over(self, address: str, now: float) -> float:
@@ -397,7 +389,7 @@ class Stealing(EntryPoints):
         return self.ledger.rows[address].starts_in(now) - threshold
 
     def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
-        return None if ts in self.in_flight else self.shown.waiting(ts, entry, self.ledger)
+        return None if ts in self.asked else self.shown.waiting(ts, entry, self.ledger)
 
     def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
         scheduler = self.scheduler
@@ -410,68 +402,28 @@ class Stealing(EntryPoints):
             return None
         row = self.ledger.rows[move.victim]
         before, after = row.starts_in(now), self.ledger.rows[move.thief].starts_in(now)
-        stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
-        self._request_counter += 1
         self.ledger.request(now, move.key, move.thief, max(move.nbytes - entry.nbytes, 0))
-        self._add_to_in_flight(
-            ts,
-            cast(
-                Any,  # with two figures more than Dask's own requests have
-                {
-                    "victim": victim,
-                    "thief": thief,
-                    "victim_duration": entry.seconds,
-                    "thief_duration": entry.seconds + move.cost,
-                    "stimulus_id": stimulus_id,
-                    "gain": move.gain,
-                    "cost": move.cost,
-                },
-            ),
-        )
         self.shown.sends(ts, move.thief)
-        try:
-            message = {"op": "steal-request", "key": move.key, "stimulus_id": stimulus_id}
-            scheduler.stream_comms[move.victim].send(message)
-        except CommClosedError:  # the victim is going; Dask will take its tasks back
-            self._remove_from_in_flight(ts)
+        if not self._ask_for(
+            ts, victim, thief, move, entry.seconds
+        ):  # Dask will take the victim's tasks back
             self.ledger.refuse(now, move.key)
             return None
         level = level_of(move.cost, entry.seconds)
-        self.metrics["request_count_total"][level] += 1
-        self.metrics["request_cost_total"][level] += entry.seconds + move.cost
         self.counts["requests"] += 1
         return (now, level, move.key, entry.seconds + move.cost, move.victim, before, move.thief, after)
 
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def move_task_confirm(self, *, key: Any, state: str, stimulus_id: str, worker: str | None = None) -> None:
-        """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
-        ts = self.scheduler.tasks.get(key)
-        info = self.in_flight.get(ts) if ts is not None else None
-        if ts is None or info is None or info["stimulus_id"] != stimulus_id:
-            what = "already-aborted" if info is None else "stale-response"
-            self.log((what, key, state, worker, stimulus_id))
-            return
-        self._remove_from_in_flight(ts)
-        thief, victim = info["thief"], info["victim"]
-        addresses = (key, state, victim.address, thief.address, stimulus_id)
-        is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
-        if state in _WORKER_STATE_REJECT:
-            self._kept(key, victim, thief)
-            self.watch.moved(time(), key, info, "refused")
-            self.log(("already-computing", *addresses))
-        elif state in _WORKER_STATE_CONFIRM and is_there and ts.processing_on is victim:
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> None:
+        if outcome == "refused":
+            self._kept(ts.key, info["victim"], info["thief"])
+        elif outcome == "confirmed":
             self._given(ts, info)
-            self.watch.moved(time(), key, info, "confirmed")
-            self.log(("confirm", *addresses))
         else:
             self.counts["stale"] += 1
-            self.watch.moved(time(), key, info, "stale")
-            self._came_of("stale", victim.address, thief.address)
-            self.log(("reschedule", not is_there, *addresses))
-            self.scheduler._reschedule(key, stimulus_id=stimulus_id)
-        self.scheduler.check_idle_saturated(thief)
-        self.scheduler.check_idle_saturated(victim)
+            self._came_of("stale", info["victim"].address, info["thief"].address)
+        self.watch.moved(time(), ts.key, info, outcome)
 
     def _kept(self, key: Any, victim: WorkerState, thief: WorkerState) -> None:
         self.counts["refused"] += 1
@@ -494,5 +446,5 @@ class Stealing(EntryPoints):
             self.ledger.request(time(), ts.key, thief.address)
         row = self.ledger.rows[thief.address]
         self._arriving[ts.key] = (victim.address, entry.requested, len(row.running) < row.nthreads)
-        seams.hand_over(self.scheduler, ts, victim, thief)
+        upstream.hand_over(self.scheduler, ts, victim, thief)
         self.ledger.confirm(time(), ts.key)

@@ -30,6 +30,7 @@ from dask_ferro.kernels.executable import Executable
 from dask_ferro.kernels.watch import Kernel, Profiled, ProfiledOp
 from dask_ferro.lower import task
 from dask_ferro.lower.about import Told
+from dask_ferro.runtime.upstream_worker import address_of
 from dask_ferro.trace import Key, Span
 
 # About 0.2 kB an op: 20 MB when it is full.
@@ -143,7 +144,7 @@ class Tape:
             return executable
         watched, told = self._watched_of(executable, told_of)
         zero = time() - perf_counter()
-        run = _Run(str(worker.contact_address), key, zero, threading.get_native_id(), told)
+        run = _Run(str(address_of(worker)), key, zero, threading.get_native_id(), told)
 
         def recorded(*arrays: Any) -> tuple[Any, ...]:
             self._thread.run = run
@@ -264,11 +265,11 @@ class TapePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Record ops."""
-        _tape.hold((self.name, worker.contact_address))
+        _tape.hold((self.name, address_of(worker)))
 
     def teardown(self, worker: Worker) -> None:
         """Record them no more for this recording."""
-        _tape.let_go((self.name, worker.contact_address))
+        _tape.let_go((self.name, address_of(worker)))
 
 
 async def taped(recording: str, since: float, most: int, dask_worker: Any = None) -> bytes:
@@ -279,7 +280,7 @@ async def taped(recording: str, since: float, most: int, dask_worker: Any = None
     most : int
         Ops, the newest.
     """
-    address, ahead = dask_worker.contact_address, dask_worker.scheduler_delay
+    address, ahead = str(address_of(dask_worker)), dask_worker.scheduler_delay
 
     def made() -> bytes:
         spans = _tape.spans(address, since, ahead)

@@ -22,6 +22,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.runtime.mark import Mark, Rows
+from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
 # About 0.5 kB a task: 25 MB on the scheduler when it is full.
@@ -307,7 +308,7 @@ def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float)
         moved, rest = 0, []
         for dependency in left:
             if any(ws.address == source for ws in dependency.who_has or ()):
-                moved += dependency.get_nbytes()
+                moved += nbytes_of(dependency)
             else:
                 rest.append(dependency)
         left = rest

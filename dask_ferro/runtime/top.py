@@ -24,6 +24,7 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.steal import threshold_of
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.worker import METRIC
 
@@ -55,7 +56,7 @@ def look(dask_scheduler: Any) -> dict[str, Any]:
     on = plugin if isinstance(plugin, FerroScheduler) else None
     states: Counter[str] = Counter()
     ops: Counter[str] = Counter()
-    for prefix in dask_scheduler.task_prefixes.values():
+    for prefix in upstream.prefixes(dask_scheduler):
         states.update({state: count for state, count in prefix.states.items() if count})
         ops[prefix.name] += prefix.states["processing"]
     return {
@@ -78,7 +79,7 @@ def _row(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
     "backlog" is the seconds until a task that joined its queue would start; without the plugin it is Dask's own
     occupancy, over the threads.
     """
-    metrics = ws.metrics or {}
+    metrics = upstream.metrics_of(ws)
     told = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
     return {

@@ -21,7 +21,7 @@ from distributed.scheduler import TaskState, WorkerState
 from dask_ferro.policy.snapshot import Move, Worker
 from dask_ferro.policy.steal import overdue_moves
 from dask_ferro.policy.waits import Look, Wait, by_reason, look, waits_of
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 
 if TYPE_CHECKING:
     from dask_ferro.runtime.stealing import Stealing
@@ -152,13 +152,13 @@ class Waits:
         self._ticked = now
         self._hear_again()
         self._give_up_on_silent(now)
-        idle = self._idle(now) if ledger.waiting or stealing.in_flight or self._elsewhere() else []
+        idle = self._idle(now) if ledger.waiting or stealing.asked or self._elsewhere() else []
         found = self._look(idle, now)
         moves = overdue_moves(stealing.policy, found.snapshot, stealing.state, stealing.links, ledger.hosts)
         moved = self._enact(moves, now)
         told = self._asked(idle, now)
         # What was asked for is shown as what may not move, as actors are.
-        known = moved.union(ts.key for ts in stealing.in_flight)
+        known = moved.union(ts.key for ts in stealing.asked)
         told += [wait for wait in waits_of(found, stealing.links, ledger.hosts) if wait.key not in known]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)
@@ -192,7 +192,7 @@ class Waits:
     def _look(self, idle: list[Worker], now: float) -> Look:
         stealing = self._stealing
         thieves = [worker.address for worker in idle]
-        stealing.shown.begin(thieves, ((ts, i["thief"].address) for ts, i in stealing.in_flight.items()))
+        stealing.shown.begin(thieves, ((ts, i["thief"].address) for ts, i in stealing.asked.items()))
         patience, projects = stealing.settings.parameters.patience, stealing.policy.projects
         return look(stealing.ledger, now, idle, patience, self._turn, projects)
 
@@ -201,7 +201,7 @@ class Waits:
         patience = self._stealing.settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
         waits = []
-        for ts, info in self._stealing.in_flight.items() if idle else ():
+        for ts, info in self._stealing.asked.items() if idle else ():
             entry = self._stealing.ledger.entries.get(ts.key)
             if entry is not None and now - entry.requested > patience:
                 reason = "silent" if ts.key in self._withdrawn else "asked"
@@ -223,11 +223,11 @@ class Waits:
             self._stealing.after_freeing()
 
     def _give_up_on_silent(self, now: float) -> None:
-        in_flight = self._stealing.in_flight
+        requests = self._stealing.asked
         if self._withdrawn:
-            here = {info["stimulus_id"] for info in in_flight.values()}
+            here = {info["stimulus_id"] for info in requests.values()}
             self._withdrawn = {key: told for key, told in self._withdrawn.items() if told in here}
-        for ts, info in list(in_flight.items()):
+        for ts, info in list(requests.items()):
             entry = self._stealing.ledger.entries.get(ts.key)
             if entry is None:
                 continue
@@ -248,7 +248,7 @@ class Waits:
         """Place a task anew that its worker does not give up, or let its thief do something else meanwhile."""
         scheduler, victim = self._stealing.scheduler, info["victim"]
         if all(self._is_held_beside(dts, victim) for dts in ts.dependencies):
-            seams.take_back(scheduler, ts.key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
+            upstream.take_back(scheduler, ts.key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
         elif ts.key not in self._withdrawn:
             self._withdrawn[ts.key] = info["stimulus_id"]
             self._stealing.ledger.withdraw(time(), ts.key)

@@ -23,7 +23,9 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Speed
+from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.speed import declared, detected, figures, memory
+from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -75,24 +77,30 @@ class FerroWorker(WorkerPlugin):
         return cls(sends=config.value("scheduler.worker-sends"))
 
     async def setup(self, worker: Worker) -> None:
-        """Measure, publish, and shorten the interval.  Idempotent."""
+        """Measure, publish, and shorten the interval.  Idempotent; nothing where Dask lacks what that needs."""
+        if lacks := missing(WORKER):
+            warn_once(remedy(lacks, "nothing is measured on this process's workers"))
+            return
         self.teardown(worker)
         try:
             config.check()
         except ConfigError as error:  # the site's to mend: no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
-        report = worker.metrics[METRIC] = Report(self.device, worker.plugins.get(DEVICE))
+        report = Report(self.device, worker.plugins.get(DEVICE))
+        upstream_worker.publish(worker, METRIC, report)
         if self.sends is not None:
-            report.stock_sends = _put_sends(worker, self.sends)
+            report.stock_sends = upstream_worker.put_sends(worker, self.sends)
         await report.measure()
 
     def teardown(self, worker: Worker) -> None:
         """Take all of it back."""
-        report = worker.metrics.pop(METRIC, None)
+        if missing(WORKER):
+            return
+        report = upstream_worker.unpublish(worker, METRIC)
         if isinstance(report, Report):
             report.close()
             if report.stock_sends is not None:
-                _put_sends(worker, report.stock_sends)
+                upstream_worker.put_sends(worker, report.stock_sends)
 
 
 class Measured(Protocol):
@@ -129,7 +137,7 @@ class Report:
         """Return the figures, with the transfers that finished since the last call."""
         self._beat += 1
         return {
-            "address": worker.contact_address,
+            "address": upstream_worker.address_of(worker),
             "device": self._device,
             "flops": self._speed and self._speed.flops,
             "bandwidth": self._speed and self._speed.bandwidth,
@@ -172,10 +180,10 @@ class Report:
 
     def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
         """The newest transfers, oldest first, as (source, bytes, seconds)."""
-        log = worker.transfer_incoming_log
+        log = upstream_worker.transfers(worker)
         new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))
         self._last = log[-1] if log else None
-        here = _host(worker.contact_address)
+        here = _host(upstream_worker.address_of(worker))
         for entry in new:
             link = LINKS[_host(entry["who"]) != here]
             transfers, nbytes, seconds = self._received[link]
@@ -191,8 +199,7 @@ def types_on_device(worker: Worker) -> list[str]:
     By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself, unless
     its class says that it is (`kernels.device_results`).
     """
-    types = {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
-    return sorted(typename(found) for found in types if _is_on_device(found))
+    return sorted(typename(found) for found in upstream_worker.result_types(worker) if _is_on_device(found))
 
 
 def _is_on_device(found: type) -> bool:
@@ -228,11 +235,3 @@ def sent(
         for source, nbytes, seconds in metrics["transfers"]
         if here is not None and source in hosts and seconds > 0
     ]
-
-
-def _put_sends(worker: Worker, seconds: float) -> float:
-    """Private attributes of Dask end here: set the worker's interval, and return the one that it had."""
-    stream = worker.batched_stream
-    before: float = stream.interval
-    stream.interval = seconds
-    return before

@@ -20,6 +20,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.cost import OUT_OF_DEVICE, Speed
+from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.worker import DEVICE
 from dask_ferro.testing.emulated_device import OutOfMemory
 
@@ -69,14 +70,12 @@ class DeclaredDevice(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Say what Dask says of a GPU as soon as the worker registers."""
         if self.device != "cpu":
-            worker.startup_information["gpu"] = lambda worker: {
-                "memory-total": self.total,
-                "name": self.model,
-            }
-            worker.metrics["gpu"] = lambda worker: {
-                "utilization": 0,
-                "memory-used": self.memory(worker)["used"],
-            }
+            registered = {"memory-total": self.total, "name": self.model}
+            upstream_worker.declare(worker, "gpu", lambda worker: registered)
+            upstream_worker.publish(worker, "gpu", self._used)
+
+    def _used(self, worker: Worker) -> dict[str, Any]:
+        return {"utilization": 0, "memory-used": self.memory(worker)["used"]}
 
     def links(self) -> list[tuple[str, int, float]]:
         """Return what a copy to the host and one from there take, as `policy.cost.Links` has it."""
@@ -165,7 +164,7 @@ def of(worker: Any) -> DeclaredDevice | None:
 
 def _copy(nbytes: int) -> None:
     """Take the time of a copy where this process is one worker with a declared device; clients have none."""
-    workers = [worker for worker in Worker._instances if of(worker) is not None]
+    workers = [worker for worker in upstream_worker.workers_here() if of(worker) is not None]
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":
         time.sleep(device.copying(nbytes))

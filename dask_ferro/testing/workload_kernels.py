@@ -14,11 +14,11 @@ from importlib import import_module
 from math import isqrt
 from typing import Any
 
-from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, get_worker, wait
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.upstream import List, Task, TaskRef
 from dask_ferro.simulate.taskgraph import Key, TaskGraph, TaskSpec
 from dask_ferro.testing import declared_device
 

@@ -113,8 +113,8 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
 @pytest.mark.cluster
 def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeypatch):
     """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
-    looks, address_of = [], job._address
-    monkeypatch.setattr(job, "_address", lambda server: looks.append(address_of(server)) or looks[-1])
+    looks, address_of = [], job.address_of
+    monkeypatch.setattr(job, "address_of", lambda server: looks.append(address_of(server)) or looks[-1])
 
     async def test(client, scheduler):
         async with (
@@ -252,13 +252,13 @@ def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(before, wait):
 
 @pytest.mark.cluster
 def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
-    told, copy_to = [], moving.seams.copy_to
+    told, copy_to = [], moving.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
         told.append(address)
         copy_to(scheduler, address, keys, stimulus_id)
 
-    monkeypatch.setattr(moving.seams, "copy_to", spy)
+    monkeypatch.setattr(moving.upstream, "copy_to", spy)
 
     async def test(client, scheduler):
         with (

@@ -408,13 +408,13 @@ def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_a
 )
 def test_of_leavers_is_fetched_first_where(seconds, wanted, monkeypatch):
     """Worth: the seconds of compute that would be spent again, by the byte."""
-    fetched, copy_to = [], moving.seams.copy_to
+    fetched, copy_to = [], moving.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
         fetched.extend(keys)
         copy_to(scheduler, address, keys, stimulus_id)
 
-    monkeypatch.setattr(moving.seams, "copy_to", spy)
+    monkeypatch.setattr(moving.upstream, "copy_to", spy)
 
     async def test(client, scheduler, workers):
         leaver, _ = workers

@@ -51,7 +51,7 @@ class MadeUpSite:
 class Base:
     """What dask-jobqueue's class does."""
 
-    async def _start(self) -> None: ...
+    async def _open_cluster(self) -> None: ...
 
 
 class MadeUpCluster(Recorded, Base):
@@ -93,7 +93,7 @@ def killed(path: Path, *records: JobRecord) -> Path:
 def test_its_watchdog_has_the_jobs_before_the_one_of_before_leaves_them(tmp_path: Path) -> None:
     """Killed between the two, it once left jobs that no watchdog knew of."""
     site = MadeUpSite()
-    asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
+    asyncio.run(MadeUpCluster(killed(tmp_path), site)._open_cluster())
     assert site.former_tags == ("ferro-old",)
     assert site.announced_first is False
     assert (tmp_path / "jobs.scheduler").read_text() == "tcp://new:1 ferro-new\n"
@@ -105,7 +105,7 @@ def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp
     with pytest.raises(
         ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"
     ):
-        asyncio.run(MadeUpCluster(killed(tmp_path), site)._start())
+        asyncio.run(MadeUpCluster(killed(tmp_path), site)._open_cluster())
     assert not (tmp_path / "jobs.scheduler").exists()
 
 
@@ -125,7 +125,7 @@ def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_sch
 
     async def play() -> MadeUpCluster:
         cluster = MadeUpCluster(killed(tmp_path, *records), site, connected=["a-1", "a-2.1"])
-        await cluster._start()
+        await cluster._open_cluster()
         assert len(cluster._former) == 3
         site.hangs = False
         await cluster._settle_former(await site.queue())
@@ -146,7 +146,7 @@ def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_
 
     async def play() -> MadeUpCluster:
         cluster = MadeUpCluster(killed(tmp_path, unheard), site)
-        await cluster._start()
+        await cluster._open_cluster()
         assert list(cluster._former) == ["a-1"]
         site.hangs = False
         await cluster._settle_former(await site.queue())
@@ -176,7 +176,7 @@ def test_after_a_look_runs_without_jobs_are_not_looked_for_again(
 
     async def play() -> None:
         cluster = MadeUpCluster(killed(tmp_path, record), MadeUpSite(rows))
-        await cluster._start()
+        await cluster._open_cluster()
         await cluster._recording.end(jobs_left=True)
 
     asyncio.run(play())
@@ -191,5 +191,5 @@ def test_a_run_that_did_not_start_is_not_looked_for(tmp_path: Path) -> None:
     cluster = MadeUpCluster(killed(tmp_path), MadeUpSite())
     cluster._recording.connect = fails  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no port"):
-        asyncio.run(cluster._start())
+        asyncio.run(cluster._open_cluster())
     assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-old"]

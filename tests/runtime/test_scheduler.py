@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import seams
+from dask_ferro.runtime import upstream
 from dask_ferro.runtime.install import figures
 from dask_ferro.runtime.scheduler import FerroScheduler
 from dask_ferro.runtime.settings import Settings
@@ -64,34 +63,10 @@ def _dependents(client, event, count, worker, **kwargs):
     return blocker, [client.submit(lambda i: i, i, key=f"one-{i}", **kwargs) for i in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("owner", "names"), seams.PRIVATE.items(), ids=lambda v: v if isinstance(v, str) else ""
-)
-def test_every_private_attribute_that_we_lean_on_is_there(owner, names):
-    module, _, name = owner.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
-    source = inspect.getsource(cls)
-    moved = [n for n in names if not hasattr(cls, n) and f"self.{n}" not in source]
-    assert not moved, f"upstream moved {owner}: {moved}"
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("decide_worker_non_rootish", ["self", "ts"]),
-        ("decide_worker_rootish_queuing_enabled", ["self"]),
-        ("_reschedule", ["self", "key", "worker", "stimulus_id"]),
-        ("send_task_to_worker", ["self", "worker", "ts"]),
-    ],
-)
-def test_what_we_override_or_call_takes_what_we_think(name, arguments):
-    assert list(inspect.signature(getattr(Scheduler, name)).parameters) == arguments
-
-
 def test_install_takes_over_and_uninstall_gives_stock_dask_back():
     async def test(client, scheduler):
         before = (
-            type(seams.stealing_of(scheduler)),
+            type(upstream.stealing_of(scheduler)),
             set(scheduler.handlers),
             sorted(map(str, scheduler.plugins)),
         )
@@ -112,9 +87,9 @@ def test_install_takes_over_and_uninstall_gives_stock_dask_back():
         assert "ferro-worker" not in scheduler.worker_plugins
         assert "decide_worker_non_rootish" not in vars(scheduler)
         assert "decide_worker_rootish_queuing_enabled" not in vars(scheduler)
-        assert {s.interval for s in scheduler.stream_comms.values()} == {seams.WORKER_SENDS}
+        assert {s.interval for s in scheduler.stream_comms.values()} == {upstream.WORKER_SENDS}
         after = (
-            type(seams.stealing_of(scheduler)),
+            type(upstream.stealing_of(scheduler)),
             set(scheduler.handlers),
             sorted(map(str, scheduler.plugins)),
         )

@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime import closings, elastic, jobpool, pictures, seams
+from dask_ferro.runtime import closings, elastic, jobpool, pictures, upstream
 from dask_ferro.views.pages.elastic import ElasticPage
 from tests.slurm.test_elastic import Site, queue
 from tests.waiting import until
@@ -112,7 +112,7 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monke
 
     def shown() -> str:
         page, scheduler = ElasticPage(), site.cluster.scheduler
-        page.update(pictures.elastic_picture(scheduler, seams.stealing_of(scheduler)))
+        page.update(pictures.elastic_picture(scheduler, upstream.stealing_of(scheduler)))
         return str(page.closed.text)
 
     page = until(lambda: "closed until" in shown() and shown(), "the page to show it", seen=shown)

@@ -14,6 +14,7 @@ from typing import Any
 from dask_jobqueue.core import Job
 
 from dask_ferro.runtime.jobscript import LISTENING, WAITING, WorkerJob, grace_seconds
+from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
 _PRELOAD = "dask_ferro.runtime.job"
 _DASK_WORKER = "distributed.cli.dask_worker"
@@ -69,9 +70,9 @@ class ScriptedJob(Job):  # type: ignore[misc]
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self.walltime = self._limit(str(self.job_header))
         self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
-        if _DASK_WORKER in self._command_template:
-            option = "--preload" if "--no-nanny" in self._command_template.split() else "--preload-nanny"
-            self._command_template += f" {option} {_PRELOAD}"
+        if _DASK_WORKER in command_of(self):
+            option = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
+            add_to_command(self, f"{option} {_PRELOAD}")
 
     def _limit(self, header: str) -> float:
         """Return the seconds of the job's walltime; infinity for none."""
@@ -86,11 +87,11 @@ class ScriptedJob(Job):  # type: ignore[misc]
         return _SCRIPT.format(
             shebang=self.shebang,
             header=self.job_header,
-            prologue="\n".join(filter(None, self._job_script_prologue)),
+            prologue="\n".join(prologue_of(self)),
             prefix=self._prefix,
             first=first,
             exports=self._exports(kill_wait),
-            command=self._command_template,
+            command=command_of(self),
             listening=LISTENING,
             waiting=WAITING,
             timer=_TIMER.format(seconds=int(self.walltime) - self._ahead) if self._is_timed else "",

@@ -1,5 +1,6 @@
-"""The public names of Dask's `WorkStealing` that anybody may call, kept to the plugin's promises.
+"""Dask's `WorkStealing` with our decisions in it: its protocol, and its names that anybody may call.
 
+A request goes to the victim, the victim answers in which state the task was, and only then is it the thief's.
 Dask's own code, its dashboard, and scripts hold on to these names.  Each either does what Dask documents, with the
 ledger kept right, or refuses by a `ConfigError`; none may leave a task without a worker.  What is inherited unchanged
 reads only what stays true here: `log`, `story`, `steal_time_ratio`, `stealing_objective`, the counts of what is in
@@ -9,8 +10,12 @@ flight.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
+from uuid import uuid4
 
+from distributed import Scheduler, Status
+from distributed.comm.core import CommClosedError
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
@@ -20,6 +25,8 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Move, Task
 from dask_ferro.runtime.shown import Shown
+from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
+from dask_ferro.runtime.watch import level_of
 
 # Dask's own levels of transfer over duration.
 _LEVELS = 15
@@ -31,6 +38,10 @@ class EntryPoints(WorkStealing):
     ledger: Ledger
     shown: Shown
 
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
+        super().__init__(scheduler)
+
     @abstractmethod
     def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
         """Ask the victim for the task; return the line of the log, or None: it was not asked."""
@@ -38,6 +49,14 @@ class EntryPoints(WorkStealing):
     @abstractmethod
     def _assigned(self, ts: TaskState) -> None:
         """Note that a task was given to a worker."""
+
+    @abstractmethod
+    def _seceded(self, ts: TaskState) -> None:
+        """Note that a task left its thread."""
+
+    @abstractmethod
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> None:
+        """Take note of a victim's answer, and let the thief have the task that is "confirmed"."""
 
     @abstractmethod
     def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
@@ -50,6 +69,82 @@ class EntryPoints(WorkStealing):
     @abstractmethod
     def _step(self) -> None:
         """Show the policy the facts, and request the moves that it decides."""
+
+    # -- requests and answers --------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> Mapping[TaskState, Mapping[str, Any]]:
+        """The requests that are not answered, by task: "victim", "thief", "stimulus_id", "gain", "cost", ..."""
+        return cast(Any, self.in_flight)
+
+    def _ask_for(
+        self, ts: TaskState, victim: WorkerState, thief: WorkerState, move: Move, seconds: float
+    ) -> bool:
+        """Send the victim a request; whether it was sent: a victim that is going has no connection any more."""
+        stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
+        self._request_counter += 1
+        info = {  # with two figures more than Dask's own requests have
+            "victim": victim,
+            "thief": thief,
+            "victim_duration": seconds,
+            "thief_duration": seconds + move.cost,
+            "stimulus_id": stimulus_id,
+            "gain": move.gain,
+            "cost": move.cost,
+        }
+        self._add_to_in_flight(ts, cast(Any, info))
+        try:
+            message = {"op": "steal-request", "key": ts.key, "stimulus_id": stimulus_id}
+            self.scheduler.stream_comms[victim.address].send(message)
+        except CommClosedError:
+            self._remove_from_in_flight(ts)
+            return False
+        level = level_of(move.cost, seconds)
+        self.metrics["request_count_total"][level] += 1
+        self.metrics["request_cost_total"][level] += seconds + move.cost
+        return True
+
+    def _forget_asked(self, ts: TaskState) -> Mapping[str, Any] | None:
+        """Forget the request for a task, and return it; None: there was none."""
+        return cast(Any, self._remove_from_in_flight(ts)) if self.in_flight else None
+
+    def _settle_asked(self) -> None:
+        """Let `stop` return at once, and count from nothing, where no request is on its way."""
+        if not self.in_flight:
+            self.in_flight_tasks.clear()
+            self._in_flight_event.set()
+
+    def _log_requests(self, lines: list[tuple[Any, ...]]) -> None:
+        self.log(("request", lines))
+        self.count += 1
+
+    def move_task_confirm(self, *, key: Any, state: str, stimulus_id: str, worker: str | None = None) -> None:
+        """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
+        ts = self.scheduler.tasks.get(key)
+        info = self.asked.get(ts) if ts is not None else None
+        if ts is None or info is None or info["stimulus_id"] != stimulus_id:
+            what = "already-aborted" if info is None else "stale-response"
+            self.log((what, key, state, worker, stimulus_id))
+            return
+        self._remove_from_in_flight(ts)
+        thief: WorkerState = info["thief"]
+        victim: WorkerState = info["victim"]
+        addresses = (key, state, victim.address, thief.address, stimulus_id)
+        is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
+        if state in REJECTS:
+            self._answered(ts, info, "refused")
+            self.log(("already-computing", *addresses))
+        elif state in CONFIRMS and is_there and ts.processing_on is victim:
+            self._answered(ts, info, "confirmed")
+            self.log(("confirm", *addresses))
+        else:
+            self._answered(ts, info, "stale")
+            self.log(("reschedule", not is_there, *addresses))
+            self.scheduler._reschedule(key, stimulus_id=stimulus_id)
+        self.scheduler.check_idle_saturated(thief)
+        self.scheduler.check_idle_saturated(victim)
+
+    # -- what anybody may call -------------------------------------------------------------------------------
 
     def balance(self) -> None:
         """Look at every worker, and request the moves that the policy decides; also after `stop`."""
@@ -140,6 +235,10 @@ class EntryPoints(WorkStealing):
         worker = ts.processing_on
         if worker is not None and ts.key not in self.ledger.entries and ts not in worker.long_running:
             self._assigned(ts)
+
+    def remove_key_from_stealable(self, ts: TaskState) -> None:
+        """Take a task that left its thread (it seceded) out of the book."""
+        self._seceded(ts)
 
     def recalculate_cost(self, ts: TaskState) -> None:
         """Do nothing: the ledger projects waiting tasks anew with every duration that it learns."""

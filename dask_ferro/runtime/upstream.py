@@ -1,63 +1,25 @@
-"""The places where the scheduler plugin holds on to Dask, private ones included: all of them, and no others.
+"""Access to Dask's scheduler by names that are no public interface: what is installed, asked, sent and read.
 
-`PRIVATE` names every attribute of `distributed` that is no public interface; a contract test fails with the name
-when one of them moves.  Each function here has one that takes it back, and together those leave stock Dask.
+`upstream_names` lists the names, and a test finds any that another module uses.  Each function that sets something
+has one that takes it back, and together those leave stock Dask.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import distributed.stealing
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
 from distributed.protocol import pickle
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
-
-PRIVATE: dict[str, tuple[str, ...]] = {
-    "distributed.scheduler.Scheduler": (
-        "_reschedule", "acquire_resources", "check_idle_saturated", "decide_worker_non_rootish",
-        "decide_worker_rootish_queuing_enabled", "idle_task_count", "is_rootish", "no_workers_timeout", "queued",
-        "release_resources", "running", "send_task_to_worker",
-        "stimulus_queue_slots_maybe_opened", "stream_comms", "task_groups", "task_prefixes",
-        "transition", "transition_counter", "transitions", "unrunnable", "valid_workers",
-        "worker_plugins", "worker_send",
-    ),
-    "distributed.scheduler.WorkerState": (
-        "actors", "add_to_processing", "executing", "has_what", "long_running", "memory", "memory_limit",
-        "nbytes", "needs_what", "processing", "remove_from_processing", "used_resources",
-    ),
-    "distributed.scheduler.TaskState": (
-        "actor", "annotations", "dependencies", "dependents", "get_nbytes", "host_restrictions",
-        "loose_restrictions", "prefix", "priority", "processing_on", "resource_restrictions", "run_id",
-        "run_spec", "state", "type", "waiters", "waiting_on", "who_has", "who_wants", "worker_restrictions",
-    ),
-    "distributed.stealing.WorkStealing": (
-        "_add_to_in_flight", "_in_flight_event", "_remove_from_in_flight", "balance", "in_flight", "metrics",
-        "move_task_confirm", "put_key_in_stealable", "remove_key_from_stealable", "restart", "stealable",
-    ),
-    "distributed.scheduler.TaskGroup": ("dependencies", "nbytes_total", "prefix", "states"),
-    "distributed.scheduler.TaskPrefix": ("duration_average", "max_exec_time", "states"),
-    "distributed.batched.BatchedSend": ("interval",),
-    "distributed.http.scheduler.prometheus.core.PrometheusHandler": ("_collectors",),
-    "distributed.nanny.Nanny": ("worker_address", "worker_kwargs"),
-    "distributed.deploy.cluster.Cluster": (
-        "_adaptive", "_close", "_get_logs", "_update_worker_status", "scheduler_comm", "scheduler_info",
-    ),
-    "distributed.deploy.spec.SpecCluster": (
-        "_correct_state", "_i", "_memory_per_worker", "_start", "_threads_per_worker", "new_worker_spec", "worker_spec",
-        "workers",
-    ),
-    "distributed.worker.Worker": (
-        "_instances", "batched_stream", "contact_address", "metrics", "state", "transfer_incoming_log",
-    ),
-}  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +29,10 @@ _PATIENCE = 5.0
 # What Dask sets itself, in seconds: the timer of messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
 CLIENT_SENDS = 0.010
+
+# A worker's answers to a request by which it gives the task up, or keeps it; without them the plugin stays off.
+CONFIRMS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_CONFIRM", frozenset())
+REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT", frozenset())
 
 _PLACING = "decide_worker_non_rootish"
 _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
@@ -277,6 +243,38 @@ def fail_unplaced(
     return [ts.key for ts in tasks]
 
 
+def nbytes_of(task: Any) -> int:
+    """Return the bytes of a task's result, or Dask's guess where they are not known."""
+    found: int = task.get_nbytes()
+    return found
+
+
+def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
+    """Return what a worker's newest heartbeat told; nothing before the first."""
+    return worker.metrics or {}
+
+
+def prefixes(scheduler: Any) -> Collection[Any]:
+    """Return the scheduler's `TaskPrefix` objects."""
+    found: Collection[Any] = scheduler.task_prefixes.values()
+    return found
+
+
+def groups(scheduler: Scheduler) -> Mapping[str, Any]:
+    """Return the scheduler's `TaskGroup` objects by name."""
+    return scheduler.task_groups
+
+
+def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] | None:
+    """Return the workers that meet a task's restrictions; None: it has none."""
+    return scheduler.valid_workers(task)
+
+
+def worker_plugins(scheduler: Scheduler) -> dict[str, bytes]:
+    """Return the pickled plugins, by name, that a worker is given when it joins."""
+    return scheduler.worker_plugins
+
+
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:
     """Set how long messages to workers are gathered before they are sent."""
     for address in addresses:
@@ -330,23 +328,6 @@ def hand_over(scheduler: Scheduler, task: TaskState, victim: WorkerState, thief:
     scheduler.send_task_to_worker(thief.address, task)
 
 
-def next_spec(cluster: Any) -> dict[Any, Any]:
-    """Return the specification of a SpecCluster's next job, under a name that none had before."""
-    spec: dict[Any, Any] = cluster.new_worker_spec()
-    cluster._i += 1
-    return spec
-
-
-def correct(cluster: Any) -> Any:
-    """Let a SpecCluster start and close what its specification says; awaitable."""
-    return cluster._correct_state()
-
-
-def forget_adapting(cluster: Any) -> None:
-    """Drop the options of a cluster's earlier `adapt` calls, which Dask would give to the next one too."""
-    vars(cluster).pop("_adaptive_options", None)
-
-
 def scraped_scheduler() -> Scheduler | None:
     """Return the scheduler of this process whose `/metrics` was asked last; None: of none yet.
 
@@ -354,5 +335,5 @@ def scraped_scheduler() -> Scheduler | None:
     """
     from distributed.http.scheduler.prometheus.core import PrometheusHandler
 
-    collectors = PrometheusHandler._collectors
+    collectors = getattr(PrometheusHandler, "_collectors", None)
     return collectors[0].server if collectors else None

@@ -1,0 +1,28 @@
+"""Dask's task specifications, the kind of a dask array's chunks, and a step of the scheduler: no public interfaces.
+
+`runtime.upstream_names` lists the names, with what would replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef, resolve_aliases
+from dask._task_spec import _execute_subgraph as execute_subgraph
+
+__all__ = [
+    "Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "execute_subgraph", "is_masked",
+    "place_again", "resolve_aliases",
+]  # fmt: skip
+
+
+def is_masked(values: Any) -> bool:
+    """Whether an array, or a dask array's chunks, are numpy's masked arrays."""
+    return isinstance(getattr(values, "_meta", values), np.ma.MaskedArray)
+
+
+def place_again(scheduler: Any, keys: Iterable[Any], stimulus_id: str) -> None:
+    """Look once more for the workers of tasks that have none."""
+    scheduler.transitions(dict.fromkeys(keys, "processing"), stimulus_id)

@@ -1,0 +1,80 @@
+"""Access to dask-jobqueue by names that are no public interface; `upstream_names` lists them.
+
+`JobCluster` gives each step of a cluster's life a method of ours, which mixins before it extend by `super()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dask_jobqueue.slurm
+
+
+class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
+    """dask-jobqueue's cluster of SLURM jobs."""
+
+    async def _start(self) -> None:
+        await self._open_cluster()
+
+    async def _open_cluster(self) -> None:
+        """Start the scheduler, and connect to it."""
+        await super()._start()
+
+    async def _close(self) -> None:
+        await self._close_cluster()
+
+    async def _close_cluster(self) -> None:
+        """Close the scheduler."""
+        await super()._close()
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        self._worker_changed(op, msg)
+
+    def _worker_changed(self, op: str, msg: Any) -> None:
+        """Note that a worker came ("add", with its facts) or went ("remove", with its address)."""
+        super()._update_worker_status(op, msg)
+
+    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: Any) -> Any:
+        """Return the logs of the cluster, the scheduler and the workers."""
+        return await self._get_logs(cluster, scheduler, workers)
+
+    def _worker_shape(self) -> tuple[int, int]:
+        """Return the threads and the bytes of one worker."""
+        raise NotImplementedError
+
+    def _threads_per_worker(self) -> int:
+        return self._worker_shape()[0]
+
+    def _memory_per_worker(self) -> int:
+        return self._worker_shape()[1]
+
+    def _first_job(self) -> Any:
+        """Return a job that is never submitted.  It is asked for before anything is started."""
+        raise NotImplementedError
+
+    @property
+    def _dummy_job(self) -> Any:
+        return self._first_job()
+
+
+def job_keywords(cluster: Any) -> Mapping[str, Any]:
+    """Return the keywords that all jobs of a cluster have."""
+    found: Mapping[str, Any] = cluster._job_kwargs
+    return found
+
+
+def command_of(job: Any) -> str:
+    """Return the command by which a job's script starts its worker."""
+    found: str = job._command_template
+    return found
+
+
+def add_to_command(job: Any, words: str) -> None:
+    """Let the command have more arguments."""
+    job._command_template += f" {words}"
+
+
+def prologue_of(job: Any) -> Sequence[str]:
+    """Return the user's lines before the command."""
+    return tuple(filter(None, job._job_script_prologue))

@@ -1,0 +1,347 @@
+"""Every private or undocumented name of Dask that dask_ferro uses: what for, and which public hook would replace it.
+
+`SEAMS` are used in modules called `upstream*.py` alone; `FACTS` are attributes that Dask documents, which any module
+may read.  A test walks the source for others; `missing` says at start-up which are not there in the installed
+version, or take other arguments than are given.  It imports the owners when it is asked, and nothing before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
+from inspect import Parameter, signature, unwrap
+from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+# The parts of dask_ferro that need names, each of which is checked when it is first put to use.
+SCHEDULER, WORKER, CLUSTER, JOBQUEUE = "scheduler", "worker", "cluster", "jobqueue"
+# Of this the rest works without: it is not checked.
+OPTIONAL = "optional"
+
+# What would replace seams in Dask, one day; `docs/upstream.md` has a paragraph, and a patch, for some.
+HOOKS = {
+    "decide_worker": "a hook of `SchedulerPlugin` that chooses a ready task's worker, or lets it wait",
+    "steal": "methods of the scheduler that ask a worker for tasks, move one, and tell a plugin of the answer",
+    "extension": "a documented interface of the stealing extension, as `SchedulerPlugin` has one",
+    "status": "a hook of `SchedulerPlugin` for a worker's status, and a method that sets it",
+    "sends": "options of the configuration, and methods, for the intervals at which messages are sent",
+    "retire": "a `retire_workers` that hands results back, verifies where they are, and can be called off",
+    "reschedule": "a documented method that places a task anew, or fails it",
+    "state": "documentation for attributes that plugins and dashboards read already",
+    "worker": "documentation for attributes of `Worker` and `Nanny` that plugins read already",
+    "cluster": "documented steps of a cluster's life for subclasses: start, close, a worker came or went",
+    "job": "documented parts of dask-jobqueue's script: the prologue and the worker's command",
+    "graph": "public names for task specifications, and for the kind of an array's chunks",
+}
+
+
+class Seam(NamedTuple):
+    """A name of Dask that is no public interface.
+
+    Attributes
+    ----------
+    owner : str
+        The class or module that has it.
+    part : str
+        The part of dask_ferro that does not work without it.
+    why : str
+        What it is for.
+    hook : str
+        What would replace it, of `HOOKS`.
+    takes : tuple of str, optional
+        The arguments that it is given; of what we override, all that there are.
+    overrides : bool
+        Whether a method of ours takes its place.
+    """
+
+    owner: str
+    name: str
+    part: str
+    why: str
+    hook: str
+    takes: tuple[str, ...] | None = None
+    overrides: bool = False
+
+
+def _rows(owner: str, part: str, rows: Iterable[tuple[str, ...]]) -> Iterator[Seam]:
+    """Yield the seams of one owner: (name, hook, why) and the arguments; "=" before them: of a method of ours."""
+    for name, hook, why, *arguments in rows:
+        takes = tuple(arguments[0].removeprefix("=").split()) if arguments else None
+        is_ours = bool(arguments) and arguments[0].startswith("=")
+        yield Seam(owner, name, part, why, hook, takes, is_ours)
+
+
+_SCHEDULER = [
+    ("_reschedule", "reschedule", "places a task that a worker has anew", "key worker stimulus_id"),
+    ("acquire_resources", "steal", "a moved task takes resources at its thief", "ts ws"),
+    ("check_idle_saturated", "steal", "both ends of a move are looked at again", "ws"),
+    ("decide_worker_non_rootish", "decide_worker", "our choice for a ready task", "=ts"),
+    ("decide_worker_rootish_queuing_enabled", "decide_worker", "our choice for one that looks like a root", "="),
+    ("handle_worker_status_change", "status", "a leaving worker is given nothing more", "status worker stimulus_id"),
+    ("is_rootish", "decide_worker", "says of which task a worker is asked for next", "=ts"),
+    ("no_workers_timeout", "decide_worker", "tasks that we hold back do not count towards it"),
+    ("release_resources", "steal", "a moved task frees its victim's resources", "ts ws"),
+    ("request_acquire_replicas", "retire", "copies results before their worker goes", "addr keys stimulus_id"),
+    ("send_task_to_worker", "steal", "sends a moved task to its thief", "worker ts"),
+    ("stimulus_queue_slots_maybe_opened", "decide_worker", "looks at the queue again", "stimulus_id"),
+    ("stream_comms", "sends", "the connection to each worker, whose interval is set"),
+    ("task_groups", "state", "the nodes of the graph's page"),
+    ("task_prefixes", "state", "what Dask has counted and measured by prefix"),
+    ("transition", "reschedule", "fails tasks that no pool can run", "key finish stimulus_id"),
+    ("transitions", "reschedule", "places tasks without a worker again", "recommendations stimulus_id"),
+    ("valid_workers", "state", "the workers that a restricted task may run on", "ts"),
+    ("worker_plugins", "worker", "the plugins that later workers are given"),
+    ("worker_send", "steal", "a request to a worker: for a task, or to change its status", "worker msg"),
+]  # fmt: skip
+
+_STEALING = [
+    ("_add_to_in_flight", "extension", "notes a request", "ts info"),
+    ("_in_flight_event", "extension", "set when no request is on its way"),
+    ("_remove_from_in_flight", "extension", "forgets a request", "ts"),
+    ("_request_counter", "extension", "numbers requests"),
+    ("balance", "extension", "Dask's tick, called by hand", "="),
+    ("count", "extension", "steps that asked for something, as Dask counts them"),
+    ("in_flight", "extension", "the requests that are on their way"),
+    ("in_flight_tasks", "extension", "requests by worker"),
+    ("key_stealable", "extension", "what may be stolen, as Dask's dashboard reads it"),
+    ("log", "extension", "Dask's log of stealing", "msg"),
+    ("metrics", "extension", "requests by level, as Dask counts them for Prometheus"),
+    ("move_task_confirm", "steal", "takes a worker's answer", "=key state stimulus_id worker"),
+    ("move_task_request", "steal", "asks for a task by hand", "=ts victim thief"),
+    ("put_key_in_stealable", "extension", "a task may be stolen", "=ts"),
+    ("recalculate_cost", "extension", "a duration was learned", "=ts"),
+    ("remove_key_from_stealable", "extension", "a task left its thread", "=ts"),
+    ("steal_time_ratio", "extension", "Dask's level of a task", "ts"),
+    ("stealable", "extension", "what may be stolen, by worker and level"),
+]  # fmt: skip
+
+_WORKER = [
+    ("_instances", "worker", "the workers of this process"),
+    ("batched_stream", "sends", "the connection to the scheduler, whose interval is set"),
+    ("contact_address", "worker", "the address by which the scheduler knows the worker"),
+    ("metrics", "worker", "what heartbeats tell"),
+    ("startup_information", "worker", "what registration tells"),
+    ("state", "worker", "the types of the results that the worker holds"),
+    ("transfer_incoming_log", "worker", "what transfers between workers took"),
+]  # fmt: skip
+
+_CLUSTER = [
+    ("_adaptive", "cluster", "the controller that looks after a cluster"),
+    ("_close", "cluster", "ends the jobs before the scheduler", "="),
+    ("_correct_state", "cluster", "starts and closes what the specification says", ""),
+    ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
+    ("_i", "cluster", "the number of the next job"),
+    ("_memory_per_worker", "cluster", "`adapt` and `scale` by memory", "="),
+    ("_start", "cluster", "the batch system is asked before the scheduler starts", "="),
+    ("_threads_per_worker", "cluster", "`adapt` and `scale` by cores", "="),
+    ("_update_worker_status", "cluster", "a worker came or went", "=op msg"),
+    ("new_spec", "cluster", "what a job of the specification is"),
+    ("new_worker_spec", "cluster", "the specification of one more job", ""),
+    ("scheduler_comm", "cluster", "the connection to the scheduler"),
+    ("scheduler_info", "cluster", "the connected workers"),
+    ("worker_spec", "cluster", "the jobs that are wanted"),
+    ("workers", "cluster", "the jobs that were started"),
+]  # fmt: skip
+
+_GRAPH = "Alias DataNode GraphNode List Task TaskRef resolve_aliases _execute_subgraph"
+
+SEAMS: tuple[Seam, ...] = (
+    *_rows("distributed.scheduler.Scheduler", SCHEDULER, _SCHEDULER),
+    *_rows(
+        "distributed.scheduler.WorkerState",
+        SCHEDULER,
+        [
+            ("add_to_processing", "steal", "a moved task is its thief's", "ts"),
+            ("metrics", "state", "what its newest heartbeat told"),
+            ("remove_from_processing", "steal", "a moved task is not its victim's", "ts"),
+        ],
+    ),
+    *_rows(
+        "distributed.scheduler.TaskState",
+        SCHEDULER,
+        [("get_nbytes", "state", "the bytes of a result, or Dask's guess", "")],
+    ),
+    *_rows("distributed.stealing.WorkStealing", SCHEDULER, _STEALING),
+    *_rows(
+        "distributed.stealing",
+        SCHEDULER,
+        [
+            ("_WORKER_STATE_CONFIRM", "steal", "answers by which a worker gives a task up"),
+            ("_WORKER_STATE_REJECT", "steal", "answers by which it keeps one"),
+        ],
+    ),
+    *_rows(
+        "distributed.batched.BatchedSend",
+        SCHEDULER,
+        [("interval", "sends", "how long messages are gathered before they are sent")],
+    ),
+    *_rows(
+        "distributed.http.scheduler.prometheus.core.PrometheusHandler",
+        OPTIONAL,
+        [("_collectors", "state", "the scheduler whose metrics are asked for")],
+    ),
+    *_rows(
+        "distributed.client.Client",
+        OPTIONAL,
+        [("scheduler_comm", "sends", "the connection to the scheduler, whose interval is set")],
+    ),
+    *_rows("distributed.worker.Worker", WORKER, _WORKER),
+    *_rows(
+        "distributed.nanny.Nanny",
+        WORKER,
+        [
+            ("worker_address", "worker", "the address of the worker that a nanny looks after"),
+            ("worker_kwargs", "worker", "the lifetime that a nanny gives its worker"),
+        ],
+    ),
+    *_rows("distributed.deploy.spec.SpecCluster", CLUSTER, _CLUSTER),
+    *_rows(
+        "distributed.deploy.cluster.Cluster",
+        OPTIONAL,
+        [("_adaptive_options", "cluster", "options that a refused `adapt` would leave to the next one")],
+    ),
+    *_rows(
+        "distributed.deploy.adaptive.Adaptive",
+        CLUSTER,
+        [("_start", "cluster", "the first look at once, not after an interval", "=")],
+    ),
+    *_rows(
+        "dask_jobqueue.core.JobQueueCluster",
+        JOBQUEUE,
+        [
+            ("_dummy_job", "job", "the shape of a job; ours is the first pool's"),
+            ("_job_kwargs", "job", "the options that all jobs have"),
+        ],
+    ),
+    *_rows(
+        "dask_jobqueue.core.Job",
+        JOBQUEUE,
+        [
+            ("_command_template", "job", "the command that starts a worker"),
+            ("_job_script_prologue", "job", "the user's lines before it"),
+        ],
+    ),
+    *_rows(
+        "dask.array.core.Array",
+        OPTIONAL,
+        [("_meta", "graph", "an empty array of the kind of a dask array's chunks")],
+    ),
+    *_rows("dask._task_spec", OPTIONAL, [(name, "graph", "tasks of our graphs") for name in _GRAPH.split()]),
+)
+
+# Attributes with a description in Dask's own reference ("Scheduling state", "Plugins").
+FACTS: dict[str, tuple[str, ...]] = {
+    "distributed.scheduler.Scheduler": (
+        "idle_task_count", "queued", "running", "tasks", "transition_counter", "unrunnable", "workers",
+    ),
+    "distributed.scheduler.WorkerState": (
+        "actors", "executing", "has_what", "long_running", "memory", "memory_limit", "nbytes", "needs_what",
+        "processing", "used_resources",
+    ),
+    "distributed.scheduler.TaskState": (
+        "actor", "annotations", "dependencies", "dependents", "host_restrictions", "loose_restrictions", "prefix",
+        "priority", "processing_on", "resource_restrictions", "run_id", "run_spec", "state", "type", "waiters",
+        "waiting_on", "who_has", "who_wants", "worker_restrictions",
+    ),
+    "distributed.scheduler.TaskGroup": ("dependencies", "nbytes_total", "states"),
+    "distributed.scheduler.TaskPrefix": ("duration_average", "max_exec_time", "states"),
+    "distributed.diagnostics.plugin.SchedulerPlugin": (
+        "add_worker", "log_event", "remove_worker", "restart", "transition",
+    ),
+}  # fmt: skip
+
+
+def missing(*parts: str) -> tuple[str, ...]:
+    """Return in words what the installed versions lack of what some parts need; nothing: they have all of it."""
+    return tuple(words for part in parts for words in _missing(part))
+
+
+@cache  # once a process: some hundred look-ups
+def _missing(part: str) -> tuple[str, ...]:
+    found = [words for seam in SEAMS if seam.part == part and (words := trouble(seam))]
+    if part == SCHEDULER:
+        facts = (Seam(owner, name, part, "", "state") for owner, names in FACTS.items() for name in names)
+        found += [words for fact in facts if (words := trouble(fact))]
+    return tuple(found)
+
+
+def remedy(lacks: Iterable[str], stays: str) -> str:
+    """Return a sentence for users about names that are missing.
+
+    Parameters
+    ----------
+    lacks : iterable of str
+        What `missing` returned.
+    stays : str
+        What follows from it.
+    """
+    packages = ("distributed", "dask-jobqueue", "dask-ferro")
+    versions = ", ".join(f"{name} {_version(name)}" for name in packages if _version(name))
+    try:
+        wanted = [
+            one.partition(";")[0] for one in requires("dask-ferro") or () if one.startswith("distributed")
+        ]
+    except PackageNotFoundError:  # it is run from its source
+        wanted = []
+    return (
+        f"dask_ferro: {stays}: the installed Dask has no {'; no '.join(lacks)} ({versions}). "
+        f"Install {' or '.join(wanted) or 'the versions that dask_ferro asks for'}, or a newer dask-ferro"
+    )
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Log a warning, once a process."""
+    logger.warning(sentence)
+
+
+def trouble(seam: Seam) -> str:
+    """Return what is wrong with a name in the installed version; empty: nothing."""
+    owner = _owner(seam.owner)
+    where = f"{seam.owner}.{seam.name}"
+    if owner is None or not has(owner, seam.name):
+        return where
+    if seam.takes is None:
+        return ""
+    there = dict(signature(getattr(owner, seam.name)).parameters)
+    there.pop("self", None)
+    if seam.overrides:
+        fits = tuple(there) == seam.takes
+    else:
+        any_name = any(one.kind is Parameter.VAR_KEYWORD for one in there.values())
+        fits = any_name or there.keys() >= set(seam.takes)
+    return "" if fits else f"{where}({', '.join(seam.takes)}), but one with ({', '.join(there)})"
+
+
+def has(owner: Any, name: str) -> bool:
+    """Whether a class, its instances or a module have a name, as far as can be seen without making one."""
+    if hasattr(owner, name):
+        return True
+    kinds = owner.__mro__ if isinstance(owner, type) else ()
+    return any(name in getattr(kind, "__annotations__", ()) or name in _used_in_init(kind) for kind in kinds)
+
+
+def _used_in_init(kind: type) -> tuple[str, ...]:
+    """Return the names that a class's constructor uses, those of attributes that it sets among them."""
+    code = getattr(unwrap(vars(kind).get("__init__", object)), "__code__", None)
+    return code.co_names if code is not None else ()
+
+
+def _owner(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None)
+        return import_module(path) if found is None else found
+    except ImportError:
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
