@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from dask.utils import typename
 from distributed import Worker
@@ -86,7 +86,7 @@ class FerroWorker(WorkerPlugin):
             config.check()
         except ConfigError as error:  # the site's to mend: no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
-        report = Report(self.device, worker.plugins.get(DEVICE))
+        report = Report(self.device, cast("Measured | None", worker.plugins.get(DEVICE)))
         upstream_worker.publish(worker, METRIC, report)
         if self.sends is not None:
             report.stock_sends = upstream_worker.put_sends(worker, self.sends)
