@@ -114,11 +114,8 @@ def _read(kind: type[T], prefix: str, given: Mapping[str, Any], plain: Mapping[s
 def _wrong_given(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
     for one in fields(kind):
         option, part = option_of(one), section_of(one)
-        if option is not None and one.name in given:
-            try:
-                parsed(option, given[one.name])
-            except ValueError:
-                yield f"got {one.name}={given[one.name]!r}, wanted {option.wanted}"
+        if option is not None and one.name in given and (wrong := fault(option, given[one.name], one.name)):
+            yield wrong
         elif part is not None and not part.keys:
             yield from _wrong_given(part.kind, given)
 
@@ -140,9 +137,8 @@ def given(key: str, told: Any, who: str) -> Any:
     """
     if told is None:
         return value(key)
-    if wrong := fault(key, told):
-        name = key.rpartition(".")[2].replace("-", "_")
-        raise ConfigError(f"{who}: {wrong.replace('got ', f'got {name}=', 1)}")
+    if wrong := fault(OPTIONS[key], told, key.rpartition(".")[2].replace("-", "_")):
+        raise ConfigError(f"{who}: {wrong}")
     return parsed(OPTIONS[key], told)
 
 
@@ -202,12 +198,12 @@ def problems() -> list[str]:
     return found
 
 
-def fault(key: str, written: Any) -> str:
-    """Return what is wrong with a value for an option; empty: nothing."""
+def fault(option: Option, written: Any, name: str = "") -> str:
+    """Return what is wrong with a value for an option, by the name that it was given by; empty: nothing."""
     try:
-        parsed(OPTIONS[key], written)
+        parsed(option, written)
     except ValueError:
-        return f"got {written!r}, wanted {OPTIONS[key].wanted}"
+        return f"got {name}{'=' * bool(name)}{written!r}, wanted {option.wanted}"
     return ""
 
 

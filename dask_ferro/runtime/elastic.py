@@ -96,6 +96,8 @@ class Elastic(upstream_deploy.Adapting):
     fail_unrunnable : bool, optional
         Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
         no job on its way.
+    notice : float or str, optional
+        Seconds before its end at which a job is drained whatever it runs.
     order_patience : float or str, optional
         Seconds that jobs which end on an order may take to end their tasks and to hand over what they hold.
 

@@ -30,7 +30,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.options import meant, options_of
 from dask_ferro.runtime import jobkeys
 from dask_ferro.runtime.scale_options import scale_parameters
-from dask_ferro.sections import ElasticOptions
+from dask_ferro.sections import OPTIONS, ElasticOptions
 
 KINDS = ("slurm", "pbs", "batch")
 
@@ -273,7 +273,7 @@ def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
         if key not in bounds and (value is not None or _dashed(key) in _SETTINGS)
     }
     for key, value in values.items():
-        if fault := config.fault(f"elastic.{key}", value):
+        if fault := config.fault(OPTIONS[f"elastic.{key}"], value):
             yield f"configuration ferro.elastic.{key}: {fault}"
     try:
         scale_parameters(elastic.get("minimum"), elastic.get("maximum"), {})
