@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dask_ferro.policy.cost import Links, Speed
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
+from dask_ferro.policy.remaining import left, unmeasured
 from dask_ferro.policy.row import Entry, Row
 from dask_ferro.policy.snapshot import Address, Move, Outcome, Task, Worker
 from dask_ferro.policy.steal import (
@@ -279,8 +280,8 @@ class Ours:
         ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
-            seconds = max(2 * self._ran[prefix], seconds)
-        return seconds - ran if ran < seconds else ran
+            seconds = unmeasured(self._ran[prefix], seconds)
+        return left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
         """Write the end on the worker's page."""
