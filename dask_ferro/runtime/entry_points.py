@@ -16,9 +16,9 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.events import Event, Ordered
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Move, Task
+from dask_ferro.policy.snapshot import Move
 from dask_ferro.runtime.shown import Shown
 
 # Dask's own levels of transfer over duration.
@@ -32,29 +32,12 @@ class EntryPoints(WorkStealing):
     shown: Shown
 
     @abstractmethod
-    def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
-        """Ask the victim for the task; return the line of the log, or None: it was not asked."""
+    def tell(self, event: Event) -> None:
+        """Tell the core of an event, and do what it decides."""
 
     @abstractmethod
     def _assigned(self, ts: TaskState) -> None:
         """Note that a task was given to a worker."""
-
-    @abstractmethod
-    def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
-        """Return a waiting task as a row, or None: it must not move."""
-
-    @abstractmethod
-    def _hear_all(self) -> None:
-        """Look at every worker anew."""
-
-    @abstractmethod
-    def _step(self) -> None:
-        """Show the policy the facts, and request the moves that it decides."""
-
-    def balance(self) -> None:
-        """Look at every worker, and request the moves that the policy decides; also after `stop`."""
-        self._hear_all()
-        self._step()
 
     def move_task_request(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str:
         """Ask a task back from its worker for another one.
@@ -78,14 +61,11 @@ class EntryPoints(WorkStealing):
                 f"move_task_request: {ts.key!r} from {victim.address} to {thief.address}: {trouble}"
             )
         now, entry = time(), self.ledger.entries[ts.key]
-        self.shown.begin([thief.address], ((t, info["thief"].address) for t, info in self.in_flight.items()))
         cost = float(self.scheduler.get_comm_cost(ts, thief))
         rows = self.ledger.rows
         gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
-        line = self._request(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes), now)
-        if line is None:
-            return "comm-closed"
-        return self.in_flight[ts]["stimulus_id"]
+        self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
+        return self.in_flight[ts]["stimulus_id"] if ts in self.in_flight else "comm-closed"
 
     def _trouble(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str | None:
         """Return why a task cannot be moved, or None."""
@@ -113,8 +93,9 @@ class EntryPoints(WorkStealing):
         found: dict[TaskState, tuple[str, int]] = {}
         for row in self.ledger.rows.values():
             for _, _, entry in row.queue:
-                if self._shown(entry.payload, entry, row) is not None:
-                    found[entry.payload] = (row.address, self.steal_time_ratio(entry.payload)[1] or 0)
+                ts = self.shown.task(entry.key)
+                if ts is not None and self.shown.waiting(entry, row) is not None:
+                    found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
         return found
 
     @key_stealable.setter

@@ -8,10 +8,12 @@ from typing import Any
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.place import Placement
+from dask_ferro.policy.policies import POLICIES as NAMED
 from dask_ferro.policy.steal import Parameters
+from dask_ferro.simulate.rules import Rules
 
 AUTO, OFF = "auto", "none"
-POLICIES = (AUTO, "informed", "last-victim", OFF)
+POLICIES = (AUTO, *NAMED)
 # What "auto" is where Dask's own stealing is on.
 _POLICY = "informed"
 
@@ -94,6 +96,12 @@ class Settings:
         settings = replace(settings, **{k: v for k, v in options.items() if k in own})
         settings._check()
         return settings
+
+    @property
+    def rules(self) -> Rules:
+        """What of it a simulation follows."""
+        names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
+        return Rules(self.parameters, self.placing, **{name: getattr(self, name) for name in names})
 
     def resolved(self, stock: bool) -> Settings:
         """Return the settings with "auto" decided, and placement told whether anything is stolen.

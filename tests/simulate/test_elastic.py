@@ -44,6 +44,8 @@ GRAPHS = {
     "gemm": lambda: iterated_gemm(nt=8, iterations=5),
     "cholesky": lambda: iterated_cholesky(nt=10, iterations=5),
     "gemm of large tiles": lambda: iterated_gemm(nt=6, iterations=7, tile_bytes=8 * MB),
+    # One iteration takes a tenth longer than the next or not: a mean over two of them is chance.
+    "gemm of large tiles, for long": lambda: iterated_gemm(nt=6, iterations=14, tile_bytes=8 * MB),
 }
 
 
@@ -71,7 +73,7 @@ def test_iterations_after_a_resize_are_as_fast_as_with_that_many_workers_through
 
 
 def test_large_tiles_spread_to_new_workers_within_two_iterations_and_stay_there() -> None:
-    run, steady = (resized("gemm of large tiles", before, 16) for before in (8, 16))
+    run, steady = (resized("gemm of large tiles, for long", before, 16) for before in (8, 16))
     assert fmean(steady.phases[RESIZED + 2 :]) / fmean(run.phases[RESIZED + 2 :]) >= 0.95
 
 
