@@ -36,9 +36,10 @@ import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
+from dask_ferro.policy.cost import Links  # noqa: E402
 from dask_ferro.policy.ledger import Ledger  # noqa: E402
-from dask_ferro.policy.snapshot import Replica, Task  # noqa: E402
-from dask_ferro.policy.steal import Informed  # noqa: E402
+from dask_ferro.policy.snapshot import Key, Replica, Task  # noqa: E402
+from dask_ferro.policy.steal import Informed, State  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
@@ -286,12 +287,12 @@ def show_no_ops(record: Mapping[str, Any], where: str) -> None:
 def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int = 50) -> dict[str, Any]:
     """Time one step of the policy where a few workers of many have nothing and the others all tasks."""
     book = _full_ledger(tasks, workers, hungry)
-    policy = Informed(hosts=book.hosts)
+    policy, links = Informed(), Links()
     everyone = tuple(book.rows)
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        moves, _ = policy.step(book.snapshot(1.0, everyone), policy.init())
+        moves = policy.step(book.snapshot(1.0, everyone, links), State())
         seconds.append(time.perf_counter() - start)
     return {
         "tasks": tasks,
@@ -305,15 +306,17 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
 def _full_ledger(tasks: int, workers: int, hungry: int) -> Ledger:
     """A book whose tasks each read a block of a megabyte that two workers hold."""
     addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
-    book = Ledger(lambda payload, entry, row: Task(entry.key, entry.seconds, entry.known, (payload,)))
+    blocks: dict[Key, Replica] = {}
+    book = Ledger(lambda entry, row: Task(entry.key, entry.seconds, entry.known, (blocks[entry.key],)))
     book.durations.add("task", "cpu", 0.05)
     for address in addresses:
         book.add_worker(address, 1, host=address.split(":")[1])
     full = addresses[hungry:]
     for n in range(tasks):
         at = full[n % len(full)]
-        block = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
-        book.assign(0.0, ("task", n), at, "task", n, block)
+        key = "task", n
+        blocks[key] = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
+        book.assign(0.0, key, at, "task", n)
     return book
 
 

@@ -269,6 +269,7 @@ def simulate(
         raise click.UsageError("give either --workload NAME or --graph FILE")
     if recorded and params:
         raise click.UsageError("--param goes with --workload")
+    from dask_ferro.runtime.settings import Settings
     from dask_ferro.simulate import compare
     from dask_ferro.simulate.cluster import VirtualCluster
     from dask_ferro.views.simulation import show_comparison
@@ -276,7 +277,7 @@ def simulate(
 
     graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
     cluster = VirtualCluster.local(workers, threads)
-    found = compare.compare(graph, cluster, policies, seed=seed)
+    found = compare.compare(graph, cluster, policies, rules=Settings.configured().rules, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:

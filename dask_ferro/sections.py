@@ -23,10 +23,11 @@ from dask_ferro.options import (
 from dask_ferro.policy.copies import Copying
 from dask_ferro.policy.crew import Parameters as Scaling
 from dask_ferro.policy.place import Placement
+from dask_ferro.policy.policies import POLICIES as NAMED
 from dask_ferro.policy.steal import Parameters as Stealing
 
 AUTO, OFF = "auto", "none"
-POLICIES = (AUTO, "informed", "last-victim", OFF)
+POLICIES = (AUTO, *NAMED)
 DEVICES = ("cpu", "gpu")
 
 

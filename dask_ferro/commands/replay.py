@@ -48,13 +48,15 @@ def replay(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool, d
     dask ferro run --dag imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,stock
     """
+    from dask_ferro.runtime.settings import Settings
     from dask_ferro.simulate.replay import replay as replayed
     from dask_ferro.trace import Trace
     from dask_ferro.views.simulation import show_comparison
     from dask_ferro.views.terminal import console
 
     trace = Trace.load(recorded)
-    found = replayed(trace, policies, name=Path(recorded).name, seed=seed)
+    rules = Settings.configured().rules
+    found = replayed(trace, policies, name=Path(recorded).name, rules=rules, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
         return

@@ -6,24 +6,27 @@ looked at in it.  Durations are seconds, on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
+from dask_ferro.policy.cost import Links
 from dask_ferro.policy.order import FEW, Order
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Outcome, Snapshot, Task, Worker
+from dask_ferro.policy.snapshot import Address, Key, Task, Worker
+from dask_ferro.policy.stealing_facts import Snapshot
 
 # A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
 VICTIMS = 10
 DEPTH = 64
+# Tasks that it shows of all of them; described, they take 2 to 3 us each.
+TASKS = VICTIMS * DEPTH
 # Overdue tasks that one look finds, and of each queue: described, they take about 10 us each.
 OVERDUE, _OF_EACH = 32, 8
 # Entries of all queues among which a look seeks those that may move: to ask one takes 0.1 us.
 _SCANNED = 2048
-_R = TypeVar("_R")
 
 
 class Book:
@@ -31,9 +34,9 @@ class Book:
 
     Parameters
     ----------
-    describe : callable (payload, Entry, Row) -> Task or None
+    describe : callable (Entry, Row) -> Task or None
         What a policy is shown of a task in a row's queue; None: it may not be moved.
-    unlocks : callable (payload) -> bool
+    unlocks : callable (key) -> bool
         Whether a task is the last that some other task waits for.
     live : callable (address) -> int
         Device bytes that are taken on a worker or on their way there; asked of those with `most`.
@@ -48,12 +51,14 @@ class Book:
         When workers end, on the caller's clock, of those that do; also of workers that are still to come.
     devices : set of str
         Classes that are there.
+    hosts : mapping of address to str
+        Replaced, and never changed, when a worker comes or goes.
     """
 
     def __init__(
         self,
-        describe: Callable[[Any, Entry, Row], Task | None],
-        unlocks: Callable[[Any], bool],
+        describe: Callable[[Entry, Row], Task | None],
+        unlocks: Callable[[Key], bool],
         live: Callable[[Address], int],
         holds: Callable[[Address], int],
         unbound: Callable[[list[Entry]], list[Entry]],
@@ -61,6 +66,7 @@ class Book:
         self.rows: dict[Address, Row] = {}
         self.ends: dict[Address, float] = {}
         self.devices: set[str] = set()
+        self.hosts: Mapping[Address, str] = {}
         self._describe = describe
         self._unlocks = unlocks
         self._live = live
@@ -90,7 +96,7 @@ class Book:
     def _seen(self, address: Address, now: float) -> Worker:
         """Return a worker's row with what takes a look at the tasks that it runs."""
         row = self.rows[address]
-        unlocks = any(self._unlocks(entry.payload) for entry in row.running.values())
+        unlocks = any(map(self._unlocks, row.running))
         stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
         return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
 
@@ -160,45 +166,80 @@ class Book:
         return some
 
     def _waiting(self, entry: Entry, row: Row, now: float) -> Task | None:
-        task = self._describe(entry.payload, entry, row)
+        task = self._describe(entry, row)
         if task is None or not entry.needs:
             return task
         return task._replace(blocked=row.blocks(entry, now))
+
+    @property
+    def everyone(self) -> Sequence[Address]:
+        """All workers, in order."""
+        return self._everyone
 
     def snapshot(
         self,
         now: float,
         hungry: Iterable[Address],
-        outcomes: Iterable[Outcome] = (),
+        links: Links | None = None,
+        asked: Mapping[Address, tuple[Address, ...]] | None = None,
         victims: int = VICTIMS,
         skip: int = 0,
+        tasks: int = TASKS,
     ) -> Snapshot:
-        """Return the facts for a stealing policy; rows are built when they are looked at.
+        """Return the facts for a stealing policy.
 
         Parameters
         ----------
+        asked : mapping of address to tuple of addresses, optional
+            For each of the hungry, whose queue is to be shown; default: the longest queues.
         skip : int
             So many of the longest queues are left out: nothing in them may move.
+        tasks : int
+            So many tasks are shown of the longest queues, at most, and as many of those that are near.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
+        is_free = asked is None
+        busiest = self._busiest(victims, skip) if is_free else ()
+        outlasted = self._nearest(victims) if is_free and self._outlasted else ()
+        near = self._near(hungry) if is_free and len(self._loads) > victims else ()
+        asked = asked or {}
+        known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
+        # Of those that each would ask, all the first ones before all the second ones: there may be room for no more.
+        in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
+        far = dict.fromkeys((*outlasted, *busiest, *in_turn))
+        queues = self._ends_of(far, tasks, DEPTH, now)
+        if near:
+            beside = [address for address in near if address not in queues]
+            queues |= self._ends_of(beside, tasks, max(tasks // len(near), 1), now)
+        workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *far, *near))}
+        moving = Links() if links is None else links.copy()
+        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, near, known)
+
+    def _ends_of(
+        self, addresses: Iterable[Address], tasks: int, depth: int, now: float
+    ) -> dict[Address, tuple[Task, ...]]:
+        """Return the ends of queues, as long as there is room for another task."""
+        found: dict[Address, tuple[Task, ...]] = {}
+        for address in addresses:
+            if tasks <= 0:
+                break
+            if self.rows[address].queue:
+                found[address] = self.queue(address, min(depth, tasks), now)
+                tasks -= len(found[address])
+        return found
+
+    def _busiest(self, count: int, skip: int) -> tuple[Address, ...]:
         stop = len(self._loads)
-        if stop > victims:
+        if stop > count:
             stop -= skip % stop
-        busiest = tuple(address for _, address in reversed(self._loads[max(stop - victims, 0) : stop]))
-        return Snapshot(
-            now,
-            hungry,
-            busiest,
-            self._everyone,
-            _Rows(self.rows, lambda address: self._seen(address, now)),
-            _Rows(self.rows, lambda address: self.queue(address, now=now)),
-            tuple(outcomes),
-            self._nearest(victims) if self._outlasted else (),
-            self._near(hungry) if len(self._loads) > victims else (),
-        )
+        return tuple(address for _, address in reversed(self._loads[max(stop - count, 0) : stop]))
 
     def overdue_snapshot(
-        self, now: float, hungry: Iterable[Address], overdue: Iterable[tuple[Entry, Row, Task | None]]
+        self,
+        now: float,
+        hungry: Iterable[Address],
+        overdue: Iterable[tuple[Entry, Row, Task | None]],
+        links: Links | None = None,
     ) -> Snapshot:
         """Return the facts for a stealing policy, of overdue tasks only."""
         queues: dict[Address, list[Task]] = {}
@@ -206,8 +247,10 @@ class Book:
             if task is not None:
                 queues.setdefault(row.address, []).append(task)
         shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
-        workers = _Rows(self.rows, lambda address: self._seen(address, now))
-        return Snapshot(now, tuple(hungry), tuple(shown), tuple(shown), workers, shown)
+        hungry = tuple(hungry)
+        workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
+        moving = Links() if links is None else links.copy()
+        return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
         """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
@@ -264,23 +307,3 @@ class Book:
         if len(self.rows) <= FEW:
             return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=inf)
         return min((worker.starts_in for worker in self.soonest(now, 1)), default=inf)
-
-
-class _Rows(Mapping[Address, _R]):
-    """Rows that are built when they are first looked at, and then stay as they were."""
-
-    def __init__(self, source: Mapping[Address, Row], build: Callable[[Address], _R]) -> None:
-        self._source = source
-        self._build = build
-        self._seen: dict[Address, _R] = {}
-
-    def __getitem__(self, address: Address) -> _R:
-        if address not in self._seen:
-            self._seen[address] = self._build(address)
-        return self._seen[address]
-
-    def __iter__(self) -> Iterator[Address]:
-        return iter(self._source)
-
-    def __len__(self) -> int:
-        return len(self._source)

@@ -218,6 +218,10 @@ class Links:
         }
     )
 
+    def copy(self) -> Links:
+        """Return what is known by now: it learns nothing from later transfers."""
+        return Links({kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()})
+
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
         """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from dask_ferro.policy.cost import Links
-from dask_ferro.policy.snapshot import Address, Key, Snapshot, Task, Worker
+from dask_ferro.policy.snapshot import Address, Key, Task, Worker
+from dask_ferro.policy.stealing_facts import Snapshot
 
 
 class Desk:
     """The workers of one step, as the moves that are already decided leave them."""
 
-    def __init__(self, snapshot: Snapshot, links: Links, hosts: Mapping[Address, str]) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._changed: dict[Address, Worker] = {}
         self._left: dict[Address, list[Task]] = {}
         self._coming: dict[Address, set[Key]] = {}  # inputs of what moves to each
         self._readers: dict[Address, Counter[Key]] = {}
-        self.links = links
-        self.hosts = hosts
+        self.links = snapshot.links
+        self.hosts = snapshot.hosts
 
     def worker(self, address: Address) -> Worker:
         return self._changed.get(address) or self._snapshot.workers[address]

@@ -50,9 +50,9 @@ class Ledger(Book):
 
     def __init__(
         self,
-        describe: Callable[[Any, Entry, Row], Task | None],
+        describe: Callable[[Entry, Row], Task | None],
         durations: Durations | None = None,
-        unlocks: Callable[[Any], bool] = lambda payload: False,
+        unlocks: Callable[[Key], bool] = lambda key: False,
         live: Callable[[Address], int] = lambda address: 0,
         holds: Callable[[Address], int] = lambda address: 0,
         unbound: Callable[[list[Entry]], list[Entry]] = lambda entries: entries,
@@ -60,7 +60,6 @@ class Ledger(Book):
         super().__init__(describe, unlocks, live, holds, unbound)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
-        self.hosts: dict[Address, str] = {}
         self.fresh = 0.0
         self.listens = False
         self.waiting = 0  # tasks in queues, of all workers
@@ -99,7 +98,8 @@ class Ledger(Book):
         row.ends_at = self.ends.get(address, inf)
         self._last = None
         self._classify()
-        self.hosts[address] = host
+        if self.hosts.get(address) != host:
+            self.hosts = {**self.hosts, address: host}  # snapshots keep the one that they were given
         self._fill(self._now, row)
         self._touch(row, self._now)
         return row
@@ -107,7 +107,8 @@ class Ledger(Book):
     def remove_worker(self, address: Address) -> list[Key]:
         """Close a worker's page; return the keys that stood on it."""
         row = self.rows.pop(address, None)
-        self.hosts.pop(address, None)
+        if address in self.hosts:
+            self.hosts = {known: host for known, host in self.hosts.items() if known != address}
         self.ends.pop(address, None)
         self._outlasted.pop(address, None)
         self._last = None
@@ -188,7 +189,6 @@ class Ledger(Book):
         address: Address,
         prefix: str,
         priority: Any,
-        payload: Any = None,
         annotated: float | Estimate | None = None,
         needs: Mapping[str, float] | None = None,
         nbytes: int = 0,
@@ -208,7 +208,7 @@ class Ledger(Book):
         if key in self.entries:
             self.finish(now, key)
         self._sequence += 1
-        entry = Entry(key, prefix, priority, payload, annotated, self._sequence, nbytes)
+        entry = Entry(key, prefix, priority, annotated, self._sequence, nbytes)
         entry.needs = needs or {}
         self.entries[key] = entry
         self._join(now, entry, row)

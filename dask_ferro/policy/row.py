@@ -24,13 +24,13 @@ _PRIOR_SECONDS = 0.001
 
 
 class Entry:
-    """A task on a worker.  `seconds` is projected for the worker's device class; `payload` is the caller's own.
+    """A task on a worker.  `seconds` is projected for the worker's device class.
 
     `nbytes` are device bytes: of its result, and what it works in; `moving` of the inputs that its thief lacks.
     """
 
     __slots__ = (
-        "annotated", "device", "expected", "is_sure", "key", "known", "moving", "nbytes", "needs", "origins", "payload",
+        "annotated", "device", "expected", "is_sure", "key", "known", "moving", "nbytes", "needs", "origins",
         "prefix", "priority", "provisional", "requested", "seconds", "sequence", "since", "started", "thief", "worker",
     )  # fmt: skip
 
@@ -39,7 +39,6 @@ class Entry:
         key: Key,
         prefix: str,
         priority: Any,
-        payload: Any,
         annotated: float | Estimate | None,
         sequence: int,
         nbytes: int = 0,
@@ -47,7 +46,6 @@ class Entry:
         self.key = key
         self.prefix = prefix
         self.priority = priority
-        self.payload = payload
         self.annotated = annotated
         self.sequence = sequence
         self.device = ""  # the class that `seconds` is projected for

@@ -1,13 +1,12 @@
 """The facts that a policy is shown.  Durations are seconds, sizes bytes, `now` is the caller's clock.
 
 A row says what is; what follows from it (is this worker starving, is that move worth it) is the policy's to say.
-Rows are built by a `Ledger` on demand and only for what a policy looks at, so that a snapshot costs the same
-with twenty tasks and with twenty thousand.
+All of it are values: they can be pickled, are equal where the facts are, and stay as they are whatever happens later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -211,36 +210,3 @@ class Move(NamedTuple):
     gain: float
     cost: float
     nbytes: int = 0
-
-
-class Snapshot(NamedTuple):
-    """The facts of one moment, as far as a stealing policy may look.
-
-    Attributes
-    ----------
-    hungry : tuple of addresses
-        Workers that something happened to that may make them thieves; the policy judges.
-    busiest : tuple of addresses
-        The workers with the longest queues, longest first.
-    everyone : sequence of addresses
-        All workers, in order.
-    workers : mapping of address to Worker
-    queues : mapping of address to tuple of Task
-        The end of each worker's queue, the task that would start last first.
-    outcomes : tuple of Outcome
-        Since the last snapshot.
-    outlasted : tuple of addresses
-        Workers that end before the last of their queue would start, the nearest end first.
-    near : tuple of addresses
-        Workers with queues on the hosts of hungry devices: what they give up need not leave the host.
-    """
-
-    now: float
-    hungry: tuple[Address, ...]
-    busiest: tuple[Address, ...]
-    everyone: Sequence[Address]
-    workers: Mapping[Address, Worker]
-    queues: Mapping[Address, tuple[Task, ...]]
-    outcomes: tuple[Outcome, ...] = ()
-    outlasted: tuple[Address, ...] = ()
-    near: tuple[Address, ...] = ()

@@ -1,6 +1,6 @@
-"""Which waiting tasks move to which workers: `step(snapshot, state) -> (moves, state)`.
+"""Which waiting tasks move to which workers: `step(snapshot, state) -> moves`.
 
-Rules, of every policy here:
+Rules, of every policy:
 - a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from,
   unless they have waited since for several times what moving them costs;
 - no task moves to a device that has no room for what it takes there, inputs included;
@@ -22,15 +22,19 @@ measured seconds from a request to the stolen task's start, so that the task com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple, Protocol
 
 from dask_ferro import options
-from dask_ferro.policy.cost import SPARE, Links
-from dask_ferro.policy.desk import Desk, is_far, keeps, may, outlasts, returns, shared
-from dask_ferro.policy.snapshot import Address, Move, Outcome, Snapshot, Task, Worker
+from dask_ferro.policy.cost import SPARE
+from dask_ferro.policy.desk import Desk, is_far, keeps, may, shared
+from dask_ferro.policy.snapshot import Address, Move, Outcome, Task, Worker
+from dask_ferro.policy.stealing_facts import Snapshot
+
+# For each thief, whom it would ask, in order.
+Asked = Mapping[Address, tuple[Address, ...]]
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class State(NamedTuple):
 
 
 class Policy(Protocol):
-    """A stealing policy."""
+    """A stealing policy: a value, that decides by what it is shown and by what is remembered."""
 
     @property
     def parameters(self) -> Parameters:
@@ -139,11 +143,19 @@ class Policy(Protocol):
         """Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue."""
         ...
 
-    def init(self) -> State:
-        """Return the state to begin with."""
+    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> Asked | None:
+        """Return whose queues a step wants to see for each thief; None: the longest ones.
 
-    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
-        """Return the moves to make now, and the state for the next step."""
+        Parameters
+        ----------
+        everyone : sequence of addresses
+            All workers, sorted.
+        """
+        ...
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[Move, ...]:
+        """Return the moves to make now."""
+        ...
 
 
 def threshold_of(state: State, worker: Address, parameters: Parameters) -> float:
@@ -151,8 +163,9 @@ def threshold_of(state: State, worker: Address, parameters: Parameters) -> float
     return state.thresholds.get(worker, parameters.threshold)
 
 
-def adapted(state: State, outcomes: tuple[Outcome, ...], parameters: Parameters) -> State:
+def adapted(state: State, outcomes: Iterable[Outcome], parameters: Parameters) -> State:
     """Return the state after what became of earlier moves."""
+    outcomes = tuple(outcomes)
     if not outcomes:
         return state
     p = parameters
@@ -199,33 +212,25 @@ class Informed:
     Attributes
     ----------
     parameters : Parameters
-    links : Links
-        What moving bytes costs.
-    hosts : mapping
-        Host of each address.
     """
 
     parameters: Parameters = Parameters()
-    links: Links = field(default_factory=Links)
-    hosts: Mapping[Address, str] = field(default_factory=dict)
     projects: ClassVar[bool] = True
 
-    def init(self) -> State:
-        """Return the state to begin with."""
-        return State()
+    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> None:
+        """Want the longest queues."""
 
-    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
+    def step(self, snapshot: Snapshot, state: State) -> tuple[Move, ...]:
         """Return moves from the longest queues to the workers that run dry first."""
         p = self.parameters
-        state = adapted(state, snapshot.outcomes, p)
-        desk = Desk(snapshot, self.links, self.hosts)
+        desk = Desk(snapshot)
         starving = [desk.worker(a) for a in snapshot.hungry]
         starving = [w for w in starving if is_starving(w, threshold_of(state, w.address, p))]
         starving.sort(key=lambda w: (w.starts_in, w.address))
         moves: list[Move] = []
         for thief in starving:
             moves += self._feed(thief.address, snapshot, state, desk)
-        return tuple(moves), state._replace(turns=state.turns + 1)
+        return tuple(moves)
 
     def _feed(self, address: Address, snapshot: Snapshot, state: State, desk: Desk) -> list[Move]:
         """Return the moves to one thief: from the fullest victim, then the next one."""
@@ -358,117 +363,3 @@ def _surely_waits(task: Task, victim: Worker) -> float:
     """Return the seconds that the last task of a queue is sure to wait, as far as anything is."""
     own = task.seconds * victim.slowness / victim.nthreads if task.known else 0.0
     return max(victim.surely_in - own, victim.stalled_for, task.blocked, task.overdue)
-
-
-@dataclass(frozen=True)
-class LastVictim:
-    """Knows nothing of the cluster's load: asks the last successful victim, then that one's own, then anyone.
-
-    The policy of John and Milthorpe, "Elasticity in a Task-based Dataflow Runtime Through Inter-node GPU Work
-    Stealing": a request is forwarded over at most `hops` workers and takes half of what the victim can spare.
-
-    Attributes
-    ----------
-    hops : int
-    """
-
-    parameters: Parameters = Parameters()
-    hops: int = 3
-    seed: int = 0
-    projects: ClassVar[bool] = False
-
-    def init(self) -> State:
-        """Return the state to begin with."""
-        return State()
-
-    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
-        """Return one chunk for each starving worker whose request found a victim."""
-        p = self.parameters
-        state = adapted(state, snapshot.outcomes, p)
-        desk = Desk(snapshot, Links(), {})
-        everyone = snapshot.everyone
-        moves: list[Move] = []
-        for number, address in enumerate(snapshot.hungry):
-            thief = desk.worker(address)
-            if not is_starving(thief, threshold_of(state, address, p)):
-                continue
-            asked = state.victims.get(address)
-            for hop in range(self.hops + 1):
-                if asked is None or asked == address or asked not in snapshot.workers:
-                    asked = everyone[_drawn(self.seed, state.turns, number, hop) % len(everyone)]
-                taken = self._chunk(thief, asked, desk) if asked != address else []
-                if taken:
-                    moves += taken
-                    break
-                asked = state.victims.get(asked)
-        return tuple(moves), state._replace(turns=state.turns + 1)
-
-    def _chunk(self, thief: Worker, asked: Address, desk: Desk) -> list[Move]:
-        victim = desk.worker(asked)
-        tasks = [task for task in desk.queue(asked) if may(task, thief) and not returns(task, thief)]
-        spare = min(max(victim.waiting // 2, any(task.overdue for task in tasks)), len(tasks))
-        moves = []
-        for task in tasks[:spare]:
-            taker = desk.worker(thief.address)
-            seen = desk.at(thief.address, task)
-            if seen.fits(taker) and not outlasts(task, taker, self.parameters.spare):
-                desk.move(task, desk.worker(asked), taker, 0.0)
-                moves.append(Move(task.key, asked, thief.address, 0.0, 0.0, seen.bytes_on(taker)))
-        return moves
-
-
-@dataclass(frozen=True)
-class NoStealing:
-    """Moves nothing."""
-
-    parameters: Parameters = Parameters()
-    projects: ClassVar[bool] = True
-
-    def init(self) -> State:
-        """Return the state to begin with."""
-        return State()
-
-    def step(self, snapshot: Snapshot, state: State) -> tuple[tuple[Move, ...], State]:
-        """Return no moves."""
-        return (), state
-
-
-def _drawn(*numbers: int) -> int:
-    """Return a number that looks random and is the same for the same numbers (splitmix64 steps)."""
-    value = 0
-    for number in numbers:
-        value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        value ^= value >> 31
-    return value
-
-
-def overdue_moves(
-    policy: Policy, found: Snapshot, state: State, links: Links, hosts: Mapping[Address, str]
-) -> tuple[Move, ...]:
-    """Return the moves of overdue tasks, by `Informed`'s rules for every policy that moves anything.
-
-    A policy's own order of victims is no matter here: one that asks by chance may not come to a task for ever.
-    """
-    if isinstance(policy, NoStealing):
-        return ()
-    moves, _ = Informed(policy.parameters, links, hosts).step(found, state)
-    return moves
-
-
-def named(name: str, links: Links, hosts: Mapping[Address, str], parameters: Parameters) -> Policy:
-    """Return the policy called "informed", "last-victim" or "none".
-
-    Raises
-    ------
-    ValueError
-        For another name.
-    """
-    if name == "informed":
-        return Informed(parameters, links, hosts)
-    if name == "last-victim":
-        return LastVictim(parameters)
-    if name == "none":
-        return NoStealing(parameters)
-    raise ValueError(f'stealing policy: got {name!r}, wanted "informed", "last-victim" or "none"')

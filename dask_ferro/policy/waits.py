@@ -7,13 +7,14 @@ some more.  Stealing has moved it by then if it may; what is left has one of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dask_ferro.policy.book import Book
 from dask_ferro.policy.cost import Links
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Key, Snapshot, Task, Worker
+from dask_ferro.policy.snapshot import Address, Key, Task, Worker
+from dask_ferro.policy.stealing_facts import Snapshot
 
 REASONS = {
     "restricted": "restrictions admit none of the idle workers",
@@ -140,7 +141,13 @@ class Look(NamedTuple):
 
 
 def look(
-    book: Book, now: float, idle: list[Worker], patience: float, turn: int, projected: bool = True
+    book: Book,
+    now: float,
+    idle: list[Worker],
+    patience: float,
+    turn: int,
+    projected: bool = True,
+    links: Links | None = None,
 ) -> Look:
     """Return what is overdue, and the facts for a policy to move it: whatever else there is, nothing hides it.
 
@@ -151,6 +158,8 @@ def look(
     ----------
     projected : bool
         Whether steps look at projected seconds, so that what is projected to wait has been seen by them.
+    links : Links, optional
+        What moving bytes costs.
     """
     overdue = book.overdue(now, patience, turn, projected=projected) if idle else []
     thieves: dict[Address, None] = {}
@@ -158,12 +167,12 @@ def look(
         if task is not None:
             legal, _ = _narrowed(task, idle, False)
             thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
-    return Look(idle, overdue, book.overdue_snapshot(now, thieves, overdue))
+    return Look(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
 
 
-def waits_of(found: Look, links: Links, hosts: Mapping[Address, str]) -> list[Wait]:
+def waits_of(found: Look) -> list[Wait]:
     """Return what there is to tell of a look, the longest wait first."""
-    told = []
+    told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
     for entry, row, task in found.overdue:
         if task is None:
             some = tuple(w.address for w in found.idle[:_NAMED])

@@ -26,6 +26,7 @@ from distributed import Scheduler
 from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.place import share
 from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.snapshot import Task, Worker, kind_of
@@ -38,18 +39,12 @@ from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
-# Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
-_HOLDERS = 8
-# Workers that are weighed where restrictions admit many.
-_ADMITTED = 64
 # Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
 _RETRIED = 256
 # Those that are looked at in one tick, for what to tell of them.
 _TOLD = 32
 # Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
 _RETRIED_AT_ONCE = 16
-# Tasks of the queue that are looked at, whichever, to tell what all of them take.
-_QUEUED = 16
 # Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
@@ -61,6 +56,7 @@ class Placing:
         self.scheduler = scheduler
         self.stealing = stealing
         self.settings = settings
+        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current)
         self._waiting: dict[
             TaskState, int
         ] = {}  # for a fresh worker, or for bytes of a device: the number of the wait
@@ -97,47 +93,50 @@ class Placing:
 
     def _choose(self, ts: TaskState) -> tuple[WorkerState | None, bool]:
         """Return the worker, and where there is none whether a device will have room, or be there, in time."""
-        now, ledger, placing = time(), self.stealing.ledger, self.settings.placing
-        holder = self._only_holder(ts) if self._all_alike and not self.is_tied(ts) else None
-        if holder is not None and self._stays(ts, holder, now):
-            return holder, False
+        now, candidates = time(), self.candidates
+        if candidates.are_alike and not self.is_tied(ts):
+            holder = self._only_holder(ts)
+            if holder is not None and self._stays(ts, holder, now):
+                return holder, False
         task = self._task(ts)
-        lasting = self._lasting(task.seconds, task.known)
-        workers = self._candidates(ts, task, now, lasting)
+        held, nbytes = self._held(ts)
+        workers = candidates.candidates(task, held, nbytes, ts.priority, now)
         task = task._replace(inputs=tuple(self.stealing.shown.inputs(ts, [w.address for w in workers])))
-        fresh = self._fresh(ts) if lasting else 0.0
-        address = placing.choose(task, workers, self.stealing.links, ledger.hosts, fresh)
+        address = candidates.choose(task, workers, self._fresh(ts) if self.stealing.ledger.ends else 0.0)
         if address is not None:
             return self.scheduler.workers.get(address), False
-        return None, bool(task.must) or placing.waits_for_room(task, workers)
-
-    @property
-    def _all_alike(self) -> bool:
-        """Whether the workers are of one class, and no device counts its bytes: then a look at some settles it."""
-        return len(self.stealing.ledger.devices) < 2 and not self.stealing.ledger.counts_bytes
+        return None, bool(task.must) or self.settings.placing.waits_for_room(task, workers)
 
     def _task(self, ts: TaskState) -> Task:
         """Return a task that nobody was given, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
         allowed, preferred = stealing.shown.restrictions(ts)
-        seconds, known = self._seconds(ts)
-        device, others = self._devices(ts)
         takes = stealing.devices.takes(ts, stealing.ledger)
         headroom = stealing.devices.headroom(ts, stealing.ledger)
+        device, seconds, known, others = self.candidates.seconds_by_class(
+            ts.prefix.name, estimate_of(ts.annotations)
+        )
         return Task(
             ts.key, seconds, known, (), allowed, preferred, (), device, others, takes, headroom, wish.must, wish.likes,
             self._waited(ts),
         )  # fmt: skip
+
+    def _held(self, ts: TaskState) -> tuple[dict[str, int], int]:
+        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        held: dict[str, int] = {}
+        total = 0
+        for dts in ts.dependencies:
+            nbytes = dts.get_nbytes()
+            total += nbytes
+            for ws in dts.who_has or ():
+                held[ws.address] = held.get(ws.address, 0) + nbytes
+        return held, total
 
     def _waited(self, ts: TaskState) -> float:
         """Return the seconds since a task was ready and given to nobody."""
         without = self.scheduler.unrunnable
         since = self._since.get(ts, without.get(ts)) if without else None
         return 0.0 if since is None else monotonic() - since
-
-    def _lasting(self, seconds: float, known: bool) -> float:
-        """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
-        return seconds + self.settings.placing.spare if known and self.stealing.ledger.ends else 0.0
 
     def _fresh(self, ts: TaskState) -> float:
         """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
@@ -149,8 +148,7 @@ class Placing:
 
     def _waits(self, ts: TaskState) -> bool:
         """Whether a task that was given to nobody waits for a fresh worker, and Dask is not to place it."""
-        seconds, known = self._seconds(ts)
-        return bool(self._lasting(seconds, known)) and self.settings.placing.waits(seconds, self._fresh(ts))
+        return self.candidates.waits(*self._seconds(ts), self._fresh(ts))
 
     def retry(self) -> None:
         """Look again for workers for what waits: what they run may be done early, and nobody may come after all."""
@@ -160,7 +158,7 @@ class Placing:
             del self._waiting[ts]
         tried += self._preferring()
         ledger = self.stealing.ledger
-        if tried or (self.scheduler.queued and (ledger.ends or not self._all_alike)):
+        if tried or (self.scheduler.queued and (ledger.ends or not self.candidates.are_alike)):
             self._try(tried)
         if len(self._since) > len(self._waiting):
             self._since = {ts: since for ts, since in self._since.items() if ts in self._waiting}
@@ -257,17 +255,10 @@ class Placing:
         return holder
 
     def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
-        placing, ledger = self.settings.placing, self.stealing.ledger
-        row = ledger.rows.get(holder.address)
-        if row is None or not self.stealing.waits.is_open(holder):
+        if not self.stealing.waits.is_open(holder):
             return False
         largest = max(nbytes_of(dts) for dts in ts.dependencies)
-        starts_in = row.starts_in(now, ts.priority)
-        seconds, known = self._seconds(ts)
-        lasting = self._lasting(seconds, known)
-        if lasting and row.ends_at < now + starts_in + lasting:
-            return False
-        return placing.settles(seconds, known, starts_in, ledger.first(now), largest)
+        return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
 
     def queued(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
@@ -275,7 +266,7 @@ class Placing:
         waits = self.stealing.waits
         if waits.silent:
             free = [ws for ws in free if waits.is_open(ws)]
-        if not self._all_alike:
+        if not self.candidates.are_alike:
             event = ts, self.stealing.ledger.version
             if event == self._declined:  # Dask asks once for each free slot, in one go
                 return None
@@ -285,43 +276,20 @@ class Placing:
 
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would be done first with a task, of those with room that help with the queue."""
-        placing, ledger, now = self.settings.placing, self.stealing.ledger, time()
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
-        rows = [ledger.worker(ws.address, now) for ws in free if ws.address in ledger.rows]
-        queued, first = self._queued_seconds(ts), ledger.soonest(now, 1)
-        for row in sorted(rows, key=lambda row: (row.starts_in + (task.on(row) or 0.0), row.address)):
-            if placing.helps(task, row, queued, ledger.threads, first):
-                return (self.scheduler.workers[row.address],)
-        return ()
-
-    def _queued_seconds(self, ts: TaskState) -> dict[str, float]:
-        """Return the projected seconds of a task and all that is queued, on one thread of each class."""
-        some = list(islice(self.scheduler.queued, _QUEUED)) or [ts]  # in order, they would have to be sorted
-        count = max(len(self.scheduler.queued), 1)
-        total: dict[str, float] = {}
-        for other in some:
-            device, others = self._devices(other)
-            for name, seconds in {device: self._seconds(other)[0], **others}.items():
-                total[name] = total.get(name, 0.0) + seconds * count / len(some)
-        return total
+        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]  # in order, they would have to be sorted
+        takes = [
+            self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
+        ]
+        queued = queued_seconds(takes, max(len(self.scheduler.queued), 1))
+        address = self.candidates.helping(task, (ws.address for ws in free), queued, time())
+        return () if address is None else (self.scheduler.workers[address],)
 
     def _in_time(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return those of the workers that have the time for a task, or whom to take where none has."""
-        seconds, known = self._seconds(ts)
-        lasting = self._lasting(seconds, known)
-        if not lasting:
-            return free
-        ledger, now = self.stealing.ledger, time()
-        left = {
-            ws: row.ends_at - now - row.starts_in(now) for ws in free if (row := ledger.rows.get(ws.address))
-        }
-        if having := [ws for ws, seconds_left in left.items() if seconds_left >= lasting]:
-            return having
-        if not left or self.settings.placing.waits(seconds, self._fresh(ts)):
-            return ()
-        if ledger.soonest(now, 1, lasting=lasting):  # one that is busy now
-            return ()
-        return (max(left, key=lambda ws: (left[ws], ws.address)),)
+        addresses, fresh = (ws.address for ws in free), self._fresh(ts)
+        having = self.candidates.in_time(*self._seconds(ts), addresses, fresh, time())
+        return [self.scheduler.workers[address] for address in having]
 
     def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
         if len(free) == 1:
@@ -336,71 +304,15 @@ class Placing:
 
         return min(free, key=busy, default=None)
 
-    def _candidates(self, ts: TaskState, task: Task, now: float, lasting: float) -> list[Worker]:
-        ledger = self.stealing.ledger
-        admitted = task.allowed if task.allowed is not None else task.preferred
-        if admitted:
-            some = sorted(admitted)[:_ADMITTED]
-            found = [ledger.worker(a, now, ts.priority) for a in some if a in ledger.rows]
-            found = [self._current(w) for w in found]
-            if (
-                found
-                and len(some) == len(admitted)
-                and (task.allowed is not None or any(w.accepts for w in found))
-            ):
-                return found
-        count = self.settings.placing.candidates
-        found = self._soonest(ts, task, now, count, lasting)
-        if lasting and not found:
-            found = ledger.latest(now, count, ts.priority)
-        seen = {w.address for w in found}
-        for address in self._holders(ts):
-            if address not in seen and address in ledger.rows:
-                found.append(ledger.worker(address, now, ts.priority))
-        return [self._current(w) for w in found]
-
-    def _soonest(self, ts: TaskState, task: Task, now: float, count: int, lasting: float) -> list[Worker]:
-        """Return the workers that run dry first; where bytes count, those that have room before those that have not."""
-        ledger = self.stealing.ledger
-        if not ledger.counts_bytes:
-            return ledger.soonest(now, count, ts.priority, lasting)
-        need = task.nbytes + task.headroom + sum(nbytes_of(dts) for dts in ts.dependencies)
-        found = ledger.soonest(now, count, ts.priority, lasting, room=need)
-        seen = {worker.address for worker in found}
-        return found + [w for w in ledger.soonest(now, count, ts.priority, lasting) if w.address not in seen]
-
     def _current(self, worker: Worker) -> Worker:
         """Return the row with the worker's status of this moment."""
         ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 
-    def _holders(self, ts: TaskState) -> list[str]:
-        held: dict[str, int] = {}
-        for dts in ts.dependencies:
-            for ws in dts.who_has or ():
-                held[ws.address] = held.get(ws.address, 0) + nbytes_of(dts)
-        if len(held) <= _HOLDERS:
-            return list(held)
-        return sorted(held, key=lambda address: (-held[address], address))[:_HOLDERS]
-
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
-        told = estimate_of(ts.annotations)
-        return self.stealing.ledger.durations.of(ts.prefix.name, self._first_device, told)
-
-    @property
-    def _first_device(self) -> str:
-        return min(self.stealing.ledger.devices, default="cpu")
-
-    def _devices(self, ts: TaskState) -> tuple[str, dict[str, float]]:
-        """Return the device class of `_seconds`, and the task's measured seconds on the others."""
-        first, devices = self._first_device, self.stealing.ledger.devices
-        if len(devices) < 2:
-            return first, {}
-        told = estimate_of(ts.annotations)
-        found = {d: self.stealing.ledger.durations.of(ts.prefix.name, d, told) for d in devices if d != first}
-        return first, {device: seconds for device, (seconds, known) in found.items() if known}
+        return self.candidates.seconds(ts.prefix.name, estimate_of(ts.annotations))
 
     def rank(self, keys: list[Any]) -> None:
         """Give the new tasks of a narrow graph the order of their upward ranks."""

@@ -15,14 +15,12 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.policy.cost import Estimate, is_duration
+from dask_ferro.policy.remaining import left, unmeasured
 from dask_ferro.runtime.affinity import estimate_of
 from dask_ferro.runtime.stealing import Stealing
 
 # What a task says of itself: seconds, or more; None: nothing.
 Told = Estimate | float | None
-
-# What any task costs its worker: none is projected to be over, for it would have no width.
-_LEAST = 1e-4
 
 
 class Seconds:
@@ -54,7 +52,7 @@ class Seconds:
         """Return the seconds that a task still takes; what it ran already is off."""
         found = self._left.get(ts)
         if found is None:
-            found = self._left[ts] = max(self._of(ts) if ts.processing_on is None else self._rest(ts), _LEAST)
+            found = self._left[ts] = left(self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts))
         return found
 
     def _of(self, ts: TaskState) -> float:
@@ -79,15 +77,7 @@ class Seconds:
         """Return Dask's own estimate: the mean, or twice what one has run for by now, or a guess."""
         if ts.prefix.duration_average >= 0:
             return ts.prefix.duration_average
-        return max(2 * ts.prefix.max_exec_time, self._guess)
-
-    def _rest(self, ts: TaskState) -> float:
-        """Return the seconds left of a task on a worker.
-
-        One that has run for longer than was projected is projected to run for as long again.
-        """
-        ran, takes = self._ran(ts), self._of(ts)
-        return takes - ran if ran < takes else ran
+        return unmeasured(ts.prefix.max_exec_time, self._guess)
 
     def _ran(self, ts: TaskState) -> float:
         entry = self._ledger.entries.get(ts.key) if self._ledger is not None else None

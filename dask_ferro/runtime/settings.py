@@ -7,6 +7,7 @@ from typing import Any
 
 from dask_ferro import config
 from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
+from dask_ferro.simulate.rules import Rules
 
 __all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
 
@@ -31,6 +32,12 @@ class Settings(PluginOptions):
         config.refuse_unknown("ff.install", options, sorted(config.names_of(cls)))
         found = config.read(cls, "scheduler.", options, "ff.install")
         return replace(found, placing=replace(found.placing, spare=found.parameters.spare))
+
+    @property
+    def rules(self) -> Rules:
+        """What of it a simulation follows."""
+        names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
+        return Rules(self.parameters, self.placing, **{name: getattr(self, name) for name in names})
 
     def resolved(self, stock: bool) -> Settings:
         """Return the settings with "auto" decided, and placement told whether anything is stolen.

@@ -1,4 +1,4 @@
-"""What a policy is shown of a task: where its inputs lie, who may run it, and what it takes.
+"""What the scheduling core is told of Dask's tasks: where their inputs lie, who may run them, and what they take.
 
 Rows are built from Dask's own state at the moment of a look, for the few tasks that a policy looks at: those at the
 end of long queues, and the one that is being placed.  What is decided from them is not known here.  Sizes are bytes.
@@ -7,15 +7,16 @@ end of long queues, and the one that is being placed.  What is decided from them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.row import Entry
-from dask_ferro.policy.snapshot import Replica, Task
+from dask_ferro.policy.row import Entry, Row
+from dask_ferro.policy.snapshot import Key, Replica, Task
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.affinity import wish_of
 from dask_ferro.runtime.devices import Devices
@@ -28,41 +29,66 @@ _FEW_DEPENDENTS = 16
 
 
 class Shown:
-    """Tasks of a scheduler as rows for a policy.
+    """Tasks of a scheduler as rows for a policy: the core's `Facts`.
 
     Parameters
     ----------
     scheduler : Scheduler
     devices : Devices
         What is known of the workers' devices.
+    moving : callable () -> mapping of task to mapping
+        What is on its way, and to which "thief".
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Set by who owns both.
     """
 
-    def __init__(self, scheduler: Scheduler, devices: Devices) -> None:
+    ledger: Ledger
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        devices: Devices,
+        moving: Callable[[], Mapping[TaskState, Mapping[str, Any]]],
+    ) -> None:
         self.scheduler = scheduler
         self.devices = devices
-        self._thieves: list[str] = []  # of the step that is being taken
+        self.live = devices.live
+        self._moving = moving
+        self._thieves: Sequence[str] = ()  # of the step that is being taken
+        self._fetching: list[str] = []  # those of them that are being sent inputs of what they were given
         self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
 
-    def begin(self, thieves: list[str], moves: Iterable[tuple[TaskState, str]]) -> None:
-        """Begin a step of stealing.
-
-        Parameters
-        ----------
-        thieves : list of addresses
-        moves : iterable of (task, address)
-            What is on its way to whom.
-        """
+    def begin(self, thieves: Sequence[str]) -> None:
+        """Begin a look at tasks, for some thieves."""
+        workers = self.scheduler.workers
         self._thieves = thieves
+        self._fetching = [a for a in thieves if a in workers and workers[a].needs_what]
         self._coming.clear()
-        for ts, thief in moves:
-            self.sends(ts, thief)
+        for ts, info in self._moving().items():
+            self._sends(ts, info["thief"].address)
 
-    def sends(self, ts: TaskState, thief: str) -> None:
-        """Note that a task is on its way to a thief: its resources will be taken there."""
+    def reserve(self, key: Key, victim: str, thief: str) -> bool:
+        """Return whether a task may be asked for, and note that its resources will be taken at the thief."""
+        ts, to = self.task(key), self.scheduler.workers.get(thief)
+        if ts is None or to is None or ts.processing_on is None or ts.processing_on.address != victim:
+            return False
+        if not self._has_resources(ts, to):
+            return False
+        self._sends(ts, thief)
+        return True
+
+    def task(self, key: Key) -> TaskState | None:
+        """Return a task by its key."""
+        return self.scheduler.tasks.get(key)  # type: ignore[call-overload, no-any-return]
+
+    def _sends(self, ts: TaskState, thief: str) -> None:
         for resource, amount in (ts.resource_restrictions or {}).items():
             self._coming[thief, resource] += amount  # type: ignore[assignment]
 
-    def has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
+    def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
         """Whether the thief has free what the task needs, less what is already on its way there."""
         for resource, amount in (ts.resource_restrictions or {}).items():
             used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
@@ -70,16 +96,17 @@ class Shown:
                 return False
         return True
 
-    def waiting(self, ts: TaskState, entry: Entry, ledger: Ledger) -> Task | None:
+    def waiting(self, entry: Entry, row: Row) -> Task | None:
         """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""
-        if ts.actor or ts.processing_on is None:
+        ts = self.task(entry.key)
+        if ts is None or ts.actor or ts.processing_on is None or ts in self._moving():
             return None
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:
             workers = self.scheduler.workers
-            has = frozenset(a for a in self._thieves if a in workers and self.has_resources(ts, workers[a]))
+            has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
-        inputs = tuple(self.inputs(ts, self._thieves))
+        inputs = tuple(self.inputs(ts, self._fetching))
         wish = wish_of(ts.annotations)
         return Task(
             ts.key,
@@ -90,9 +117,9 @@ class Shown:
             preferred,
             entry.origins,
             entry.device,
-            ledger.others(entry),
+            self.ledger.others(entry),
             entry.nbytes,
-            self.devices.headroom(ts, ledger),
+            self.devices.headroom(ts, self.ledger),
             wish.must,
             wish.likes,
         )
@@ -125,17 +152,20 @@ class Shown:
             holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
             yield Replica(nbytes_of(dts), frozenset(holders), self.devices.kind(dts), dts.key)
 
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        """Return those of waiting tasks that are not told to run on one worker alone: of thousands at a time."""
+        tasks = self.scheduler.tasks
+        return [
+            entry
+            for entry in entries
+            if (ts := tasks.get(entry.key)) is not None  # type: ignore[call-overload]
+            and not ts.actor
+            and (not ts.worker_restrictions or len(ts.worker_restrictions) > 1 or ts.loose_restrictions)
+        ]
 
-def unbound(entries: list[Entry]) -> list[Entry]:
-    """Return those of waiting tasks that are not told to run on one worker alone: of thousands at a time."""
-    return [
-        entry
-        for entry in entries
-        if not (ts := entry.payload).actor
-        and (not ts.worker_restrictions or len(ts.worker_restrictions) > 1 or ts.loose_restrictions)
-    ]
-
-
-def unlocks(ts: TaskState) -> bool:
-    """Whether a task is the last that some other one waits for."""
-    return any(len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on)
+    def unlocks(self, key: Key) -> bool:
+        """Whether a task is the last that some other one waits for."""
+        ts = self.task(key)
+        return ts is not None and any(
+            len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on
+        )

@@ -21,9 +21,9 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.events import Ask, Event, Ordered
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Move, Task
+from dask_ferro.policy.snapshot import Key, Move
 from dask_ferro.runtime.shown import Shown
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 from dask_ferro.runtime.watch import level_of
@@ -43,8 +43,8 @@ class EntryPoints(WorkStealing):
         super().__init__(scheduler)
 
     @abstractmethod
-    def _request(self, move: Move, now: float) -> tuple[Any, ...] | None:
-        """Ask the victim for the task; return the line of the log, or None: it was not asked."""
+    def tell(self, event: Event) -> None:
+        """Tell the core of an event, and do what it decides."""
 
     @abstractmethod
     def _assigned(self, ts: TaskState) -> None:
@@ -56,19 +56,7 @@ class EntryPoints(WorkStealing):
 
     @abstractmethod
     def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> None:
-        """Take note of a victim's answer, and let the thief have the task that is "confirmed"."""
-
-    @abstractmethod
-    def _shown(self, ts: TaskState, entry: Entry, row: Row) -> Task | None:
-        """Return a waiting task as a row, or None: it must not move."""
-
-    @abstractmethod
-    def _hear_all(self) -> None:
-        """Look at every worker anew."""
-
-    @abstractmethod
-    def _step(self) -> None:
-        """Show the policy the facts, and request the moves that it decides."""
+        """Take a victim's answer: "confirmed" (the thief has the task then), "refused", "stale" (it is placed anew)."""
 
     # -- requests and answers --------------------------------------------------------------------------------
 
@@ -77,32 +65,36 @@ class EntryPoints(WorkStealing):
         """The requests that are not answered, by task: "victim", "thief", "stimulus_id", "gain", "cost", ..."""
         return cast(Any, self.in_flight)
 
-    def _ask_for(
-        self, ts: TaskState, victim: WorkerState, thief: WorkerState, move: Move, seconds: float
-    ) -> bool:
+    def _ask_for(self, told: Ask) -> bool:
         """Send the victim a request; whether it was sent: a victim that is going has no connection any more."""
+        workers, cost = self.scheduler.workers, told.seconds + told.cost
+        ts = self.scheduler.tasks[cast(Any, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
         info = {  # with two figures more than Dask's own requests have
-            "victim": victim,
-            "thief": thief,
-            "victim_duration": seconds,
-            "thief_duration": seconds + move.cost,
+            "victim": workers[told.victim],
+            "thief": workers[told.thief],
+            "victim_duration": told.seconds,
+            "thief_duration": cost,
             "stimulus_id": stimulus_id,
-            "gain": move.gain,
-            "cost": move.cost,
+            "gain": told.gain,
+            "cost": told.cost,
         }
         self._add_to_in_flight(ts, cast(Any, info))
         try:
-            message = {"op": "steal-request", "key": ts.key, "stimulus_id": stimulus_id}
-            self.scheduler.stream_comms[victim.address].send(message)
+            message = {"op": "steal-request", "key": told.key, "stimulus_id": stimulus_id}
+            self.scheduler.stream_comms[told.victim].send(message)
         except CommClosedError:
             self._remove_from_in_flight(ts)
             return False
-        level = level_of(move.cost, seconds)
+        level = level_of(told.cost, told.seconds)
         self.metrics["request_count_total"][level] += 1
-        self.metrics["request_cost_total"][level] += seconds + move.cost
+        self.metrics["request_cost_total"][level] += cost
         return True
+
+    def _place_anew(self, key: Key) -> None:
+        """Let the scheduler place a task anew."""
+        self.scheduler._reschedule(cast(Any, key), stimulus_id=f"ferro-stale-{self._token}")
 
     def _forget_asked(self, ts: TaskState) -> Mapping[str, Any] | None:
         """Forget the request for a task, and return it; None: there was none."""
@@ -138,18 +130,16 @@ class EntryPoints(WorkStealing):
             self._answered(ts, info, "confirmed")
             self.log(("confirm", *addresses))
         else:
-            self._answered(ts, info, "stale")
             self.log(("reschedule", not is_there, *addresses))
-            self.scheduler._reschedule(key, stimulus_id=stimulus_id)
+            self._answered(ts, info, "stale")
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 
     # -- what anybody may call -------------------------------------------------------------------------------
 
+    @abstractmethod
     def balance(self) -> None:
         """Look at every worker, and request the moves that the policy decides; also after `stop`."""
-        self._hear_all()
-        self._step()
 
     def move_task_request(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str:
         """Ask a task back from its worker for another one.
@@ -173,14 +163,11 @@ class EntryPoints(WorkStealing):
                 f"move_task_request: {ts.key!r} from {victim.address} to {thief.address}: {trouble}"
             )
         now, entry = time(), self.ledger.entries[ts.key]
-        self.shown.begin([thief.address], ((t, info["thief"].address) for t, info in self.in_flight.items()))
         cost = float(self.scheduler.get_comm_cost(ts, thief))
         rows = self.ledger.rows
         gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
-        line = self._request(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes), now)
-        if line is None:
-            return "comm-closed"
-        return self.in_flight[ts]["stimulus_id"]
+        self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
+        return self.in_flight[ts]["stimulus_id"] if ts in self.in_flight else "comm-closed"
 
     def _trouble(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str | None:
         """Return why a task cannot be moved, or None."""
@@ -208,8 +195,9 @@ class EntryPoints(WorkStealing):
         found: dict[TaskState, tuple[str, int]] = {}
         for row in self.ledger.rows.values():
             for _, _, entry in row.queue:
-                if self._shown(entry.payload, entry, row) is not None:
-                    found[entry.payload] = (row.address, self.steal_time_ratio(entry.payload)[1] or 0)
+                ts = self.shown.task(entry.key)
+                if ts is not None and self.shown.waiting(entry, row) is not None:
+                    found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
         return found
 
     @key_stealable.setter

@@ -10,7 +10,7 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,9 +18,9 @@ from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.snapshot import Move, Worker
-from dask_ferro.policy.steal import overdue_moves
-from dask_ferro.policy.waits import Look, Wait, by_reason, look, waits_of
+from dask_ferro.policy.events import Event, Opened, Sent, Sweep, Withdrawn
+from dask_ferro.policy.snapshot import Worker
+from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ _LOST = 30.0
 # A tick that comes so much later than it should (a graph that took long to read, a clock that was set, a machine that
 # slept) finds answers and heartbeats that nobody has read: silence is counted from then on.
 _STALL = 1.0
-# Idle workers that are looked at in one tick: a row takes 2 us.
-_IDLE = 256
 
 
 class Waits:
@@ -45,12 +43,10 @@ class Waits:
     Parameters
     ----------
     stealing : Stealing
-    ask : callable (seconds)
-        Asks for a step of stealing, in so many seconds.
-    enact : callable (moves, now) -> set of keys
-        Requests moves.
-    take_step : callable ()
-        Takes a step of stealing, unless stealing was stopped.
+    tell : callable (event)
+        Tells the core of an event, and does what it decides.
+    take_step : callable (time)
+        Takes the step of stealing that was due then, unless stealing was stopped.
 
     Attributes
     ----------
@@ -65,20 +61,17 @@ class Waits:
     def __init__(
         self,
         stealing: Stealing,
-        ask: Callable[[float], None],
-        enact: Callable[[tuple[Move, ...], float], set[Any]],
-        take_step: Callable[[], None],
+        tell: Callable[[Event], None],
+        take_step: Callable[[float], None],
     ) -> None:
         self._stealing = stealing
-        self._ask, self._enact, self._take_step = ask, enact, take_step
+        self._tell, self._take_step = tell, take_step
         self.now: list[Wait] = []
         self.began: Counter[str] = Counter()
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
         self.silent: dict[str, float] = {}  # workers that do not answer: when they were heard of last
-        self._turn = 0
         self._ticked, self._awake = 0.0, 0.0  # when it ticked last, and since when it does so in time
         self._told: set[Any] = set()  # keys of which it was said that they wait, and that still do
-        self._looked = 0.0
         self._listens = False
         self._withdrawn: dict[Any, str] = {}  # by key: the request of which nothing was heard
 
@@ -92,52 +85,16 @@ class Waits:
 
     def _listen(self) -> None:
         self._listens = False
-        self._stealing.ledger.listen(time())
+        self._tell(Sent())
 
     def step(self, due: float) -> None:
         """Take the step of stealing that was due then; if the loop was busy since, after what came meanwhile."""
         if self.silent:  # what was asked of those since, nobody will answer
             self._give_up_on_silent(self._ticked)
         if time() - due > _LATE:
-            self._stealing.scheduler.loop.call_later(_AFTER, self._take_step)
+            self._stealing.scheduler.loop.call_later(_AFTER, self._take_step, due)
         else:
-            self._take_step()
-
-    def is_worth_it(self) -> bool:
-        """Whether any queue is long enough for one of its tasks to be moved, or stands for long enough.
-
-        A step is asked for, after a while, where neither is so yet.
-        """
-        ledger, p = self._stealing.ledger, self._stealing.settings.parameters
-        if not ledger.waiting:
-            return False
-        if ledger.longest() >= p.shortest:
-            return True
-        now, long = time(), p.bears * p.shortest
-        if now - self._looked >= long / 2:
-            if ledger.waits_for(now, long):
-                return True
-            self._looked = now
-        self._ask(long / 2)
-        return False
-
-    def look_again(self, left_over: Mapping[str, float], barren: int) -> None:
-        """Come back when the next worker falls under its threshold, or when what waits has waited for some more.
-
-        Parameters
-        ----------
-        left_over : mapping of address to float
-            Of each that could be a thief, the seconds until it falls under its threshold.
-        barren : int
-            Steps since one moved anything although somebody was under its threshold.
-        """
-        if not self.is_worth_it():
-            return
-        if waits := [wait for wait in left_over.values() if wait > 0]:
-            self._ask(min(waits))
-        if len(waits) < len(left_over):
-            p = self._stealing.settings.parameters
-            self._ask(min(p.bears * p.shortest * 2.0 ** min(barren, 10), self._stealing.settings.tick))
+            self._take_step(due)
 
     # -- the tick ------------------------------------------------------------------------------------------
 
@@ -152,18 +109,16 @@ class Waits:
         self._ticked = now
         self._hear_again()
         self._give_up_on_silent(now)
-        idle = self._idle(now) if ledger.waiting or stealing.asked or self._elsewhere() else []
-        found = self._look(idle, now)
-        moves = overdue_moves(stealing.policy, found.snapshot, stealing.state, stealing.links, ledger.hosts)
-        moved = self._enact(moves, now)
+        self._tell(Sweep(bool(stealing.asked) or self._elsewhere()))
+        found = stealing.core.found
+        idle = found.idle
         told = self._asked(idle, now)
         # What was asked for is shown as what may not move, as actors are.
-        known = moved.union(ts.key for ts in stealing.asked)
-        told += [wait for wait in waits_of(found, stealing.links, ledger.hosts) if wait.key not in known]
+        known = {ts.key for ts in stealing.asked}
+        told += [wait for wait in waits_of(found) if wait.key not in known]
         told += self.elsewhere(idle) if idle else ()
         self._count(told)
         self.now = sorted(told, key=lambda wait: -wait.seconds)
-        self._turn += 1
 
     def _count(self, told: list[Wait]) -> None:
         """Count the tasks that nothing was told of before: of many, each tick shows others."""
@@ -179,22 +134,9 @@ class Waits:
         self.began.update(new.values())
         self._told.update(new)
 
-    def _idle(self, now: float) -> list[Worker]:
-        """Return idle workers; of very many, others at each turn."""
-        idle = self._stealing.ledger.idle(now)
-        first = self._turn * _IDLE % max(len(idle), 1)
-        return (idle[first:] + idle[:first])[:_IDLE] if len(idle) > _IDLE else idle
-
     def _elsewhere(self) -> bool:
         scheduler = self._stealing.scheduler
         return bool(scheduler.unrunnable or scheduler.queued)
-
-    def _look(self, idle: list[Worker], now: float) -> Look:
-        stealing = self._stealing
-        thieves = [worker.address for worker in idle]
-        stealing.shown.begin(thieves, ((ts, i["thief"].address) for ts, i in stealing.asked.items()))
-        patience, projects = stealing.settings.parameters.patience, stealing.policy.projects
-        return look(stealing.ledger, now, idle, patience, self._turn, projects)
 
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
         """Return what a worker was asked for, and has not answered for long."""
@@ -242,7 +184,7 @@ class Waits:
         """Give a worker nothing more until it is heard of again."""
         self.silent[ws.address] = ws.last_seen
         if ws.address in self._stealing.ledger.rows:
-            self._stealing.ledger.set_accepts(ws.address, False)
+            self._tell(Opened(ws.address, False))
 
     def _give_up(self, ts: TaskState, info: Any) -> None:
         """Place a task anew that its worker does not give up, or let its thief do something else meanwhile."""
@@ -251,7 +193,7 @@ class Waits:
             upstream.take_back(scheduler, ts.key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
         elif ts.key not in self._withdrawn:
             self._withdrawn[ts.key] = info["stimulus_id"]
-            self._stealing.ledger.withdraw(time(), ts.key)
+            self._tell(Withdrawn(ts.key))
 
     @staticmethod
     def _is_held_beside(dts: TaskState, victim: Any) -> bool:

@@ -13,6 +13,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate import wfcommons
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.engine import simulate
+from dask_ferro.simulate.rules import Rules
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.workloads import build
 from dask_ferro.trace import MOST_SECONDS, Trace
@@ -105,11 +106,17 @@ def _checked(graph: TaskGraph) -> TaskGraph:
 
 
 def compare(
-    graph: TaskGraph, cluster: VirtualCluster, policies: Sequence[str], *, seed: int = 0
+    graph: TaskGraph,
+    cluster: VirtualCluster,
+    policies: Sequence[str],
+    *,
+    rules: Rules | None = None,
+    seed: int = 0,
 ) -> Comparison:
-    """Return what each policy makes of a graph."""
+    """Return what each policy makes of a graph; ours follow the rules."""
     bound = graph.lower_bound(cluster.threads)
-    rows = (_outline(name, simulate(graph, cluster, policy=name, seed=seed), bound) for name in policies)
+    runs = ((name, simulate(graph, cluster, policy=name, rules=rules, seed=seed)) for name in policies)
+    rows = (_outline(name, run, bound) for name, run in runs)
     return Comparison(graph.name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, tuple(rows))
 
 

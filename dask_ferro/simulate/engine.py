@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dask_ferro.policy.place import Placement
+from dask_ferro.policy.policies import POLICIES as OWN
 from dask_ferro.policy.snapshot import Address
-from dask_ferro.policy.steal import Parameters
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import (
-    SHORT,
     STOCK_TO_SCHEDULER,
     STOCK_TO_WORKER,
     Change,
@@ -23,6 +21,7 @@ from dask_ferro.simulate.cluster import (
 )
 from dask_ferro.simulate.jobs import Job, jobs_of, prioritize
 from dask_ferro.simulate.ours import Ours
+from dask_ferro.simulate.rules import Rules
 from dask_ferro.simulate.scheduler import Scheduler
 from dask_ferro.simulate.seat import Decider
 from dask_ferro.simulate.stock import Stock
@@ -32,7 +31,7 @@ from dask_ferro.simulate.worker import Held, LiveWorker, World
 from dask_ferro.trace import Trace, TracedTask
 
 STOCK = ("stock", "stock-none")
-POLICIES = ("informed", "last-victim", "none", *STOCK)
+POLICIES = (*OWN, *STOCK)
 
 
 class Stuck(RuntimeError):
@@ -44,10 +43,8 @@ def simulate(
     cluster: VirtualCluster,
     *,
     policy: str = "informed",
-    placement: Placement | None = None,
+    rules: Rules | None = None,
     seed: int = 0,
-    rank: bool = True,
-    parameters: Parameters | None = None,
     order: Mapping[Key, int] | None = None,
     attach: Callable[[Site], None] | None = None,
 ) -> Trace:
@@ -58,14 +55,10 @@ def simulate(
     policy : str
         "informed", "last-victim" or "none" (our placement, and whose stealing); "stock" or "stock-none" (Dask's own
         placement, with and without its stealing).
-    placement : Placement, optional
-        Of the first three.
+    rules : Rules, optional
+        Of the first three; default: what the plugin does without any configuration.
     seed : int
         Of ties and of random victims.
-    rank : bool
-        Whether narrow graphs go by upward rank, under the first three.
-    parameters : Parameters, optional
-        Of stealing, for the first two.
     order : mapping of key to int, optional
         Dask's order of the tasks; without it they go depth first.
     attach : callable (Site), optional
@@ -87,16 +80,14 @@ def simulate(
     if policy not in POLICIES:
         raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
     jobs = jobs_of(graph)
-    is_stock = policy in STOCK
-    prioritize(jobs, order, max(sum(w.nthreads for w in cluster.at_start), 1), rank and not is_stock)
+    is_stock, rules = policy in STOCK, rules or Rules()
+    prioritize(jobs, order, max(sum(w.nthreads for w in cluster.at_start), 1), rules.rank and not is_stock)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
     scheduler = Scheduler(world, jobs, graph.stops)
-    scheduler.decider = _decider(
-        scheduler, policy, placement or Placement(), parameters or Parameters(), seed
-    )
+    scheduler.decider = _decider(scheduler, policy, rules, seed)
     _connect(world, scheduler)
-    site = Site(world, scheduler, is_stock)
+    site = Site(world, scheduler, None if is_stock else rules)
     _populate(site)
     scheduler.decider.begin()
     if attach is not None:
@@ -110,15 +101,13 @@ def simulate(
     return _trace(world, jobs, scheduler.first_done)
 
 
-def _decider(
-    scheduler: Scheduler, policy: str, placement: Placement, parameters: Parameters, seed: int
-) -> Decider:
+def _decider(scheduler: Scheduler, policy: str, rules: Rules, seed: int) -> Decider:
     if policy == "stock":
         return StockStealing(scheduler, seed)
     if policy == "stock-none":
         return Stock(scheduler)
-    placement = replace(placement, steals=policy != "none")
-    return Ours(scheduler, policy, placement, parameters, seed)
+    placement = replace(rules.placement, steals=policy != "none")
+    return Ours(scheduler, policy, replace(rules, placement=placement), seed)
 
 
 _COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked", "steps")
@@ -131,14 +120,14 @@ def _connect(world: World, scheduler: Scheduler) -> None:
 
 
 class Site:
-    """A virtual cluster that runs, for who brings and takes its workers."""
+    """A virtual cluster that runs, for who brings and takes its workers; without rules, under stock Dask's."""
 
-    def __init__(self, world: World, scheduler: Scheduler, is_stock: bool) -> None:
+    def __init__(self, world: World, scheduler: Scheduler, rules: Rules | None) -> None:
         self.world = world
         self.scheduler = scheduler
         cluster = world.cluster
-        to_worker = STOCK_TO_WORKER if is_stock else SHORT
-        to_scheduler = STOCK_TO_SCHEDULER if is_stock else SHORT
+        to_worker = STOCK_TO_WORKER if rules is None else rules.scheduler_sends
+        to_scheduler = STOCK_TO_SCHEDULER if rules is None else rules.worker_sends
         self._to_worker = to_worker if cluster.to_worker is None else cluster.to_worker
         self._to_scheduler = to_scheduler if cluster.to_scheduler is None else cluster.to_scheduler
 

@@ -1,161 +1,125 @@
-"""The policies of `dask_ferro.policy` on a virtual scheduler: observe, decide, enact.
+"""The policies of `dask_ferro.policy` on a virtual scheduler: its events to the core, and its instructions as messages.
 
-What they are shown stands in a ledger, as in the plugin: projected seconds, learned links, believed queues.
+What the core is shown stands in a ledger, as in the plugin: projected seconds, learned links, believed queues.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.cost import Links, Speed
-from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Move, Outcome, Task, Worker
-from dask_ferro.policy.steal import (
-    LastVictim,
-    NoStealing,
-    Parameters,
-    Policy,
-    named,
-    overdue_moves,
-    threshold_of,
+from dask_ferro.policy.events import (
+    Answered,
+    Arrived,
+    Ask,
+    Assigned,
+    Due,
+    Event,
+    Finished,
+    HandOver,
+    Heard,
+    Hurry,
+    Joined,
+    Left,
+    Opened,
+    PlaceAgain,
+    Sent,
+    Sweep,
+    Tick,
+    Wake,
 )
-from dask_ferro.policy.waits import look
+from dask_ferro.policy.policies import NoStealing, named
+from dask_ferro.policy.remaining import left, unmeasured
+from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.snapshot import Address
 from dask_ferro.simulate.cluster import CORE_FLOPS
 from dask_ferro.simulate.jobs import Job
 from dask_ferro.simulate.outlook import Outlook
+from dask_ferro.simulate.rules import Rules
 from dask_ferro.simulate.scheduler import Scheduler
 from dask_ferro.simulate.seat import Seat
 from dask_ferro.simulate.worker import Held
 from dask_ferro.trace import Span
 
-# What happens within so many seconds is looked at in one step.
-COALESCE = 0.001
-TICK = 0.5
-# Workers that one step looks at as thieves: it sees the ends of ten queues.
-HUNGRY = 32
-# Holders of inputs that placement weighs, beside the workers that are free first.
-HOLDERS = 8
-# Tasks of the queue that are looked at, to tell what all of them take.
-QUEUED = 16
-# A thread that waited for less had no work to wait for: messages take that long.
-_DRY = 0.001
-
-
-class _Request(NamedTuple):
-    number: int
-    victim: Address
-    thief: Address
-    seconds: float  # when it was asked for
+# What a worker says it runs, as the core's answer to a request has it.
+_ANSWERS = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
 class Ours:
     """A decider with a stealing policy and a placement."""
 
-    def __init__(
-        self, scheduler: Scheduler, policy: str, placement: Placement, parameters: Parameters, seed: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, policy: str, rules: Rules, seed: int) -> None:
         self.links = Links()
         self.outlook = Outlook(scheduler)
-        self.ledger = Ledger(
-            self._describe, unlocks=_unlocks, live=self.outlook.live, holds=self.outlook.holds
+        self.core = SchedulingCore(
+            self.outlook,
+            named(policy, rules.parameters, seed),
+            self.links,
+            coalesce=rules.coalesce,
+            tick=rules.tick,
         )
-        self.ledger.listens = True
+        self.ledger = self.core.ledger
         self.outlook.ledger = self.ledger
-        self.placement = placement
-        self.parameters = parameters
+        self.candidates = Candidates(self.ledger, self.links, rules.placement)
+        self.outlook.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._add = scheduler.world.add
-        self._policy: Policy = (
-            LastVictim(parameters, seed=seed)
-            if policy == "last-victim"
-            else named(policy, self.links, self.ledger.hosts, parameters)
-        )
-        self._steals = not isinstance(self._policy, NoStealing)
-        self._state = self._policy.init()
-        self._outcomes: list[Outcome] = []
-        self._requests: dict[int, tuple[Job, _Request]] = {}
-        self._in_flight: dict[int, _Request] = {}  # by task
-        self._moved: dict[int, _Request] = {}
+        self._steals = not isinstance(self.core.policy, NoStealing)
+        self._asked: dict[int, int] = {}  # of each task that is asked back, the number of the request
+        self._requests = 0
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
-        self._asked = 0
         self._freed = False
         self._since: dict[int, float] = {}  # tasks that wait for a worker
-        self._touched: dict[Address, None] = {}
-        self._starving: dict[Address, None] = {}
-        self._thieves: list[Address] = []  # of the step that is being taken
-        self._news = False
-        self._due = False
-        self._barren = 0  # steps since one moved anything
-        self._turn = 0  # of looks at what is overdue
+        self._held: Held  # of the task that was finished last
+        self._acts: dict[type, Callable[[Any], None]] = {
+            Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
+            Hurry: self._hurry, Arrived: self._stolen,
+        }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the safety tick."""
-        self._clock.background(self._clock.now + TICK, self._tick)
+        """Start the ticks."""
+        self._clock.background(self._clock.now + self.core.tick, self._tick)
 
     def joined(self, seat: Seat) -> None:
         """Open the worker's page."""
         spec, flops = seat.spec, CORE_FLOPS * seat.spec.speed
         self.ledger.durations.speeds.setdefault(spec.device, Speed(flops, flops))
-        self.ledger.add_worker(seat.address, seat.nthreads, spec.host, spec.device)
+        self._tell(Joined(seat.address, seat.nthreads, spec.host, spec.device))
         self.ledger.set_memory(seat.address, spec.memory)
-        self._touched[seat.address] = None
 
     def left(self, seat: Seat) -> None:
-        """Close the worker's page; what it was asked for gets no answer."""
-        self.ledger.remove_worker(seat.address)
+        """Close the worker's page."""
+        self._tell(Left(seat.address))
         self.outlook.gone(seat.address)
-        self._starving.pop(seat.address, None)
-        for number, (_, request) in list(self._requests.items()):
-            if request.victim == seat.address:
-                self._end(number, "stale")
 
     def changed(self, seat: Seat) -> None:
         """Note whether the worker accepts tasks."""
-        self.ledger.set_accepts(seat.address, seat.accepts)
-        self._touched[seat.address] = None
+        self._tell(Opened(seat.address, seat.accepts))
 
     def assigned(self, job: Job, seat: Seat) -> None:
         """Write the task into the worker's queue."""
-        spec = job.spec
-        self.ledger.assign(
-            self._clock.now, job.number, seat.address, spec.prefix, job.priority, job, spec.annotated,
-            nbytes=self.outlook.takes(job),
-        )  # fmt: skip
-        self._touched[seat.address] = None
-        if self.ledger.rows[seat.address].queue:
-            self._news = True
+        spec, takes = job.spec, self.outlook.takes(job)
+        told = Assigned(job.number, seat.address, spec.prefix, job.priority, spec.annotated, nbytes=takes)
+        self._tell(told)
 
     def finished(self, job: Job, seat: Seat, held: Held) -> None:
         """Learn what the task took, and how long its move."""
-        self._touched[seat.address] = None
-        self.ledger.finish(self._clock.now, job.number, held.stop - held.start)
+        self._held = held
+        self._asked.pop(job.number, None)
+        self._tell(Finished(job.number, True, held.stop - held.start))
         self.outlook.done(job, seat.address)
         self._freed = True
-        self._in_flight.pop(job.number, None)
-        request = self._moved.pop(job.number, None)
-        if request is None:
-            return
-        self._add("seconds_worked", held.stop - held.start)
-        dry = held.start - max(held.gap, request.seconds) > self._scheduler.world.cluster.before + _DRY
-        seconds = held.start - request.seconds
-        self._outcomes.append(Outcome("started", request.victim, request.thief, seconds, dry))
-        self._scheduler.world.spans.append(
-            Span("steal", job.spec.key, job.spec.prefix, request.thief, held.lane, request.seconds, held.start,
-                 source=request.victim)
-        )  # fmt: skip
 
     def dropped(self, job: Job, seat: Seat) -> None:
         """Strike the task off."""
-        self._touched[seat.address] = None
-        self.ledger.finish(self._clock.now, job.number)
-        self._in_flight.pop(job.number, None)
-        self._moved.pop(job.number, None)
+        self._asked.pop(job.number, None)
+        self._tell(Finished(job.number))
 
     def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
         """Learn what the link does."""
@@ -169,103 +133,104 @@ class Ours:
         self._freed = True
 
     def settled(self) -> None:
-        """See who fell under its threshold, and when the others will."""
-        self.ledger.listen(self._clock.now)
+        """Note that what was to be sent leaves now, and look again at what waits for bytes."""
+        self._tell(Sent())
         if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._freed = False
             self._scheduler.retry()
+
+    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Take a victim's answer to the newest request for a task; others are of no matter any more."""
+        if self._asked.get(job.number) == request:
+            del self._asked[job.number]
+            self._tell(Answered(job.number, _ANSWERS[state]))
+
+    def _tick(self) -> None:
         if self._steals:
-            for address in self._touched:
-                self._watch(address)
-            if self._news:
-                self._kick()
-        self._touched.clear()
-        self._news = False
+            self._scheduler.when_idle(self._look)
+        if self.ledger.counts_bytes and self._scheduler.has_unplaced:
+            self._scheduler.when_idle(self._scheduler.retry)
+        self._clock.background(self._clock.now + self.core.tick, self._tick)
 
-    def _watch(self, address: Address) -> None:
-        row = self.ledger.rows.get(address)
-        if row is None:
-            return
-        if not row.may_take:
-            self._starving.pop(address, None)
-            return
-        now = self._clock.now
-        spare = row.starts_in(now) - threshold_of(self._state, address, self.parameters)
-        if spare < 0:
-            if address not in self._starving:
-                self._starving[address] = None
-                self._news = True
-            return
-        self._starving.pop(address, None)
-        self._clock.background(now + spare + 1e-6, self._alarm, address, row.version)
+    def _look(self) -> None:
+        """Hear from the workers what they run, and look at everybody, and for what is overdue."""
+        for address, seat in self._scheduler.seats.items():
+            self._tell(Heard(address, self._clock.now, frozenset(seat.live.runs())))
+        self._tell(Tick())
+        self._tell(Sweep())
 
-    def _alarm(self, address: Address, version: int) -> None:
-        """What a worker runs will soon be done, as far as one can tell."""
-        row = self.ledger.rows.get(address)
-        if row is not None and row.version == version:
-            self._starving[address] = None
-            self._kick()
+    # ---- enact ---------------------------------------------------------------------------------------------
 
-    # ---- decide --------------------------------------------------------------------------------------------
+    def _tell(self, event: Event) -> None:
+        """Tell the core of an event, and do what it decides: that takes the scheduler time."""
+        cluster, steps = self._scheduler.world.cluster, self.core.steps
+        decided = self.core.handle(event, self._clock.now)
+        if self.core.steps > steps:
+            self._scheduler.think(cluster.per_step)
+        self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
+        for told in decided:
+            self._acts[type(told)](told)
+        victims = {told.victim for told in decided if isinstance(told, Ask)}
+        self._scheduler.think(cluster.per_send * len(victims))
+
+    def _wake(self, told: Wake) -> None:
+        if self._steals:
+            self._clock.background(told.at, self._scheduler.when_idle, partial(self._tell, Due(told.at)))
+
+    def _hurry(self, told: Hurry) -> None:
+        """Messages to every worker leave soon here: what gathering them does is not played."""
+
+    def _ask(self, told: Ask) -> None:
+        job, seat = self.outlook.job(told.key), self._scheduler.seats[told.victim]
+        self._requests += 1
+        self._asked[job.number] = self._requests
+        self._scheduler.send(seat, seat.live.asked, job, self._requests)
+
+    def _hand_over(self, told: HandOver) -> None:
+        seats = self._scheduler.seats
+        self._scheduler.move(self.outlook.job(told.key), seats[told.victim], seats[told.thief])
+
+    def _place_again(self, told: PlaceAgain) -> None:
+        job = self.outlook.job(told.key)
+        if job.on in self._scheduler.seats:
+            self._scheduler.place_again(job, self._scheduler.seats[job.on])
+
+    def _stolen(self, told: Arrived) -> None:
+        """Note the move, from the request to the start, which nobody but the simulation knows."""
+        held, spec = self._held, self._held.job.spec
+        self._add("seconds_worked", held.stop - held.start)
+        lane = told.thief, held.lane
+        span = Span("steal", spec.key, spec.prefix, *lane, told.requested, held.start, source=told.victim)
+        self._scheduler.world.spans.append(span)
+
+    # ---- place ---------------------------------------------------------------------------------------------
 
     def where(self, job: Job) -> Address | None:
         """Return where the task is projected to finish first."""
-        now, ledger = self._clock.now, self.ledger
-        found: dict[Address, Worker] = {}
-        for dependency in job.inputs:
-            for address in islice(dependency.holders, HOLDERS):
-                if address in ledger.rows and len(found) < HOLDERS:
-                    found.setdefault(address, ledger.worker(address, now, job.priority))
-        task = self.outlook.task(job, found, now - self._since.setdefault(job.number, now))
-        count, lasting = self.placement.candidates, self._lasting(task.seconds, task.known)
-        need = 0
-        if ledger.counts_bytes:
-            need = task.nbytes + task.headroom + sum(d.spec.nbytes for d in job.inputs)
-        soonest = ledger.soonest(now, count, job.priority, lasting, need)
-        if need:  # one that is worth waiting for
-            soonest += ledger.soonest(now, count, job.priority, lasting)
-        if lasting and not soonest:
-            soonest = ledger.latest(now, count, job.priority)
-        for worker in soonest:
-            found.setdefault(worker.address, worker)
-        task = task._replace(inputs=self.outlook.inputs(job, found))
-        fresh = ledger.fresh if lasting else 0.0
-        chosen = self.placement.choose(task, found.values(), self.links, ledger.hosts, fresh)
+        now, candidates = self._clock.now, self.candidates
+        task = self.outlook.task(job, waited=now - self._since.setdefault(job.number, now))
+        held, nbytes = self.outlook.held(job)
+        workers = candidates.candidates(task, held, nbytes, job.priority, now)
+        inputs = self.outlook.inputs(job, [worker.address for worker in workers])
+        chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
         if chosen is not None:
             del self._since[job.number]
         return chosen
 
-    def _lasting(self, seconds: float, known: bool) -> float:
-        """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
-        return seconds + self.placement.spare if known and self.ledger.ends else 0.0
+    def _seconds(self, job: Job) -> tuple[float, bool]:
+        return self.candidates.seconds(job.spec.prefix, job.spec.annotated)
 
     def suits(self, job: Job, seat: Seat) -> bool:
         """Whether the worker has the time, or nobody will; and the room, and others are not done without it."""
-        if not self._is_wanted(job, seat):
-            return False
-        if not self.ledger.ends:
-            return True
-        seconds, known = self.ledger.durations.of(job.spec.prefix, self.outlook.first, job.spec.annotated)
-        lasting, now = self._lasting(seconds, known), self._clock.now
-        worker = self.ledger.worker(seat.address, now)
-        if not lasting or worker.has_time(worker.starts_in, lasting):
-            return True
-        return not self.placement.waits(seconds, self.ledger.fresh) and not self.ledger.soonest(
-            now, 1, lasting=lasting
-        )
-
-    def _is_wanted(self, job: Job, seat: Seat) -> bool:
-        """Whether a worker's device has room for a task, and faster ones would not be done with all before it."""
-        ledger, now = self.ledger, self._clock.now
-        if len(ledger.devices) < 2 and not ledger.counts_bytes:
-            return True
-        worker, task = ledger.worker(seat.address, now), self.outlook.task(job)
-        count, some = self._scheduler.queued(QUEUED)
-        queued: dict[str, float] = {}
-        for other in map(self.outlook.task, some):
-            for device, seconds in {other.device: other.seconds, **other.others}.items():
-                queued[device] = queued.get(device, 0.0) + seconds * count / len(some)
-        return self.placement.helps(task, worker, queued, ledger.threads, ledger.soonest(now, 1))
+        now, candidates = self._clock.now, self.candidates
+        if not candidates.are_alike:
+            count, some = self._scheduler.queued(QUEUED)
+            takes = [candidates.seconds_by_class(one.spec.prefix, one.spec.annotated) for one in some]
+            queued = queued_seconds(takes, count)
+            if candidates.helping(self.outlook.task(job), (seat.address,), queued, now) is None:
+                return False
+        free = (seat.address,)
+        return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
 
     def projected(self, job: Job) -> float:
         """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
@@ -274,13 +239,13 @@ class Ours:
         guess: as in Dask.
         """
         prefix = job.spec.prefix
-        seconds, known = self.ledger.durations.of(prefix, self.outlook.first, job.spec.annotated)
+        seconds, known = self._seconds(job)
         entry = self.ledger.entries.get(job.number)
         ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
-            seconds = max(2 * self._ran[prefix], seconds)
-        return seconds - ran if ran < seconds else ran
+            seconds = unmeasured(self._ran[prefix], seconds)
+        return left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
         """Write the end on the worker's page."""
@@ -293,128 +258,3 @@ class Ours:
     def busy(self, seat: Seat) -> tuple[float, float]:
         """Return the tasks that a thread has, and how slow it is."""
         return len(seat.processing) / seat.nthreads, self.ledger.rows[seat.address].slowness
-
-    def _describe(self, job: Job, entry: Entry, row: Row) -> Task | None:
-        if job.pinned:
-            return None
-        inputs = self.outlook.inputs(job, self._thieves)
-        return Task(
-            job.number,
-            entry.seconds,
-            entry.known,
-            inputs,
-            origins=entry.origins,
-            device=entry.device,
-            others=self.ledger.others(entry),
-            nbytes=entry.nbytes,
-            headroom=self.outlook.headroom(job),
-        )
-
-    def _tick(self) -> None:
-        if self._steals:
-            self._kick()
-            self._scheduler.when_idle(self._sweep)
-        if self.ledger.counts_bytes and self._scheduler.has_unplaced:
-            self._scheduler.when_idle(self._scheduler.retry)
-        self._clock.background(self._clock.now + TICK, self._tick)
-
-    def _kick(self) -> None:
-        if not self._due and self._starving and self.ledger.waiting:
-            self._due = True
-            self._clock.background(self._clock.now + COALESCE, self._scheduler.when_idle, self._step)
-
-    def _step(self) -> None:
-        self._due = False
-        hungry = self._thieves = list(islice(self._starving, HUNGRY))
-        if not hungry or not self.ledger.waiting:
-            return
-        self._scheduler.think(self._scheduler.world.cluster.per_step)
-        now = self._clock.now
-        outcomes, self._outcomes = self._outcomes, []
-        snapshot = self.ledger.snapshot(now, hungry, outcomes)
-        moves, self._state = self._policy.step(snapshot, self._state)
-        self._add("steps")
-        for address in hungry:  # the next step begins with others
-            del self._starving[address]
-            self._starving[address] = None
-        self._enact(moves)
-        self._barren = 0 if moves else self._barren + 1
-        if moves and len(self._starving) > HUNGRY:
-            self._news = True
-        if not moves:
-            p = self.parameters
-            pause = min(p.bears * p.shortest * 2.0 ** min(self._barren, 10), TICK)
-            self._clock.background(now + pause, self._kick)
-
-    def _sweep(self) -> None:
-        """Hear from the workers what they run, and move what is overdue while somebody has nothing to do."""
-        for address, seat in self._scheduler.seats.items():
-            self.ledger.hear(self._clock.now, address, self._clock.now, seat.live.runs())
-        idle = self.ledger.idle(self._clock.now) if self.ledger.waiting else []
-        if not idle:
-            return
-        self._thieves = [worker.address for worker in idle]
-        self._turn += 1
-        policy, patience = self._policy, self.parameters.patience
-        found = look(self.ledger, self._clock.now, idle, patience, self._turn, policy.projects)
-        self._enact(overdue_moves(policy, found.snapshot, self._state, self.links, self.ledger.hosts))
-
-    def _enact(self, moves: tuple[Move, ...]) -> None:
-        asked = set()
-        for move in moves:
-            number = int(str(move.key))
-            job = self._scheduler.jobs[number]
-            self._ask(job, move.victim, move.thief, move.nbytes)
-            asked.add(move.victim)
-        self._scheduler.think(self._scheduler.world.cluster.per_send * len(asked))
-
-    # ---- enact ---------------------------------------------------------------------------------------------
-
-    def _ask(self, job: Job, victim: Address, thief: Address, nbytes: int) -> None:
-        self._asked += 1
-        request = _Request(self._asked, victim, thief, self._clock.now)
-        self._requests[self._asked] = job, request
-        self._in_flight[job.number] = request
-        self._moved.pop(job.number, None)
-        moving = max(nbytes - self.ledger.entries[job.number].nbytes, 0)
-        self.ledger.request(self._clock.now, job.number, thief, moving)
-        self._touched[victim] = self._touched[thief] = None
-        self._add("requests")
-        seat = self._scheduler.seats[victim]
-        self._scheduler.send(seat, seat.live.asked, job, self._asked)
-
-    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
-        """Give the task to the thief, or leave it."""
-        asked = self._requests.get(request)
-        if asked is None:
-            return
-        scheduler, now = self._scheduler, self._clock.now
-        _, wanted = asked
-        self._touched[wanted.victim] = self._touched[wanted.thief] = None
-        if self._in_flight.get(job.number) is not wanted:
-            self._end(request, "stale")
-            return
-        del self._in_flight[job.number]
-        victim, thief = scheduler.seats[address], scheduler.seats.get(wanted.thief)
-        if state == "running":
-            self.ledger.refuse(now, job.number)
-            self._end(request, "refused")
-        elif state == "gone" or thief is None or not thief.accepts:
-            self._end(request, "stale")
-            scheduler.place_again(job, victim)
-        else:
-            self.ledger.confirm(now, job.number)
-            scheduler.move(job, victim, thief)
-            self._moved[job.number] = wanted
-            self._end(request, "confirmed")
-
-    def _end(self, number: int, kind: str) -> None:
-        _, request = self._requests.pop(number)
-        self._add(kind)
-        if kind != "confirmed":
-            self._outcomes.append(Outcome(kind, request.victim, request.thief))
-
-
-def _unlocks(job: Job) -> bool:
-    """Whether a task is the last that some other one waits for."""
-    return any(other.missing == 1 for other in job.after)

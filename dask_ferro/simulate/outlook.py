@@ -1,4 +1,4 @@
-"""What our policies are shown of a task in a simulation: what it is projected to take, in seconds and in device bytes.
+"""What the scheduling core is told of the tasks of a simulation: what they are projected to take, in seconds and bytes.
 
 Sizes and durations are learned from results, as in the plugin; of truths this module sees only what a scheduler is
 told.  Durations are seconds, sizes bytes.
@@ -6,29 +6,36 @@ told.  Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
 
+from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.cost import Sizes
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.snapshot import Address, Replica, Task
+from dask_ferro.policy.row import Entry, Row
+from dask_ferro.policy.snapshot import Address, Key, Replica, Task
 from dask_ferro.simulate.jobs import Job
 from dask_ferro.simulate.scheduler import Scheduler
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.  Of its readers, as many are seen.
 FEW_INPUTS = 8
+# Of a task that many wait for, so many are looked at, to tell whether it is the last that one of them waits for.
+FEW_READERS = 16
 HOST = "cpu"
 
 
 class Outlook:
-    """Tasks as rows for a policy; `ledger` is set by who owns both."""
+    """Tasks as rows for a policy, the core's `Facts`; `ledger` and `candidates` are set by who owns them all."""
 
     ledger: Ledger
+    candidates: Candidates
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._sizes = Sizes()
         self._held: dict[Address, int] = {}  # bytes of results
+        self._thieves: Sequence[Address] = ()  # of the look that is being taken
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -51,24 +58,63 @@ class Outlook:
         """Forget what lay on a worker."""
         self._held.pop(address, None)
 
+    # ---- what the core asks --------------------------------------------------------------------------------
+
+    def begin(self, thieves: Sequence[Address]) -> None:
+        """Begin a look at tasks, for some thieves."""
+        self._thieves = thieves
+
+    def waiting(self, entry: Entry, row: Row) -> Task | None:
+        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
+        job = self.job(entry.key)
+        if job.pinned:
+            return None
+        return Task(
+            entry.key,
+            entry.seconds,
+            entry.known,
+            self.inputs(job, self._thieves),
+            origins=entry.origins,
+            device=entry.device,
+            others=self.ledger.others(entry),
+            nbytes=entry.nbytes,
+            headroom=self.headroom(job),
+        )
+
+    def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
+        """Return whether a task may be asked for: virtual workers have no resources."""
+        return True
+
+    def unlocks(self, key: Key) -> bool:
+        """Whether a task is the last that some other one waits for."""
+        return any(other.missing == 1 for other in islice(self.job(key).after, FEW_READERS))
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        """Return those that may run on more than one worker."""
+        return [entry for entry in entries if not self.job(entry.key).pinned]
+
+    def job(self, key: Key) -> Job:
+        """Return a task by its number."""
+        return self._scheduler.jobs[int(str(key))]
+
     # ---- what is known -------------------------------------------------------------------------------------
 
-    @property
-    def first(self) -> str:
-        """The device class by which tasks are told that nobody was given."""
-        return min(self.ledger.devices, default=HOST)
-
-    def task(self, job: Job, fetching: Iterable[Address] = (), waited: float = inf) -> Task:
+    def task(self, job: Job, waited: float = inf) -> Task:
         """Return a task that nobody was given, for so many seconds."""
-        durations, first = self.ledger.durations, self.first
-        prefix, told = job.spec.prefix, job.spec.annotated
-        seconds, known = durations.of(prefix, first, told)
-        others = {d: durations.of(prefix, d, told) for d in self.ledger.devices if d != first}
+        device, seconds, known, others = self.candidates.seconds_by_class(job.spec.prefix, job.spec.annotated)
         return Task(
-            job.number, seconds, known, self.inputs(job, fetching), device=first,
-            others={d: s for d, (s, is_known) in others.items() if is_known},
+            job.number, seconds, known, self.inputs(job, ()), device=device, others=others,
             nbytes=self.takes(job), headroom=self.headroom(job), waited=waited,
         )  # fmt: skip
+
+    def held(self, job: Job) -> tuple[dict[Address, int], int]:
+        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        held: dict[Address, int] = {}
+        for dependency in job.inputs:
+            for address in dependency.holders:
+                if address in self.ledger.rows:
+                    held[address] = held.get(address, 0) + dependency.spec.nbytes
+        return held, sum(dependency.spec.nbytes for dependency in job.inputs)
 
     def takes(self, job: Job) -> int:
         """Return the projected bytes of a result; 0 where no device counts them."""
@@ -86,7 +132,7 @@ class Outlook:
         own = self.takes(job)
         found = (self._sizes.of(after.spec.prefix) for after in job.after[:FEW_INPUTS])
         freed = sum(d.spec.nbytes for d in job.inputs if d.needed == 1 and not d.wanted)
-        return max(max((own if nbytes is None else nbytes for nbytes in found), default=0) - freed, 0)
+        return max(max((own if nbytes is None else nbytes for nbytes in found), default=own) - freed, 0)
 
     def live(self, address: Address) -> int:
         """Return the bytes of results on a worker, and of those that it still has to fetch."""

@@ -15,13 +15,21 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import Comparison, Outline, of_trace
 from dask_ferro.simulate.engine import simulate
+from dask_ferro.simulate.rules import Rules
 from dask_ferro.trace import MOST_SECONDS, Key, Trace
 
 # The name of the row that was measured.
 RECORDED = "as recorded"
 
 
-def replay(trace: Trace, policies: Sequence[str], *, name: str = "trace", seed: int = 0) -> Comparison:
+def replay(
+    trace: Trace,
+    policies: Sequence[str],
+    *,
+    name: str = "trace",
+    rules: Rules | None = None,
+    seed: int = 0,
+) -> Comparison:
     """Return what was measured, and what each policy would have made of it.
 
     Parameters
@@ -31,6 +39,8 @@ def replay(trace: Trace, policies: Sequence[str], *, name: str = "trace", seed: 
         Some of `simulate.engine.POLICIES`.
     name : str
         Of the run.
+    rules : Rules, optional
+        Those that our policies follow.
     seed : int
         Of ties and of random victims.
 
@@ -54,7 +64,10 @@ def replay(trace: Trace, policies: Sequence[str], *, name: str = "trace", seed: 
     graph, cluster = of_trace(trace, name), cluster_of(trace, name)
     bound = graph.lower_bound(cluster.threads)
     order = order_of(trace)
-    runs = [(policy, simulate(graph, cluster, policy=policy, seed=seed, order=order)) for policy in policies]
+    runs = [
+        (policy, simulate(graph, cluster, policy=policy, rules=rules, seed=seed, order=order))
+        for policy in policies
+    ]
     rows = tuple(_outline(policy, run, bound) for policy, run in ((RECORDED, trace), *runs))
     return Comparison(name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, rows)
 

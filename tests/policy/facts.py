@@ -9,7 +9,9 @@ from typing import NamedTuple
 from dask_ferro.policy.cost import Durations, Link, Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Key, Move, Outcome, Replica, Snapshot, Task, Worker
+from dask_ferro.policy.snapshot import Key, Move, Replica, Task, Worker
+from dask_ferro.policy.steal import Asked, Policy, State
+from dask_ferro.policy.stealing_facts import Snapshot
 
 MB = 1_000_000
 
@@ -57,7 +59,11 @@ def stand(
 
 
 def snapshot(
-    stands: Sequence[Stand], hungry: Iterable[str] | None = None, outcomes: Iterable[Outcome] = ()
+    stands: Sequence[Stand],
+    hungry: Iterable[str] | None = None,
+    asked: Asked | None = None,
+    links: Links | None = None,
+    hosts: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """A snapshot in which everybody may be hungry, unless said otherwise."""
     workers = {s.worker.address: s.worker for s in stands}
@@ -70,12 +76,23 @@ def snapshot(
         now=0.0,
         hungry=tuple(workers if hungry is None else hungry),
         busiest=tuple(address for _, address in loads[:10]),
-        everyone=sorted(workers),
         workers=workers,
         queues={s.worker.address: s.queue for s in stands},
-        outcomes=tuple(outcomes),
+        links=free_links() if links is None else links,
+        hosts=hosts or {},
+        asked=asked or {},
         outlasted=tuple(a for a, w in workers.items() if w.waiting and w.starts_in > w.ends_in),
     )
+
+
+def decided(
+    policy: Policy, stands: Sequence[Stand], state: State | None = None, hungry: Iterable[str] | None = None
+) -> tuple[Move, ...]:
+    """What a policy moves, shown whom it asks for."""
+    workers = [s.worker.address for s in stands]
+    thieves, state = tuple(workers if hungry is None else hungry), state or State()
+    asked = policy.asks(thieves, sorted(workers), state)
+    return policy.step(snapshot(stands, thieves, asked), state)
 
 
 def free_links() -> Links:
@@ -83,7 +100,7 @@ def free_links() -> Links:
     return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts", "device")})
 
 
-def shown(_payload: object, entry: Entry, _row: Row) -> Task:
+def shown(entry: Entry, _row: Row) -> Task:
     """What a ledger shows of an entry."""
     return Task(entry.key, entry.seconds, entry.known, origins=entry.origins)
 

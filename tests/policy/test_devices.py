@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.policy.cost import Durations, Estimate, Link, Links, Sizes, Speed
+from dask_ferro.policy.last_victim import LastVictim
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Replica, Snapshot, Task, Worker
-from dask_ferro.policy.steal import Informed, LastVictim, Parameters, Policy
-from tests.policy.facts import MB, Stand, free_links, needs, shown, snapshot, stand, task, ways
+from dask_ferro.policy.snapshot import Replica, Task, Worker
+from dask_ferro.policy.steal import Informed, Parameters, Policy, State
+from tests.policy.facts import MB, Stand, decided, free_links, needs, shown, snapshot, stand, task, ways
 
 PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
@@ -358,9 +359,8 @@ def test_of_what_is_queued_a_worker(worker: Stand, tasks: int, fast: Stand, want
 def steps(stands: list[Stand], hungry: list[str], near: tuple[str, ...] = (), **facts: Any) -> list[Any]:
     """Moves of the informed policy."""
     hosts = {s.worker.address: s.worker.host for s in stands}
-    links = facts.pop("links", None) or free_links()
-    policy = Informed(Parameters(**facts), links, hosts)
-    return list(policy.step(snapshot(stands, hungry)._replace(near=near), policy.init())[0])
+    seen = snapshot(stands, hungry, links=facts.pop("links", None), hosts=hosts)
+    return list(Informed(Parameters(**facts)).step(seen._replace(near=near), State()))
 
 
 def queue(count: int, seconds: float = 0.1, **facts: Any) -> list[Task]:
@@ -460,9 +460,9 @@ def test_what_moves_to_a_device_fits_there_all_together(
         for n, (nbytes, block, reads) in enumerate(sizes)
     ]
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
-    facts: Snapshot = snapshot([gpu("a", *tasks, running=0.1), *thieves], [t.worker.address for t in thieves])
-    policy: Policy = Informed(Parameters(reach=9.0), free_links(), {}) if informed else LastVictim()
-    moves, _ = policy.step(facts, policy.init())
+    policy: Policy = Informed(Parameters(reach=9.0)) if informed else LastVictim()
+    hungry = [thief.worker.address for thief in thieves]
+    moves = decided(policy, [gpu("a", *tasks, running=0.1), *thieves], hungry=hungry)
     for thief, room in zip(thieves, rooms, strict=True):
         own = [move.nbytes for move in moves if move.thief == thief.worker.address]
         assert sum(own) <= max(room, 0)

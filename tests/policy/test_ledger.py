@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 
+from dask_ferro.policy.cost import Links
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.snapshot import Key, Worker
+from dask_ferro.policy.snapshot import Key
+from dask_ferro.policy.waits import look
 from tests.policy.facts import ledger
 
 
@@ -362,12 +366,64 @@ def test_a_snapshot_shows_the_end_of_a_queue() -> None:
     assert [t.key for t in book.snapshot(0.0, []).queues["a"]] == list(range(99, 35, -1))
 
 
-def test_a_row_stays_as_it_was_when_it_was_first_looked_at() -> None:
-    book = ledger({"a": 1})
-    shown = book.snapshot(0.0, [])
-    before: Worker = shown.workers["a"]
-    assign(book, "a", *range(3))
-    assert shown.workers["a"] is before
+def test_a_snapshot_stays_as_it_was_whatever_happens_later() -> None:
+    book, links = ledger({"a": 1, "idle": 1}), Links()
+    assign(book, "a", *range(5))
+    shown = book.snapshot(0.0, ["idle"], links)
+    was = copy.deepcopy(shown)
+    assert (shown.workers["a"].waiting, len(shown.queues["a"])) == (4, 4)
+    assign(book, "a", *range(5, 9))
+    book.request(0.0, 8, "idle")
+    book.add_worker("new", 1, "elsewhere")
+    book.remove_worker("idle")
+    links.add("host", 10**6, 9.0)
+    assert shown == was
+    assert (shown.workers["a"].waiting, len(shown.queues["a"])) == (4, 4)
+
+
+def test_a_snapshot_can_be_pickled_and_is_equal_where_the_facts_are() -> None:
+    first, second = (ledger({"a": 1, "b": 1, "idle": 1}) for _ in range(2))
+    for book in (first, second):
+        for address in "ab":
+            assign(book, address, *((address, n) for n in range(3)))
+    asked = {"idle": ("b", "gone", "a")}
+    for options in ({}, {"asked": asked}):
+        shown = first.snapshot(1.0, ["idle"], Links(), **options)
+        assert (
+            pickle.loads(pickle.dumps(shown)) == shown == second.snapshot(1.0, ["idle"], Links(), **options)
+        )
+        assert set(shown.workers) == {"a", "b", "idle"}
+    assert (shown.asked, shown.busiest) == ({"idle": ("b", "a")}, ())
+    second.finish(1.0, ("a", 2))
+    assert first.snapshot(1.0, ["idle"]) != second.snapshot(1.0, ["idle"])
+
+
+def test_what_is_overdue_is_shown_as_a_value() -> None:
+    book = ledger({"v": 1, "w": 1}, long=9.0, short=0.001)
+    book.assign(0.0, "long", "v", "long", (0,))
+    book.assign(0.0, "short", "v", "short", (1,))
+    seen = look(book, 1.0, book.idle(1.0), 0.5, 0).snapshot
+    assert ([t.key for t in seen.queues["v"]], seen.hungry) == (["short"], ("w",))
+    was = pickle.dumps(seen)
+    book.finish(1.0, "long")
+    assert pickle.dumps(seen) == was
+
+
+@pytest.mark.parametrize(
+    ("tasks", "seen"),
+    [
+        pytest.param(640, {"c": 9, "b": 9, "a": 9}, id="all where there is room"),
+        pytest.param(12, {"c": 9, "b": 3}, id="the longest queue first, and of the next one what there is room for"),
+        pytest.param(9, {"c": 9}, id="no empty end of a queue"),
+    ],
+)  # fmt: skip
+def test_a_snapshot_shows_so_many_tasks(tasks: int, seen: dict[str, int]) -> None:
+    book = ledger(dict.fromkeys("abc", 1), p=1.0, q=2.0, r=3.0)
+    for address, prefix in zip("abc", "pqr", strict=True):
+        assign(book, address, *((address, n) for n in range(10)), prefix=prefix)
+    shown = book.snapshot(0.0, [], tasks=tasks)
+    assert {address: len(queue) for address, queue in shown.queues.items()} == seen
+    assert shown.busiest == ("c", "b", "a")
 
 
 def test_a_worker_that_is_overdue_does_not_hide_one_that_is_idle() -> None:

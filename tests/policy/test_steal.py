@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.last_victim import LastVictim
+from dask_ferro.policy.policies import NoStealing, named
 from dask_ferro.policy.snapshot import Key, Outcome, Task, Worker
 from dask_ferro.policy.steal import (
     Informed,
-    LastVictim,
-    NoStealing,
     Parameters,
     Policy,
     State,
     adapted,
     is_starving,
-    named,
     threshold_of,
 )
-from tests.policy.facts import MB, Stand, free_links, needs, snapshot, stand, task, ways
+from tests.policy.facts import MB, Stand, decided, needs, snapshot, stand, task, ways
 
 P = Parameters(
     threshold=0.01,
@@ -36,7 +34,7 @@ P = Parameters(
     guesses=2,
     tries=8,
 )
-INFORMED = Informed(P, free_links())
+INFORMED = Informed(P)
 LAST_VICTIM = LastVictim(P)
 POLICIES = [
     pytest.param(INFORMED, id="informed"),
@@ -51,9 +49,11 @@ def many(count: int, seconds: float = 0.05, **facts: object) -> list:
     return [task(f"t{n}", seconds, **facts) for n in range(count)]
 
 
-def moves(policy: Policy, *stands: Stand, state: State | None = None, **facts: object) -> Ways:
+def moves(
+    policy: Policy, *stands: Stand, state: State | None = None, hungry: Sequence[str] | None = None
+) -> Ways:
     """What a policy moves."""
-    return ways(policy.step(snapshot(stands, **facts), state or policy.init())[0])
+    return ways(decided(policy, stands, state, hungry))
 
 
 # -- of every policy ---------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ def test_two_thieves_never_take_the_same_task(policy: Policy) -> None:
     ("name", "kind"), [("informed", Informed), ("last-victim", LastVictim), ("none", NoStealing)]
 )
 def test_a_policy_is_found_by_its_name(name: str, kind: type) -> None:
-    policy = named(name, Links(), {}, P)
-    assert (type(policy), policy.parameters) == (kind, P)
+    policy = named(name, P, 7)
+    assert (type(policy), policy.parameters, getattr(policy, "seed", 7)) == (kind, P, 7)
 
 
 def test_an_unknown_name_says_which_there_are() -> None:
-    with pytest.raises(ValueError, match='got \'greedy\', wanted "informed", "last-victim" or "none"'):
-        named("greedy", Links(), {}, P)
+    with pytest.raises(ValueError, match="got 'greedy', wanted one of informed, last-victim, none"):
+        named("greedy", P)
 
 
 # -- Informed: which tasks, and how many -------------------------------------------------------------------
@@ -514,7 +514,7 @@ def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
 def test_the_one_task_of_unknown_duration_in_a_queue(stalled_for: float, moved: list[str]) -> None:
     victim = stand("v", task("t", 0.5, known=False), running=0.6)
     victim = victim._replace(worker=victim.worker._replace(stalled_for=stalled_for, surely_in=0.0))
-    moves, _ = INFORMED.step(snapshot([victim, stand("w")]), State())
+    moves = INFORMED.step(snapshot([victim, stand("w")]), State())
     assert [move.key for move in moves] == moved
 
 

@@ -6,16 +6,17 @@ from math import inf
 
 import pytest
 
+from dask_ferro.policy.last_victim import LastVictim
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.snapshot import Task
-from dask_ferro.policy.steal import Informed, LastVictim, Parameters, Policy
-from tests.policy.facts import MB, Stand, free_links, ledger, needs, snapshot, stand, task, ways
+from dask_ferro.policy.steal import Informed, Parameters, Policy
+from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways
 
 SPARE = 1.0
 PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
 PARAMETERS = Parameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE)
-INFORMED = Informed(PARAMETERS, free_links())
+INFORMED = Informed(PARAMETERS)
 # Of 8 s, whose input takes 1 s to move; and one of which nobody knows how long it takes.
 LONG = task("t", 8.0)
 HELD = task("t", 8.0, inputs=(needs(100 * MB, "a"),))
@@ -79,7 +80,7 @@ def many(count: int, seconds: float, **facts: object) -> list[Task]:
 )
 def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken: bool) -> None:
     stands = [stand("a", *many(4, 3.0), running=1.0), stand("b", ends_in=ends_in)]
-    assert bool(policy.step(snapshot(stands), policy.init())[0]) is taken
+    assert bool(decided(policy, stands)) is taken
 
 
 @pytest.mark.parametrize(
@@ -119,13 +120,13 @@ def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken
     ],
 )  # fmt: skip
 def test_a_task_is_taken_first(stands: list[Stand], wanted: tuple[str, str, str] | None) -> None:
-    found = ways(INFORMED.step(snapshot(stands, hungry="c"), INFORMED.init())[0])
+    found = ways(decided(INFORMED, stands, hungry="c"))
     assert (found[0] if found else None) == wanted
 
 
 def test_a_worker_that_ends_gives_what_it_cannot_do_and_keeps_the_rest() -> None:
     stands = [stand("a", *many(6, 1.0), running=0.0, ends_in=4.5), *(stand(t) for t in "bcdef")]
-    found = ways(INFORMED.step(snapshot(stands, hungry="bcdef"), INFORMED.init())[0])
+    found = ways(decided(INFORMED, stands, hungry="bcdef"))
     assert {key for key, _, _ in found} >= {"t0", "t1", "t2"}
 
 

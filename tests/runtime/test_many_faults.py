@@ -171,7 +171,7 @@ async def soak(graphs, seed):
                 w: sum(ws.used_resources.values()) for w, ws in scheduler.workers.items()
             } == dict.fromkeys(scheduler.workers, 0)
             assert not stealing.in_flight_tasks or not any(stealing.in_flight_tasks.values())
-            assert not stealing._arriving
+            assert not stealing.core._arriving
             return stealing.counts["confirmed"], faults.done
         finally:
             at_work.cancel()

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.cost import Speed
+from dask_ferro.policy.remaining import Span, profile, schedule
 from dask_ferro.runtime import roster
-from dask_ferro.runtime.demand import Demands, Span, profile, schedule
+from dask_ferro.runtime.demand import Demands
 from dask_ferro.runtime.roster import Kept, Roster
 from tests.waiting import finished_async, opened, until_async
 

@@ -1,0 +1,287 @@
+"""What a scheduling core hears, and what it wants done: values, which can be pickled and fed to another core again.
+
+Durations and times are seconds on the caller's clock, which `SchedulingCore.handle` is told with each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from dask_ferro.policy.cost import Estimate
+from dask_ferro.policy.snapshot import Address, Key, Move
+
+_T = TypeVar("_T", bound=tuple[Any, ...])
+
+
+def _apart(cls: type[_T]) -> type[_T]:
+    """Let values of a class be equal to none of another one: tuples of the same content are.
+
+    Tuples, because one is made for each task twice: a frozen dataclass takes 1 us.
+    """
+
+    def is_equal(self: _T, other: object) -> bool:
+        return type(self) is type(other) and tuple.__eq__(self, other)  # type: ignore[arg-type]
+
+    def is_other(self: _T, other: object) -> bool:
+        return not is_equal(self, other)
+
+    def hashed(self: _T) -> int:
+        return hash((cls.__name__, *self))
+
+    for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
+        setattr(cls, name, method)
+    return cls
+
+
+# ---- events --------------------------------------------------------------------------------------------------
+
+
+@_apart
+class Joined(NamedTuple):
+    """A worker is there; of one that is known, its facts changed."""
+
+    worker: Address
+    nthreads: int
+    host: str = ""
+    device: str = "cpu"
+    accepts: bool = True
+    resources: Mapping[str, float] | None = None
+
+
+@_apart
+class Left(NamedTuple):
+    """A worker is gone; its tasks were taken back before."""
+
+    worker: Address
+
+
+@_apart
+class Opened(NamedTuple):
+    """A worker accepts tasks, or no longer: it paused, is about to leave, or does not answer."""
+
+    worker: Address
+    accepts: bool
+
+
+@_apart
+class Heard(NamedTuple):
+    """A worker said what it ran at some time."""
+
+    worker: Address
+    at: float
+    running: frozenset[Key]
+
+
+@_apart
+class Assigned(NamedTuple):
+    """A task was given to a worker.
+
+    Attributes
+    ----------
+    annotated : float or Estimate or None
+        The task's own estimate of its seconds.
+    needs : mapping or None
+        Amounts of the worker's resources that it takes while it runs.
+    nbytes : int
+        Device bytes of its result, and what it works in.
+    """
+
+    key: Key
+    worker: Address
+    prefix: str
+    priority: Any
+    annotated: float | Estimate | None = None
+    needs: Mapping[str, float] | None = None
+    nbytes: int = 0
+
+
+@_apart
+class Finished(NamedTuple):
+    """A task has left its worker: done (in so many seconds, where its worker said so), in error, or taken back."""
+
+    key: Key
+    done: bool = False
+    seconds: float | None = None
+
+
+@_apart
+class Answered(NamedTuple):
+    """A victim answered a request.
+
+    Attributes
+    ----------
+    answer : str
+        "given" (and the thief may take it), "kept" (it had started it), "seceded" (it has left its thread), "gone" (the
+        victim does not have it, or nobody may take it).
+    """
+
+    key: Key
+    answer: str
+
+
+@_apart
+class Unsent(NamedTuple):
+    """A request could not be sent: the connection to the victim is closed."""
+
+    key: Key
+
+
+@_apart
+class Withdrawn(NamedTuple):
+    """Nothing is heard of a request for long: the task counts where it is, and its thief is free."""
+
+    key: Key
+
+
+@_apart
+class Ordered(NamedTuple):
+    """Somebody wants a move, whatever the policy says."""
+
+    move: Move
+
+
+@_apart
+class Sent(NamedTuple):
+    """All messages that were to be sent have left: what was given away is thought to start from now on."""
+
+
+@_apart
+class Due(NamedTuple):
+    """The time of a `Wake` has come."""
+
+    at: float
+
+
+@_apart
+class Tick(NamedTuple):
+    """Look at every worker, whatever the events said."""
+
+
+@_apart
+class Sweep(NamedTuple):
+    """Look for overdue tasks beside idle workers.
+
+    Attributes
+    ----------
+    elsewhere : bool
+        Whether idle workers are to be found even if no task waits at any worker.
+    """
+
+    elsewhere: bool = False
+
+
+@_apart
+class Switched(NamedTuple):
+    """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
+
+    on: bool
+
+
+@_apart
+class Restarted(NamedTuple):
+    """All tasks are forgotten; what things cost stays known."""
+
+
+Event = (
+    Joined
+    | Left
+    | Opened
+    | Heard
+    | Assigned
+    | Finished
+    | Answered
+    | Unsent
+    | Withdrawn
+    | Ordered
+    | Sent
+    | Due
+    | Tick
+    | Sweep
+    | Switched
+    | Restarted
+)
+
+# ---- instructions --------------------------------------------------------------------------------------------
+
+
+@_apart
+class Wake(NamedTuple):
+    """Say `Due` at that time, instead of at any time that was asked for before."""
+
+    at: float
+
+
+@_apart
+class Ask(NamedTuple):
+    """Ask the victim for a task that waits there.
+
+    Attributes
+    ----------
+    gain, cost : float
+        As `Move` has them.
+    seconds : float
+        Projected, of the task on the victim.
+    before, after : float
+        Seconds until a task that joined the victim's, and the thief's, queue would have started.
+    """
+
+    key: Key
+    victim: Address
+    thief: Address
+    gain: float
+    cost: float
+    seconds: float
+    before: float
+    after: float
+
+
+@_apart
+class HandOver(NamedTuple):
+    """Send the thief a task that its victim gave up."""
+
+    key: Key
+    victim: Address
+    thief: Address
+
+
+@_apart
+class PlaceAgain(NamedTuple):
+    """Place a task anew: its victim, if it is known, does not have it any more, and its thief does not get it."""
+
+    key: Key
+    victim: Address
+    thief: Address
+
+
+@_apart
+class Hurry(NamedTuple):
+    """Send messages to a worker soon, or gather them for as long as the scheduler does by itself."""
+
+    worker: Address
+    soon: bool
+
+
+@_apart
+class Arrived(NamedTuple):
+    """Note that a stolen task is done: nothing has to be done about it.
+
+    Attributes
+    ----------
+    requested : float
+        When it was asked for.
+    delay : float
+        Seconds from then to its start on the thief.
+    worked : float
+        Seconds that the thief worked in it, and that passed here since.
+    """
+
+    key: Key
+    victim: Address
+    thief: Address
+    requested: float
+    delay: float
+    worked: float
+
+
+Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Arrived

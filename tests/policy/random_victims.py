@@ -1,0 +1,42 @@
+"""A stealing policy as somebody adds one: this module, and a line in `dask_ferro.policy.policies.POLICIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dask_ferro.policy.desk import Desk, may, outlasts, returns
+from dask_ferro.policy.last_victim import drawn
+from dask_ferro.policy.snapshot import Address, Move
+from dask_ferro.policy.steal import Asked, Parameters, State, is_starving, threshold_of
+from dask_ferro.policy.stealing_facts import Snapshot
+
+
+@dataclass(frozen=True)
+class RandomVictims:
+    """Each starving worker asks one worker by chance, and takes a task."""
+
+    parameters: Parameters = field(default_factory=Parameters)
+    seed: int = 0
+    projects: ClassVar[bool] = False
+
+    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> Asked:
+        """Return one worker for each thief."""
+        chance = (drawn(self.seed, state.turns, number) for number in range(len(thieves)))
+        return {thief: (everyone[n % len(everyone)],) for thief, n in zip(thieves, chance, strict=True)}
+
+    def step(self, snapshot: Snapshot, state: State) -> tuple[Move, ...]:
+        """Return the last task that may move of each worker that is asked."""
+        desk, moves = Desk(snapshot), []
+        for address in snapshot.hungry:
+            thief = desk.worker(address)
+            if not is_starving(thief, threshold_of(state, address, self.parameters)):
+                continue
+            for victim in snapshot.asked.get(address, ()):
+                able = (t for t in desk.queue(victim) if may(t, thief) and not returns(t, thief))
+                task = next((t for t in able if not outlasts(t, thief, self.parameters.spare)), None)
+                if task is not None and victim != address:
+                    desk.move(task, desk.worker(victim), thief, 0.0)
+                    moves.append(Move(task.key, victim, address, 0.0, 0.0, task.bytes_on(thief)))
+        return tuple(moves)

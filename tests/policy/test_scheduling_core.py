@@ -1,0 +1,432 @@
+"""What the core decides about each event, as tables and stories without a cluster; and that all of it are values."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from dask_ferro.policy import scheduling_core as module
+from dask_ferro.policy.events import (
+    Answered,
+    Arrived,
+    Ask,
+    Assigned,
+    Due,
+    Event,
+    Finished,
+    HandOver,
+    Heard,
+    Hurry,
+    Instruction,
+    Joined,
+    Left,
+    Opened,
+    Ordered,
+    PlaceAgain,
+    Restarted,
+    Sent,
+    Sweep,
+    Switched,
+    Tick,
+    Unsent,
+    Wake,
+    Withdrawn,
+)
+from dask_ferro.policy.policies import POLICIES, named
+from dask_ferro.policy.row import Entry, Row
+from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.snapshot import Key, Move, Outcome, Task
+from dask_ferro.policy.steal import Parameters, Policy
+
+P = Parameters(threshold=0.01)
+
+
+class Told:
+    """Facts of tasks without inputs, of which some may not move."""
+
+    def __init__(self) -> None:
+        self.bound: set[Key] = set()
+        self.refused: set[Key] = set()
+        self.looks: list[tuple[str, ...]] = []
+        self.described = 0
+
+    def begin(self, thieves: Sequence[str]) -> None:
+        self.looks.append(tuple(thieves))
+
+    def waiting(self, entry: Entry, row: Row) -> Task | None:
+        self.described += 1
+        allowed = frozenset((row.address,)) if entry.key in self.bound else None
+        return Task(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
+
+    def reserve(self, key: Key, victim: str, thief: str) -> bool:
+        return key not in self.refused
+
+    def unlocks(self, key: Key) -> bool:
+        return False
+
+    def live(self, address: str) -> int:
+        return 0
+
+    def holds(self, address: str) -> int:
+        return 0
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        return [entry for entry in entries if entry.key not in self.bound]
+
+
+class Scene:
+    """A core, and what it wanted done by now."""
+
+    def __init__(self, policy: Policy | None = None, **prefixes: float) -> None:
+        self.facts = Told()
+        self.core = SchedulingCore(self.facts, policy or named("informed", P))
+        for prefix, seconds in prefixes.items():
+            self.core.ledger.durations.add(prefix, "cpu", seconds)
+        self.history: list[tuple[Event, float, list[Instruction]]] = []
+
+    def hear(self, *events: Event, now: float = 0.0) -> list[Instruction]:
+        """Tell of events; return what they led to but for how messages are gathered."""
+        told: list[Instruction] = []
+        for event in events:
+            decided = self.core.handle(event, now)
+            self.history.append((event, now, decided))
+            told += decided
+        return [instruction for instruction in told if not isinstance(instruction, Hurry)]
+
+    def workers(self, *addresses: str, nthreads: int = 1) -> None:
+        self.hear(*(Joined(address, nthreads, "h") for address in addresses))
+
+    def queue(self, address: str, keys: Iterable[Key], prefix: str = "p", now: float = 0.0) -> None:
+        self.hear(*(Assigned(key, address, prefix, (n,)) for n, key in enumerate(keys)), now=now)
+        self.hear(Sent(), now=now)
+
+    def asked(self, *events: Event, now: float = 0.0) -> list[tuple[Key, str, str]]:
+        found = self.hear(*events, now=now)
+        return [(i.key, i.victim, i.thief) for i in found if isinstance(i, Ask)]
+
+
+def piled(count: int = 10, seconds: float = 0.5, **options: Any) -> Scene:
+    """A worker with tasks 0, 1, ... of which the first runs, and one with nothing to do."""
+    scene = Scene(p=seconds, **options)
+    scene.workers("a", "b")
+    scene.queue("a", range(count))
+    return scene
+
+
+# -- when steps are taken ----------------------------------------------------------------------------------
+
+
+def test_work_beside_a_thief_is_looked_at_when_events_have_gathered() -> None:
+    scene = Scene(p=0.5)
+    scene.workers("a", "b")
+    assert scene.hear(Assigned(0, "a", "p", 0), now=1.0) == []
+    assert (
+        scene.hear(Assigned(1, "a", "p", 1), now=1.0) == []
+    )  # the one that was asked for as "b" came is due before
+    (due,) = {i.at for _, _, told in scene.history for i in told if isinstance(i, Wake)}
+    assert due == module.COALESCE
+    assert scene.asked(Due(due), now=1.001) == [(1, "a", "b")]
+
+
+def test_a_due_time_that_was_replaced_by_an_earlier_one_is_no_matter() -> None:
+    scene = piled()
+    scene.hear(Due(module.COALESCE), now=0.001)
+    assert scene.hear(Due(module.COALESCE), now=0.002) == []
+
+
+def test_a_worker_is_looked_at_just_before_it_runs_dry() -> None:
+    scene = Scene(p=1.0)
+    scene.workers("a", "b")
+    scene.queue("b", ["own"])
+    scene.queue("a", range(10))
+    scene.hear(Finished("own", True, 1.0), Assigned("next", "b", "p", 0), Sent(), now=1.0)
+    (wake,) = scene.hear(Tick(), now=1.0)
+    assert wake == Wake(pytest.approx(2.0 - P.threshold))
+    assert scene.asked(Due(wake.at), now=wake.at + 0.001) == [(9, "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tasks", "steps"),
+    [
+        pytest.param(0.0001, 5, 0, id="short tasks in a short queue are not looked at"),
+        pytest.param(0.0001, 500, 1, id="nor is a long queue of them left alone"),
+        pytest.param(0.003, 2, 1, id="one task that is worth its move is looked at"),
+        pytest.param(0.5, 1, 0, id="what runs is not looked at"),
+    ],
+)
+def test_the_gate(seconds: float, tasks: int, steps: int) -> None:
+    scene = piled(tasks, seconds)
+    scene.hear(Tick())
+    assert scene.core.steps == steps
+
+
+def test_short_tasks_behind_one_that_takes_long_are_looked_at_again_and_move() -> None:
+    """The gate asks for another look by itself: no event has to come, and no tick."""
+    scene = Scene(long=9.0, short=0.0001)
+    scene.workers("a", "b")
+    scene.queue("a", ["long"], "long")
+    scene.queue("a", range(3), "short")
+    now, asked = 0.0, []
+    while not asked and now < 0.2:
+        wakes = [i.at for _, _, told in scene.history for i in told if isinstance(i, Wake)]
+        now = wakes[-1]
+        asked = scene.asked(Due(now), now=now)
+    assert {key for key, _, _ in asked} <= {0, 1, 2}
+    assert asked
+    assert now < 0.2
+
+
+def test_while_it_is_off_nothing_is_asked_for_but_at_a_tick() -> None:
+    scene = piled()
+    assert scene.hear(Switched(False), Opened("b", True), Finished(0, True, 0.5), Due(module.COALESCE)) == []
+    assert scene.asked(Tick()) == [(9, "a", "b")]
+    assert scene.hear(Finished(1, True, 0.5)) == []
+    assert scene.hear(Switched(True), now=5.0) == [Wake(5.0 + module.COALESCE)]
+
+
+# -- what a step looks at ----------------------------------------------------------------------------------
+
+
+def test_a_paused_worker_is_no_thief_until_it_runs_again() -> None:
+    scene = piled()
+    scene.hear(Opened("b", False))
+    assert scene.asked(Tick()) == []
+    scene.hear(Opened("b", True))
+    assert scene.asked(Tick()) == [(9, "a", "b")]
+
+
+def test_thieves_take_turns_where_they_are_many() -> None:
+    scene = Scene(p=0.5)
+    thieves = [f"t{n:03d}" for n in range(module.THIEVES + 8)]
+    scene.workers("a", *thieves)
+    scene.queue("a", range(3))
+    scene.facts.bound.update(range(3))
+    for _ in range(2):
+        scene.hear(Tick())
+    first, second = scene.facts.looks[0], scene.facts.looks[-1]
+    assert len(first) == len(second) == module.THIEVES
+    assert set(first) | set(second) == set(thieves)
+
+
+def test_victims_take_turns_where_nothing_of_the_longest_queues_may_move() -> None:
+    scene = Scene(p=0.5)
+    victims = [f"v{n:02d}" for n in range(25)]
+    scene.workers(*victims, "thief")
+    for n, address in enumerate(victims):
+        keys = [(address, k) for k in range(2 + n)]
+        scene.queue(address, keys)
+        scene.facts.bound.update(keys if n else ())  # only what waits in the shortest queue may move
+    asked = [scene.asked(Tick()) for _ in range(3)]
+    assert asked == [[], [], [(("v00", 1), "v00", "thief")]]
+
+
+def test_a_step_describes_few_tasks_and_more_only_where_none_of_them_moves() -> None:
+    scene = Scene(p=0.5)
+    victims = [f"v{n:02d}" for n in range(10)]
+    scene.workers(*victims, "thief")
+    for address in victims:
+        scene.queue(address, [(address, k) for k in range(100)])
+    assert scene.asked(Tick()) != []
+    few, scene.facts.described = scene.facts.described, 0
+    scene.facts.bound.update(key for key in scene.core.ledger.entries)
+    scene.hear(Finished(("v00", 99)), Left("thief"), Joined("other", 1, "h"))
+    scene.hear(Tick())
+    assert few <= 2 * module.QUICK
+    assert scene.facts.described == 2 * module.QUICK + module.TASKS
+
+
+# -- requests and what becomes of them ---------------------------------------------------------------------
+
+
+def requested() -> Scene:
+    """A scene in which the last task was asked for."""
+    scene = piled()
+    assert scene.asked(Tick()) == [(9, "a", "b")]
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "instructions", "where"),
+    [
+        pytest.param(Answered(9, "given"), "confirmed", [HandOver(9, "a", "b")], "b", id="given up"),
+        pytest.param(Answered(9, "kept"), "refused", [], "a", id="kept: it had started"),
+        pytest.param(Answered(9, "seceded"), "refused", [], "", id="seceded: it has no thread"),
+        pytest.param(Answered(9, "gone"), "stale", [PlaceAgain(9, "a", "b")], "a", id="gone"),
+        pytest.param(Finished(9, True, 0.5), "stale", [], "", id="done before it was asked"),
+        pytest.param(Finished(9), "stale", [], "", id="taken back before it was asked"),
+    ],
+)
+def test_what_comes_of_a_request(
+    event: Event, kind: str, instructions: list[Instruction], where: str
+) -> None:
+    scene = requested()
+    found = [i for i in scene.hear(event, now=0.1) if not isinstance(i, Wake)]
+    assert found == instructions
+    counts = dict.fromkeys(("confirmed", "refused", "stale"), 0) | {kind: 1}
+    assert {name: scene.core.counts[name] for name in counts} == counts
+    entry = scene.core.ledger.entries.get(9)
+    assert (entry.worker.address if entry is not None else "") == where
+
+
+def test_a_task_is_not_given_to_a_thief_that_left_or_paused() -> None:
+    for event in (Left("b"), Opened("b", False)):
+        scene = requested()
+        scene.hear(event)
+        assert HandOver(9, "a", "b") not in scene.hear(Answered(9, "given"))
+        assert scene.core.counts["stale"] == 1
+
+
+def test_a_task_that_was_given_up_for_nobody_is_placed_again() -> None:
+    scene = piled()
+    assert scene.hear(Answered(9, "given")) == [PlaceAgain(9, "", "")]
+    assert scene.hear(Answered(9, "kept")) == []
+
+
+def test_the_end_of_a_stolen_task_tells_how_long_the_move_took() -> None:
+    scene = requested()
+    scene.hear(Answered(9, "given"), Sent(), now=0.1)
+    (arrived, *_) = scene.hear(Finished(9, True, 0.5), now=0.8)
+    assert arrived == Arrived(9, "a", "b", 0.0, pytest.approx(0.3), 0.5)
+    scene.hear(Tick(), now=0.9)
+    # The thief had nothing to do meanwhile.
+    mean = P.threshold + 0.25 * (P.reserve * 0.3 - P.threshold)
+    assert scene.core.threshold("b") == pytest.approx(1.25 * mean)
+
+
+def test_a_request_that_could_not_be_sent_was_none() -> None:
+    scene = requested()
+    scene.hear(Unsent(9))
+    assert (scene.core.counts["requests"], scene.core.ledger.entries[9].thief) == (0, None)
+    assert scene.hear(Answered(9, "gone")) == [PlaceAgain(9, "", "")]
+
+
+def test_a_request_of_which_nothing_is_heard_frees_its_thief_and_may_be_answered_late() -> None:
+    scene = requested()
+    scene.hear(Withdrawn(9), now=9.0)
+    assert scene.core.ledger.worker("b", 9.0).starts_in == 0.0
+    assert HandOver(9, "a", "b") in scene.hear(Answered(9, "given"), now=10.0)
+    assert scene.core.ledger.entries[9].worker.address == "b"
+
+
+def test_what_cannot_be_reserved_is_not_asked_for() -> None:
+    scene = piled()
+    scene.facts.refused.update(range(10))
+    assert scene.asked(Tick()) == []
+    assert scene.core.counts["requests"] == 0
+
+
+def test_a_move_that_somebody_orders_is_asked_for_whatever_it_gains() -> None:
+    scene = piled(2, 0.0001)
+    assert scene.asked(Ordered(Move(1, "a", "b", -1.0, 0.0))) == [(1, "a", "b")]
+    assert scene.asked(Ordered(Move(1, "a", "b", -1.0, 0.0))) == []  # it is on its way
+
+
+def test_outcomes_that_no_step_reads_do_not_pile_up() -> None:
+    scene = piled(0)
+    asked = module._Asked("a", "b")
+    for _ in range(3 * module.HISTORY):
+        scene.core._came_of("refused", asked)
+    assert list(scene.core._outcomes) == [Outcome("refused", "a", "b")] * module.HISTORY
+    scene.hear(Tick())
+    assert (len(scene.core._outcomes), scene.core.threshold("b")) == (0, P.threshold_least)
+
+
+def test_a_worker_that_left_is_remembered_nowhere() -> None:
+    scene = requested()
+    scene.hear(Answered(9, "kept"), Tick())
+    assert "b" in scene.core.state.thresholds
+    scene.hear(Answered(8, "kept"), Left("b"), Tick())
+    assert "b" not in scene.core.state.thresholds
+
+
+def test_a_restart_forgets_tasks_and_keeps_what_they_cost() -> None:
+    scene = requested()
+    scene.hear(Restarted())
+    assert scene.core.ledger.entries == {}
+    assert scene.core.ledger.durations.of("p", "cpu") == (0.5, True)
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_finds_what_no_step_may_see() -> None:
+    """One task that may move among many that may not, behind one that takes long."""
+    scene = Scene(long=60.0, p=0.01)
+    scene.workers("a", "b")
+    scene.queue("a", ["long"], "long")
+    scene.queue("a", range(40))
+    scene.facts.bound.update(set(range(40)) - {3})
+    found = [scene.asked(Sweep(), now=5.0)]
+    assert [worker.address for worker in scene.core.found.idle] == ["b"]
+    found += [scene.asked(Sweep(), now=5.0 + turn) for turn in range(5)]
+    assert [(3, "a", "b")] in found
+
+
+def test_a_sweep_looks_at_some_of_very_many_idle_workers_at_a_time() -> None:
+    scene = Scene(p=0.5)
+    scene.workers(*(f"t{n:04d}" for n in range(module.IDLE + 100)))
+    seen = set()
+    for _ in range(2):
+        scene.hear(Sweep(elsewhere=True))
+        assert len(scene.core.found.idle) == module.IDLE
+        seen |= {worker.address for worker in scene.core.found.idle}
+    assert len(seen) == module.IDLE + 100
+
+
+# -- messages ----------------------------------------------------------------------------------------------
+
+
+def test_messages_to_a_worker_hurry_while_it_has_little_to_do() -> None:
+    scene = Scene(p=0.004)
+    told = [scene.core.handle(Joined("a", 1, "h"), 0.0)]
+    told += [scene.core.handle(Assigned(n, "a", "p", n), 0.0) for n in range(6)]
+    told += [scene.core.handle(Finished(n, True, 0.004), 0.004 * n) for n in range(6)]
+    hurried = [(n, i.soon) for n, found in enumerate(told) for i in found if isinstance(i, Hurry)]
+    # Three that wait take 12 ms: with the fourth of them; two take 8 ms.
+    assert hurried == [(0, True), (4, False), (9, True)]
+
+
+# -- values ------------------------------------------------------------------------------------------------
+
+
+def test_a_value_is_equal_to_no_value_of_another_kind() -> None:
+    """Though all are tuples."""
+    assert HandOver(9, "a", "b") != PlaceAgain(9, "a", "b")
+    assert len({HandOver(9, "a", "b"), PlaceAgain(9, "a", "b"), HandOver(9, "a", "b")}) == 2
+    assert Unsent(9) != Withdrawn(9)
+    assert Opened("a", True) == Opened("a", True) != Opened("a", False)
+
+
+def story(policy: Policy) -> Scene:
+    """Workers that come and go, tasks that are given, moved, kept and done, ticks and sweeps."""
+    scene = Scene(policy, p=0.05)
+    scene.workers("a", "b", "c", nthreads=2)
+    scene.queue("a", range(30))
+    now = 0.0
+    for turn in range(12):
+        now += 0.05
+        asked = scene.asked(Tick(), Sweep(elsewhere=turn % 2 == 0), now=now)
+        for n, (key, _, _) in enumerate(asked):
+            scene.hear(Answered(key, ("given", "kept", "gone")[n % 3]), now=now + 0.001)
+        scene.hear(Heard("a", now, frozenset(scene.core.ledger.rows["a"].running)), Sent(), now=now)
+        running = [key for row in scene.core.ledger.rows.values() for key in row.running]
+        scene.hear(*(Finished(key, True, 0.05) for key in running), now=now + 0.04)
+        if turn == 5:
+            scene.hear(Left("c"), Joined("d", 1, "far"), Opened("b", False), now=now)
+        if turn == 8:
+            scene.hear(Opened("b", True), Assigned("new", "b", "q", (0,), 0.3, {"GPU": 1.0}, 7), now=now)
+    return scene
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_events_that_were_pickled_give_another_core_the_same_instructions(name: str) -> None:
+    first = story(named(name, P, 3))
+    recorded = pickle.loads(pickle.dumps([(event, now) for event, now, _ in first.history]))
+    other = SchedulingCore(Told(), named(name, P, 3))
+    other.ledger.durations.add("p", "cpu", 0.05)
+    again = [other.handle(event, now) for event, now in recorded]
+    assert pickle.dumps(again) == pickle.dumps([decided for _, _, decided in first.history])
+    assert any(isinstance(i, Ask) for decided in again for i in decided) is (name != "none")
