@@ -128,8 +128,8 @@ class SchedulingCore:
         The policy's.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale".
-    steps : int
-        How often the policy was asked.
+    steps, sweeps : int
+        How often the policy was asked, and how often there was a sweep.
     found : Look
         What the newest sweep saw.
     """
@@ -169,7 +169,7 @@ class SchedulingCore:
         self._wake: float | None = None
         self._barren = 0  # steps since one moved anything although somebody was under its threshold
         self._looked = 0.0  # when it was looked at last whether a queue stands
-        self._sweeps = 0
+        self.sweeps = 0
         self._handlers: Mapping[type, Callable[[Any, float], None]] = {
             Joined: self._joined, Left: self._left, Opened: self._opened, Heard: self._heard,
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
@@ -376,14 +376,14 @@ class SchedulingCore:
         idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
         self.facts.begin([worker.address for worker in idle])
         patience = policy.parameters.patience
-        self.found = look(ledger, now, idle, patience, self._sweeps, policy.projects, self.links)
+        self.found = look(ledger, now, idle, patience, self.sweeps, policy.projects, self.links)
         self._request(overdue_moves(policy, self.found.snapshot, self.state), now)
-        self._sweeps += 1
+        self.sweeps += 1
 
     def _some_idle(self, now: float) -> list[Worker]:
         """Return idle workers; of very many, others at each turn."""
         idle = self.ledger.idle(now)
-        first = self._sweeps * IDLE % max(len(idle), 1)
+        first = self.sweeps * IDLE % max(len(idle), 1)
         return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
 
     # -- requests and answers ------------------------------------------------------------------------------

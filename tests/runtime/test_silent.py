@@ -89,9 +89,10 @@ def test_each_task_that_waits_is_counted_once():
         blocker = client.submit(_block, "many", workers=[busy], key="blocker-many")
         await _running(scheduler, blocker.key)
         held = client.map(_inc, range(60), workers=[busy], pure=False)
-        turn = waits._turn
+        core = scheduler.extensions["stealing"].core
+        sweeps = core.sweeps
         try:
-            await _until(lambda: waits._turn > turn + 40, "40 ticks")
+            await _until(lambda: core.sweeps > sweeps + 40, "40 ticks")
             assert 40 <= waits.began["restricted"] <= len(held)
         finally:
             await Event("many", client=client).set()
