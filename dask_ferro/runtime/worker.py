@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from dask.utils import typename
 from distributed import Worker
@@ -69,7 +69,8 @@ class FerroWorker(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Measure, publish, and shorten the interval.  Idempotent."""
         self.teardown(worker)
-        report = worker.metrics[METRIC] = Report(self.device, worker.plugins.get(DEVICE))
+        told = cast(Measured | None, worker.plugins.get(DEVICE))
+        report = worker.metrics[METRIC] = Report(self.device, told)
         if self.sends is not None:
             report.stock_sends = _put_sends(worker, self.sends)
         await report.measure()
