@@ -35,7 +35,7 @@ ARRAY_FILES = (".npy", ".npz")
 # ---- arguments ---------------------------------------------------------------------------------------------
 
 
-class _Granularity(click.ParamType[Any]):
+class _Granularity(click.ParamType):
     name = "granularity"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -50,7 +50,7 @@ class _Granularity(click.ParamType[Any]):
         return seconds
 
 
-class _Parameter(click.ParamType[Any]):
+class _Parameter(click.ParamType):
     name = "parameter"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -61,7 +61,7 @@ class _Parameter(click.ParamType[Any]):
             self.fail(f"{value!r} is not of the form NAME=NUMBER", param, ctx)
 
 
-class _Policies(click.ParamType[Any]):
+class _Policies(click.ParamType):
     """Names of policies with commas between them."""
 
     name = "policies"

@@ -10,7 +10,7 @@ import click
 from dask_ferro.commands.faults import Group
 
 
-class _Option(click.ParamType[Any]):
+class _Option(click.ParamType):
     """KEY=VALUE, the value in YAML."""
 
     name = "option"

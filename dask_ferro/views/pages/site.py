@@ -175,7 +175,7 @@ class Site:
             self._closed(document)
             words = "dask_ferro was taken off this scheduler: what this page shows stands still."
             document.add_next_tick_callback(partial(_end, document, page, words))
-        self._application.stop()
+        self._application.stop(wait=False)  # Bokeh 3.10 refuses to wait on the loop that it runs on
 
     def _served(self, stock: BokehTornado) -> _Beside:
         """Return an application as Dask makes its own: the same origins, intervals and prefix."""
