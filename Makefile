@@ -9,11 +9,11 @@ BIN    := $(VENV)/bin
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
 
 # The demo needs less than the tests; asked for both, or once the tests have run, the larger set serves both.
-NEEDS_DEV := $(filter test memory check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
+NEEDS_DEV := $(filter test quick memory check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test memory check format bench soak clean
+.PHONY: help demo test quick memory check format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,13 +26,22 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 # take over 1 GB beside what a process has imported, so they come before PyTorch and others.  All three parts always run.
 LEAVING := tests/runtime/test_leaving.py
 SUITE := tests/suite
-test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes
+# K is files, folders or names below tests/, or words of their names as of pytest's -k; with it, one process runs them.
+K ?=
+test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes; K=steal or K=tests/policy: a part
+ifneq ($(strip $(K)),)
+	$(BIN)/python -m pytest -q -m "not soak" $(if $(filter tests/%,$(K)),$(K),-k '$(K)')
+else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
+endif
+
+quick: $(VENV)/.installed-dev ## tests that start no cluster and no process: under a minute
+	$(BIN)/python -m pytest -q --quick -n 2 --dist loadfile -m "not soak and not suite and not gpu"
 
 memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
 	$(BIN)/python -m tests.peak $(MAKE) test

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import dask_ferro as ff
 from dask_ferro.kernels.host_memory import give_back
-from tests import needs, peak
+from tests import needs, peak, quick
 
 # How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +24,21 @@ settings.load_profile("busy machines")
 
 # Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
 dask.config.set({"ferro.cache.bytes": "64MiB"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--quick`: what `make quick` runs."""
+    parser.addoption(
+        "--quick", action="store_true", help="only tests without clusters, processes or browsers"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, unread, the files that are not quick."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("--quick") and is_test and not quick.is_quick(collection_path):
+        return True
+    return None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
