@@ -24,6 +24,7 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 
 # Workers in one process count all that it holds as theirs, so their tests get a small one.  Real models and ONNX's suite
 # take over 1 GB beside what a process has imported, so they come before PyTorch and others.  All three parts always run.
+# In the last one a third process has what waits for SLURM and for workers (tests/lanes.py).
 LEAVING := tests/runtime/test_leaving.py
 SUITE := tests/suite
 # K is files, folders or names below tests/, or words of their names as of pytest's -k; with it, one process runs them.
@@ -35,7 +36,7 @@ else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
 endif

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dask
 import distributed
@@ -39,6 +40,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("--quick") and is_test and not quick.is_quick(collection_path):
         return True
     return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give what waits a process of its own, where there are three."""
+    from tests import lanes
+
+    is_meant = (config.option.dist, config.option.numprocesses) == ("loadfile", lanes.PROCESSES)
+    return lanes.Lanes(config, log) if is_meant else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
