@@ -11,7 +11,7 @@ without stealing.
 makespan   seconds from submission to the last output, over max(critical path, work / threads).
 steals     from the scheduler's own log of them; moved: bytes that workers sent each other.
 CPU        of the scheduler's thread, per task; with --in-process the workers' messages are in it.
-tick       one step of the stealing policy, snapshot included, on 20,000 tasks; no cluster.
+tick       one tick of the scheduling core, requests included, on 20,000 tasks; no cluster.
 no-op      10,000 tasks that do nothing.
 floor      100 x 20 ms a worker that nobody has to place, under stock Dask: what no policy gets below on this machine.
 """
@@ -36,10 +36,12 @@ import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.cost import Links  # noqa: E402
-from dask_ferro.policy.ledger import Ledger  # noqa: E402
+from dask_ferro.policy.events import Ask, Assigned, Joined, Sent, Tick, Withdrawn  # noqa: E402
+from dask_ferro.policy.policies import named  # noqa: E402
+from dask_ferro.policy.row import Entry, Row  # noqa: E402
+from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
 from dask_ferro.policy.snapshot import Key, Replica, Task  # noqa: E402
-from dask_ferro.policy.steal import Informed, State  # noqa: E402
+from dask_ferro.policy.steal import Parameters  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
 from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
@@ -285,15 +287,16 @@ def show_no_ops(record: Mapping[str, Any], where: str) -> None:
 
 
 def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int = 50) -> dict[str, Any]:
-    """Time one step of the policy where a few workers of many have nothing and the others all tasks."""
-    book = _full_ledger(tasks, workers, hungry)
-    policy, links = Informed(), Links()
-    everyone = tuple(book.rows)
+    """Time one tick of the core where a few workers of many have nothing and the others all tasks."""
+    core = _full_core(tasks, workers, hungry)
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        moves = policy.step(book.snapshot(1.0, everyone, links), State())
+        decided = core.handle(Tick(), 1.0)
         seconds.append(time.perf_counter() - start)
+        moves = [told.key for told in decided if isinstance(told, Ask)]
+        for key in moves:
+            core.handle(Withdrawn(key), 1.0)  # for the next one all is as it was
     return {
         "tasks": tasks,
         "workers": workers,
@@ -303,21 +306,49 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
     }
 
 
-def _full_ledger(tasks: int, workers: int, hungry: int) -> Ledger:
-    """A book whose tasks each read a block of a megabyte that two workers hold."""
+class _Blocks:
+    """Tasks that each read a block of a megabyte that two workers hold: facts for a core."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Key, Replica] = {}
+
+    def begin(self, thieves: Sequence[str]) -> None:
+        pass
+
+    def waiting(self, entry: Entry, row: Row) -> Task:
+        return Task(entry.key, entry.seconds, entry.known, (self.blocks[entry.key],))
+
+    def reserve(self, key: Key, victim: str, thief: str) -> bool:
+        return True
+
+    def unlocks(self, key: Key) -> bool:
+        return False
+
+    def live(self, address: str) -> int:
+        return 0
+
+    def holds(self, address: str) -> int:
+        return 0
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        return entries
+
+
+def _full_core(tasks: int, workers: int, hungry: int) -> SchedulingCore:
+    """A core whose first workers have nothing to do, and the others all tasks."""
     addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
-    blocks: dict[Key, Replica] = {}
-    book = Ledger(lambda entry, row: Task(entry.key, entry.seconds, entry.known, (blocks[entry.key],)))
-    book.durations.add("task", "cpu", 0.05)
+    facts = _Blocks()
+    core = SchedulingCore(facts, named("informed", Parameters()))
+    core.ledger.durations.add("task", "cpu", 0.05)
     for address in addresses:
-        book.add_worker(address, 1, host=address.split(":")[1])
+        core.handle(Joined(address, 1, address.split(":")[1]), 0.0)
     full = addresses[hungry:]
     for n in range(tasks):
-        at = full[n % len(full)]
-        key = "task", n
-        blocks[key] = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
-        book.assign(0.0, key, at, "task", n)
-    return book
+        at, key = full[n % len(full)], ("task", n)
+        facts.blocks[key] = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
+        core.handle(Assigned(key, at, "task", n), 0.0)
+    core.handle(Sent(), 0.0)
+    return core
 
 
 def show_tick(record: Mapping[str, Any]) -> None:

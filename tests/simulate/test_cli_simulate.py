@@ -2,6 +2,7 @@
 
 import json
 
+import dask
 import pytest
 from click.testing import CliRunner
 
@@ -30,6 +31,13 @@ def compared(*arguments):
     done = call(*arguments, "--json")
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_what_the_plugin_is_set_to_holds_in_the_simulator_too():
+    graph = ("--workload", "pinned", "--workers", 8, "--policy", "informed")
+    assert compared(*graph)["rows"][0]["confirmed"] > 10
+    with dask.config.set({"ferro.scheduler.margin": "1000s"}):
+        assert compared(*graph)["rows"][0]["confirmed"] == 0
 
 
 def test_a_workload_is_compared_under_every_policy_that_was_named():
