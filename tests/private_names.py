@@ -73,16 +73,20 @@ def modules() -> dict[str, Path]:
 
 @cache
 def private_of_dask() -> frozenset[str]:
-    """Every name with an underscore that distributed or dask-jobqueue gives an attribute or a method."""
+    """Every name with an underscore that Dask's packages give an attribute or a method.
+
+    Of `dask` itself, which has many and of which little is used, those that no class of ours has too.
+    """
+    folders = {name: Path(importlib.import_module(name).__file__ or "").parent for name in UPSTREAM}
+    files = [path for name in ("distributed", "dask_jobqueue") for path in folders[name].rglob("*.py")]
+    collections = [*folders["dask"].glob("*.py"), *folders["dask"].glob("array/*.py")]
+    return frozenset(_private_in(files) | (_private_in(collections) - own_names()))
+
+
+def _private_in(files: list[Path]) -> set[str]:
     pattern = re.compile(r"\bself\.(_[a-z]\w*)|\bdef (_[a-z]\w*)|^    (_[a-z]\w*)\s*[:=]", re.MULTILINE)
-    found: set[str] = set()
-    for package in ("distributed", "dask_jobqueue"):
-        folder = Path(importlib.import_module(package).__file__ or "").parent
-        for path in folder.rglob("*.py"):
-            if "tests" not in path.parts:
-                for names in pattern.findall(path.read_text(encoding="utf-8")):
-                    found.update(filter(None, names))
-    return frozenset(found)
+    texts = (path.read_text(encoding="utf-8") for path in files if "tests" not in path.parts)
+    return {name for text in texts for names in pattern.findall(text) for name in names if name}
 
 
 @cache

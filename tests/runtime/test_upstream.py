@@ -114,6 +114,7 @@ BAD = {
     "an import by name": "import importlib\nimportlib.import_module('dask._task_spec')",
     "an attribute with an underscore": "def f(x): return x._reschedule('key')",
     "a private attribute that is in no table": "def f(x): return x._handle_comm",
+    "a private attribute of a collection": "def f(array): return array._meta",
     "an undocumented attribute that only Dask has": "def f(x): return x.stream_comms",
     "an undocumented attribute of an annotated argument": "def f(one: Scheduler): one.transitions({}, 'x')",
     "an undocumented attribute by its owner's usual name": "def f(self): return self.scheduler.transitions",
