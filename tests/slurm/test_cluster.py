@@ -507,7 +507,10 @@ def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_l
             ]
             assert await client.gather(tasks) == list(range(12))
             assert await removals(client) == found
-            assert len(queue(cluster.job_name)) == 1
+            await until_async(
+                lambda: len(queue(cluster.job_name)) == 1,
+                "the end of the job, which SLURM lists until it has cleaned up",
+            )
 
     play(scenario)
 
