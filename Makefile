@@ -13,11 +13,11 @@ NEEDS_DEV := $(filter test memory check bench soak format,$(MAKECMDGOALS)) $(wil
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test memory check format bench soak clean
+.PHONY: help demo test test-versions memory check format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,9 @@ test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many mi
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
+
+test-versions: | $(VENV)/bin/python ## the fast tests on the oldest, a middle and the newest releases that pyproject.toml admits
+	$(BIN)/python -m tests.versions
 
 memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
 	$(BIN)/python -m tests.peak $(MAKE) test
@@ -61,7 +64,7 @@ soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dask
+import onnxruntime
 import pytest
 
 from tests.suite import backend
@@ -90,4 +91,11 @@ def test_the_table_is_what_each_engine_makes_of_a_case_today(engine, table, tmp_
     changed = {
         n: (table["cases"][n][engine], o) for n, o in outcomes.items() if table["cases"][n][engine] != o
     }
-    assert {n: c for n, c in changed.items() if n not in backend.RANDOM} == {}
+    changed = {n: c for n, c in changed.items() if n not in backend.RANDOM}
+    if table["versions"]["onnxruntime"] != onnxruntime.__version__:
+        # A newer one may do more: nothing that passed fails, and what it newly gets wrong is not given to it.
+        routed = {
+            n for n, row in table["cases"].items() if [engine] in [node[:1] for node in row["declared"]]
+        }
+        changed = {n: (a, b) for n, (a, b) in changed.items() if b != "pass" and (a == "pass" or n in routed)}
+    assert changed == {}
