@@ -13,11 +13,11 @@ NEEDS_DEV := $(filter test quick memory check bench soak format,$(MAKECMDGOALS))
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick memory check format bench soak clean
+.PHONY: help demo test quick test-versions memory check format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
@@ -43,6 +43,9 @@ endif
 
 quick: $(VENV)/.installed-dev ## tests that start no cluster and no process: under a minute
 	$(BIN)/python -m pytest -q --quick -n 2 --dist loadfile -m "not soak and not suite and not gpu"
+
+test-versions: | $(VENV)/bin/python ## the fast tests on the oldest, a middle and the newest releases that pyproject.toml admits
+	$(BIN)/python -m tests.versions
 
 memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
 	$(BIN)/python -m tests.peak $(MAKE) test
@@ -73,7 +76,7 @@ soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python

@@ -1,0 +1,191 @@
+"""Runs the fast tests on the oldest, a middle and the newest releases that `pyproject.toml` admits.
+
+    python -m tests.versions [oldest] [middle] [newest]     all three where none is named
+
+Each has an environment of its own under `.venv-versions`, with an interpreter of its own where the machine has one, and
+made again when its requirements have changed.  What pytest says passes through; at the end one line each tells what was
+installed and how the tests ended.  The exit status is that of the first that failed.  Standard library only: it runs
+before anything is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".venv-versions"
+
+# Extras that the library uses at run time, and what the tests below need beside them, at whatever release is newest.
+_EXTRAS = ("dashboard", "io", "slurm")
+_FOR_TESTS = ("array-api-strict", "hypothesis", "prometheus-client", "psutil", "pytest", "pytest-timeout")
+_TOLD = ("dask", "distributed", "dask-jobqueue", "onnx", "onnx-ir", "onnxruntime", "numpy", "bokeh")
+
+# What leans on Dask's private names, on its collections or on dask-jobqueue, what the dashboard shows, the command
+# line, and what ONNX Runtime computes.  Pure decisions are the same everywhere.
+FAST = (
+    "tests/runtime/test_scheduler.py",
+    "tests/runtime/test_entry_points.py",
+    "tests/upstream_promises",
+    "tests/runtime/test_worker.py",
+    "tests/runtime/test_roster.py",
+    "tests/runtime/test_elastic.py",
+    "tests/runtime/test_jobqueue_api.py",
+    "tests/lower/test_collection.py",
+    "tests/lower/test_array.py",
+    "tests/lower/test_cluster_array.py",
+    "tests/lower/test_cluster.py::test_what_was_sent_is_here_too",
+    "tests/stream/test_cluster.py::test_a_run_whose_client_was_closed_ends",
+    "tests/views/test_pages.py",
+    "tests/simulate/test_cli_simulate.py",
+    "tests/kernels/test_special.py",
+    "tests/kernels/test_onnxruntime.py",
+    "tests/kernels/test_empties.py",
+)
+# Of the middle's time: the scheduler of such a Dask does not close by itself with Bokeh 3.10, with or without us.
+_BOKEH = "bokeh==3.8.2"
+
+
+class Releases(NamedTuple):
+    """One set of releases: what pip is held to within our ranges, and which interpreter runs them if there is one."""
+
+    name: str
+    python: str
+    ranges: tuple[str, ...]
+    pins: tuple[str, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """How the tests ended on one set of releases."""
+
+    name: str
+    versions: Mapping[str, str]
+    status: int
+    closing: str
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.name:<6} {'passed' if self.status == 0 else 'FAILED'}: {told}: {self.closing}"
+
+
+def requirements(project: Mapping[str, Any]) -> list[str]:
+    """Return what the library asks for at run time, as `pyproject.toml` says it."""
+    extras = project["project"]["optional-dependencies"]
+    return [*project["project"]["dependencies"], *(row for name in _EXTRAS for row in extras[name])]
+
+
+def lower_bounds(rows: Sequence[str]) -> dict[str, str]:
+    """Return the least version of each requirement by name.
+
+    Raises
+    ------
+    ValueError
+        A requirement has none: then nobody knows what the oldest is.
+    """
+    found = {}
+    for row in rows:
+        name, bound = re.match(r"([\w.-]+)", row), re.search(r">=([\w.]+)", row)
+        if name is None or bound is None:
+            raise ValueError(f"no lower bound in {row!r}; write name>=version")
+        found[name[1]] = bound[1]
+    return found
+
+
+def releases(project: Mapping[str, Any], middle: str = "2025.12.0") -> tuple[Releases, ...]:
+    """Return the three sets; `middle` is of Dask, and all else but Bokeh is newest there."""
+    ranges = tuple(requirements(project))
+    oldest = tuple(f"{name}=={version}" for name, version in lower_bounds(ranges).items())
+    return (
+        Releases("oldest", "3.11", ranges, oldest),
+        Releases("middle", "3.12", ranges, (f"dask=={middle}", f"distributed=={middle}", _BOKEH)),
+        Releases("newest", "3.13", ranges),
+    )
+
+
+def interpreter(version: str) -> str:
+    """Return the program of a Python version, or the one that runs this where the machine has none."""
+    found = shutil.which(f"python{version}")
+    if found is not None:  # of pyenv, it may be a stub that refuses
+        done = subprocess.run([found, "-c", "import venv"], capture_output=True, check=False, timeout=60)
+        if done.returncode == 0:
+            return found
+    return sys.executable
+
+
+def prepared(wanted: Releases) -> Path:
+    """Return the Python of an environment with these releases, made now unless it is there as it should be."""
+    folder = FOLDER / wanted.name
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    base = interpreter(wanted.python)
+    rows = json.dumps([base, wanted.pins, wanted.ranges])
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == rows:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([base, "-m", "venv", folder], check=True)
+    pins = folder / "constraints"
+    pins.write_text("\n".join(wanted.pins), encoding="utf-8")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    library = ["--editable", f"{ROOT}[{','.join(_EXTRAS)}]"]
+    subprocess.run([*install, "--constraint", pins, *library, *_FOR_TESTS], check=True)
+    stamp.write_text(rows, encoding="utf-8")
+    return python
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return what an environment has: its Python, and the packages whose versions matter to us."""
+    program = (
+        "import json, sys; from importlib.metadata import version;"
+        "print(json.dumps({'Python': sys.version.split()[0], **{n: version(n) for n in sys.argv[1:]}}))"
+    )
+    done = subprocess.run([python, "-c", program, *_TOLD], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def run(wanted: Releases) -> Outcome:
+    """Run the fast tests on one set of releases."""
+    try:
+        python = prepared(wanted)
+    except subprocess.CalledProcessError as error:
+        return Outcome(wanted.name, {}, error.returncode, f"not installed: {error}")
+    command = [python, "-m", "pytest", "-q", "-m", "not soak", *FAST]
+    status, lines = _passed_on(command)
+    return Outcome(wanted.name, versions(python), status, lines[-1] if lines else "no output")
+
+
+def _passed_on(command: Sequence[str | Path]) -> tuple[int, list[str]]:
+    """Run a command, print what it prints, and return its exit status and its lines."""
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.strip())
+    return process.returncode, lines
+
+
+def main(names: Sequence[str]) -> int:
+    """Run what is named, tell how each ended, and return the first status that is no success."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    known = releases(project)
+    unknown = set(names) - {row.name for row in known}
+    if unknown:
+        print(
+            f"no such releases: {', '.join(sorted(unknown))}; there are oldest, middle, newest",
+            file=sys.stderr,
+        )
+        return 2
+    outcomes = [run(row) for row in known if row.name in names or not names]
+    print(*outcomes, sep="\n")
+    return next((o.status for o in outcomes if o.status), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
