@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dask_ferro.policy.last_victim import LastVictim
 from dask_ferro.policy.snapshot import Address, Move
-from dask_ferro.policy.steal import Informed, Parameters, Policy, State
+from dask_ferro.policy.steal import Asked, Informed, Parameters, Policy, State
 from dask_ferro.policy.stealing_facts import Snapshot
 
 
@@ -19,8 +19,9 @@ class NoStealing:
     parameters: Parameters = field(default_factory=Parameters)
     projects: ClassVar[bool] = True
 
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> None:
-        """Want nothing of anybody."""
+    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> Asked:
+        """Want nothing of anybody: no queue is described."""
+        return {}
 
     def step(self, snapshot: Snapshot, state: State) -> tuple[Move, ...]:
         """Return no moves."""

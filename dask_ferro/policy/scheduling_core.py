@@ -350,7 +350,8 @@ class SchedulingCore:
         self.facts.begin(thieves)
         asked = policy.asks(thieves, ledger.everyone, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
-        skip, few = self._barren * VICTIMS, QUICK * (1 + threads)
+        # Of certain victims each thief is shown its own: a quick look would show the first of them alone.
+        skip, few = self._barren * VICTIMS, QUICK * (1 + threads) if asked is None else TASKS
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
             moves = policy.step(snapshot, self.state)
@@ -434,11 +435,11 @@ class SchedulingCore:
 
     def _kept(self, event: Answered, entry: Entry | None, asked: _Asked, now: float) -> None:
         self._came_of("refused", asked)
-        if entry is not None and entry.thief is not None:
-            if event.answer == "seceded":  # it has no thread
-                self.ledger.finish(now, event.key)
-            else:
-                self.ledger.refuse(now, event.key)
+        if entry is not None and event.answer == "seceded":  # it has no thread
+            self.ledger.finish(now, event.key)
+            self._look_at(entry.worker, now)
+        elif entry is not None and entry.thief is not None:
+            self.ledger.refuse(now, event.key)
         if asked.thief in self.ledger.rows:
             self._look_at(self.ledger.rows[asked.thief], now)
 

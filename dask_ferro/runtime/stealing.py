@@ -258,7 +258,7 @@ class Stealing(EntryPoints):
     def _wake(self, told: Wake, now: float) -> None:
         self._unkick()
         self._kick = self.scheduler.loop.call_at(
-            self.scheduler.loop.time() + told.at - now, self.waits.step, told.at
+            self.scheduler.loop.time() + told.at - time(), self.waits.step, told.at
         )
 
     def _called(self, due: float) -> None:
@@ -351,12 +351,16 @@ class Stealing(EntryPoints):
 
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> None:
-        if outcome == "refused":
-            self.tell(Answered(ts.key, "seceded" if ts in info["victim"].long_running else "kept"))
-        elif outcome == "confirmed":
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
+        answer = {"confirmed": "given", "refused": "kept", "stale": "gone"}[outcome]
+        if answer == "kept" and ts in info["victim"].long_running:
+            answer = "seceded"
+        now = time()
+        decided = self.core.handle(Answered(ts.key, answer), now)
+        if outcome == "confirmed" and not any(type(told) is HandOver for told in decided):
+            outcome = "stale"
+        if outcome == "confirmed":
             self.counts["seconds moving"] += info["cost"]
-            self.tell(Answered(ts.key, "given"))
-        else:
-            self.tell(Answered(ts.key, "gone"))
+        self._enact(decided, now)
         self.watch.moved(time(), ts.key, info, outcome)
+        return outcome

@@ -40,6 +40,7 @@ class EntryPoints(WorkStealing):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
+        self._answering = f"ferro-stale-{self._token}"  # the stimulus of the answer that is being taken
         super().__init__(scheduler)
 
     @abstractmethod
@@ -55,8 +56,12 @@ class EntryPoints(WorkStealing):
         """Note that a task left its thread."""
 
     @abstractmethod
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> None:
-        """Take a victim's answer: "confirmed" (the thief has the task then), "refused", "stale" (it is placed anew)."""
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
+        """Take a victim's answer, and return what came of it.
+
+        "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was placed anew, as one that may
+        be given to the thief is where the thief accepts no tasks any more.
+        """
 
     # -- requests and answers --------------------------------------------------------------------------------
 
@@ -93,8 +98,8 @@ class EntryPoints(WorkStealing):
         return True
 
     def _place_anew(self, key: Key) -> None:
-        """Let the scheduler place a task anew."""
-        self.scheduler._reschedule(cast(Any, key), stimulus_id=f"ferro-stale-{self._token}")
+        """Let the scheduler place a task anew, whose victim has answered."""
+        self.scheduler._reschedule(cast(Any, key), stimulus_id=self._answering)
 
     def _forget_asked(self, ts: TaskState) -> Mapping[str, Any] | None:
         """Forget the request for a task, and return it; None: there was none."""
@@ -123,15 +128,18 @@ class EntryPoints(WorkStealing):
         victim: WorkerState = info["victim"]
         addresses = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
+        self._answering = stimulus_id
         if state in REJECTS:
-            self._answered(ts, info, "refused")
-            self.log(("already-computing", *addresses))
+            said = "refused"
         elif state in CONFIRMS and is_there and ts.processing_on is victim:
-            self._answered(ts, info, "confirmed")
-            self.log(("confirm", *addresses))
+            said = "confirmed"
         else:
+            said = "stale"
+        came = self._answered(ts, info, said)
+        if came == "stale":
             self.log(("reschedule", not is_there, *addresses))
-            self._answered(ts, info, "stale")
+        else:
+            self.log(("already-computing" if came == "refused" else "confirm", *addresses))
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 

@@ -238,6 +238,26 @@ def test_a_step_describes_few_tasks_and_more_only_where_none_of_them_moves() -> 
     assert scene.facts.described == 2 * module.QUICK + module.TASKS
 
 
+def test_a_policy_that_moves_nothing_is_described_nothing() -> None:
+    scene = piled(100, policy=named("none", P))
+    assert scene.asked(Tick()) == []
+    assert scene.facts.described == 0
+
+
+def test_thieves_are_served_by_the_victims_that_they_ask() -> None:
+    """In one step: a quick look would show the first of those queues alone."""
+    scene = Scene(named("last-victim", P), p=0.001)
+    thieves, victims = [f"t{n}" for n in range(4)], [f"v{n}" for n in range(4)]
+    scene.workers(*victims)
+    for address in victims:
+        scene.queue(address, [(address, k) for k in range(200)])
+    scene.workers(*thieves)
+    served = {thief: victim for _, victim, thief in scene.asked(Tick())}
+    assert (
+        len(served) == len(set(served.values())) == 3
+    )  # the fourth asks those that two others asked before it
+
+
 # -- requests and what becomes of them ---------------------------------------------------------------------
 
 
@@ -309,6 +329,12 @@ def test_a_request_of_which_nothing_is_heard_frees_its_thief_and_may_be_answered
     assert scene.core.ledger.worker("b", 9.0).starts_in == 0.0
     assert HandOver(9, "a", "b") in scene.hear(Answered(9, "given"), now=10.0)
     assert scene.core.ledger.entries[9].worker.address == "b"
+
+
+def test_a_task_that_seceded_after_its_request_was_withdrawn_has_no_thread() -> None:
+    scene = requested()
+    scene.hear(Withdrawn(9), Answered(9, "seceded"), now=5.0)
+    assert 9 not in scene.core.ledger.entries
 
 
 def test_what_cannot_be_reserved_is_not_asked_for() -> None:

@@ -229,6 +229,27 @@ def test_every_public_name_of_dasks_stealing_has_its_row():
     assert public == {name for names in NAMES.values() for name in names}
 
 
+def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere():
+    """A silent worker's row is closed while Dask calls it running: log, pages and counts agree."""
+
+    async def test(s):
+        await s.stealing.stop()
+        futures = await s.pile(allow_other_workers=False)
+        stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+        s.stealing.ledger.set_accepts(s.second.address, False)
+        await until_async(lambda: s.stealing.counts["stale"], "the answer")
+        assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
+        assert [moved.outcome for moved in s.stealing.watch.moves] == ["stale"]
+        assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
+        assert any(
+            stimulus in line for line in s.scheduler.story("go-9")
+        )  # it was placed anew by that answer
+        s.stealing.ledger.set_accepts(s.second.address, True)
+        await s.done(futures)
+
+    on_a_scene(test)
+
+
 # ---- what move_task_request refuses --------------------------------------------------------------------------
 
 
