@@ -18,12 +18,12 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import Option, key_of, meant, nested, option_of, section_of
-from dask_ferro.origins import SECTION, origin, parts_of, variable
-from dask_ferro.sections import OPTIONS
+from dask_ferro.origins import SECTION, layers, origin, parts_of, variable
+from dask_ferro.sections import OF_JOB_FILES, OPTIONS
 
 T = TypeVar("T")
-# What stood in the place of a section before the defaults came: Dask puts the section there, and forgets it.
-_overwritten: list[str] = []
+# What stood in the place of a section before the defaults came, by section: Dask overwrites it, and forgets the value.
+_overwritten: dict[tuple[str, ...], str] = {}
 # Values that can be remembered with what they were read as.
 _SCALARS = (str, int, float, type(None))
 
@@ -37,7 +37,7 @@ def defaults() -> dict[str, Any]:
 @cache
 def ensure() -> None:
     """Merge the defaults under `dask.config`; once in a process, however often it is called."""
-    _overwritten.extend(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
+    _overwritten.update(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
     dask.config.update_defaults(defaults())
 
 
@@ -183,8 +183,16 @@ def strangers() -> list[str]:
     ]
     found = [clause for key in dotted if (clause := _flat(key))]
     section, known = tree.get(SECTION), defaults()[SECTION]
-    found += [*_overwritten, *_no_sections(section, (SECTION,), known), *_unknown(section, (SECTION,), known)]
+    found += [clause for path, clause in _overwritten.items() if _at(tree, path) == _at(defaults(), path)]
+    found += [clause for _, clause in _no_sections(section, (SECTION,), known)]
+    found += _unknown(section, (SECTION,), known)
     return list(dict.fromkeys(found))
+
+
+def _at(tree: Any, path: Iterable[str]) -> Any:
+    for part in path:
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def problems() -> list[str]:
@@ -224,15 +232,15 @@ def _flat(key: str) -> str:
     return f"{key} ({origin((key,))}): did you mean {where}?"
 
 
-def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
-    """Yield what is wrong with values in the place of a section."""
+def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the sections in whose place there is a value, and what is wrong with it."""
     if section is None or not isinstance(
         known, Mapping
     ):  # None: a section of which every line is commented out
         return
     if not isinstance(section, Mapping):
         wanted = f"a section with some of {', '.join(known)}"
-        yield f"{'.'.join(path)}: got {section!r} ({origin(path)}), wanted {wanted}"
+        yield path, f"{'.'.join(path)}: got {section!r} ({origin(path)}), wanted {wanted}"
         return
     for key, inside in list(section.items()):
         yield from _no_sections(inside, (*path, str(key)), known.get(_canonical(str(key), known)))
@@ -246,7 +254,7 @@ def _unknown(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
         name, inner = _canonical(str(key), known), (*path, str(key))
         if name in known:
             yield from _unknown(inside, inner, known[name])
-        else:
+        elif name not in OF_JOB_FILES.get(".".join(path[1:]), ()):
             yield f"unknown key {'.'.join(inner)} ({origin(inner)}){_meant(str(key), path, known)}"
 
 
@@ -292,8 +300,9 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     """Return all options as they stand, in the order of their sections."""
+    there = list(layers())  # files are read once
     return [
-        Row(key, get(key), option.unit, option.default, origin(key, get(key)), option.help)
+        Row(key, get(key), option.unit, option.default, origin(key, get(key), there), option.help)
         for key, option in OPTIONS.items()
     ]
 
@@ -350,6 +359,11 @@ def _number(option: Option, written: Any) -> float:
     return float(written)
 
 
+def _seconds(written: Any) -> float:
+    """Return seconds, of which there may be no end: Dask's reader knows no infinity."""
+    return written if isinstance(written, float) else float(parse_timedelta(written, default="s"))
+
+
 def _choice(option: Option, written: Any) -> str:
     found = as_choice(written, option.words, option.off)
     if found is None:
@@ -374,7 +388,7 @@ def _folder(option: Option, written: Any) -> str | None:
 
 _NUMBERS = ("seconds", "size", "count", "number")
 _READERS: dict[str, Callable[[Option, Any], Any]] = {
-    "seconds": lambda option, written: float(parse_timedelta(written, default="s")),
+    "seconds": lambda option, written: _seconds(written),
     "size": lambda option, written: int(parse_bytes(written)),
     "count": _whole,
     "number": _number,

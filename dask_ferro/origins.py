@@ -7,7 +7,7 @@ files of its folders, what the parent process handed on, the environment; `dask.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,11 @@ _HANDED_ON = "DASK_INTERNAL_INHERIT_CONFIG"
 _ABSENT = object()
 
 
-def origin(where: str | Sequence[str], current: Any = _ABSENT) -> str:
+def origin(
+    where: str | Sequence[str],
+    current: Any = _ABSENT,
+    there: Iterable[tuple[str, Mapping[Any, Any]]] | None = None,
+) -> str:
     """Return where a value was set: "default", a file's path, "environment variable X", "set in this process".
 
     Parameters
@@ -29,10 +33,12 @@ def origin(where: str | Sequence[str], current: Any = _ABSENT) -> str:
         An option's key, without the section's name; or all parts of any key.
     current : object, optional
         The value as it stands; default: whatever it is, the last one that was set outside of this process.
+    there : iterable, optional
+        What `layers` yields; default: it is read again.
     """
     parts = parts_of(where) if isinstance(where, str) else tuple(where)
     found, label = _ABSENT, ""
-    for name, tree in layers():
+    for name, tree in layers() if there is None else there:
         if (value := _look_up(tree, parts)) is not _ABSENT:
             found, label = value, name
     if current is _ABSENT:

@@ -288,5 +288,7 @@ class Ferro:
     trace: TraceOptions = section(TraceOptions, "trace")
 
 
+# Keys of job files by section, which are given to a call by whoever reads the file; Dask reads such files as well.
+OF_JOB_FILES = {"elastic": ("minimum", "maximum")}
 # By key, without "ferro.": "cache.bytes".
 OPTIONS: dict[str, Option] = dict(options_of(Ferro))

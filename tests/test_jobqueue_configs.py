@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
+from dask_ferro import config
 from dask_ferro.runtime import jobconfig, jobkeys
 from dask_ferro.runtime.failures import limits
 
@@ -145,6 +146,7 @@ def test_it_is_dasks_own_configuration_as_well(name):
     kind = jobconfig.load(name).kind
     stock = {"slurm": dask_jobqueue.slurm.SLURMJob, "pbs": dask_jobqueue.pbs.PBSJob}[kind]
     with dask.config.set(dask.config.merge(dask.config.config, tree)):
+        assert config.strangers() == []
         header = stock("tcp://127.0.0.1:8786", "worker").job_header
     (ours,) = jobconfig.load(name).scripts().values()
     # The jobs' name, and with it that of their logs, is unique to a cluster of ours.

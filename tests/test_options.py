@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import dask
+import numpy as np
 import pytest
 import yaml
 from distributed import Client, LocalCluster
@@ -26,7 +28,6 @@ from dask_ferro.policy.snapshot import Outcome
 from dask_ferro.policy.steal import Parameters, State, adapted
 from dask_ferro.runtime.scale_options import scale_parameters
 from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.worker import FerroWorker
 from dask_ferro.sections import OPTIONS, Ferro
 from dask_ferro.views.options import page
 
@@ -163,6 +164,7 @@ def test_a_key_of_no_option_is_refused_with_what_was_meant(settings, said):
         pytest.param({"ferro.inputs": {"embed_bytes": 7}}, id="underscores"),
         pytest.param({"ferro.scheduler": None}, id="a section of comments alone"),
         pytest.param({"ferro.scheduler.place": {}}, id="an empty section"),
+        pytest.param({"ferro.elastic": {"minimum": 0, "maximum": 4}}, id="the bounds of a job file"),
         pytest.param(
             {"jobqueue.ferro.x": 1, "ferrous": 2, "ferro_something": 3}, id="what is somebody else's"
         ),
@@ -184,7 +186,6 @@ READERS = {
     "ff.Elastic": lambda: ff.Elastic(SimpleNamespace()),
     "ff.LocalCluster": lambda: ff.LocalCluster(n_workers=0, processes=False, dashboard_address=":0"),
     "ff.SLURMCluster": lambda: ff.SLURMCluster(cores=1, memory="1GB"),
-    "a worker's preload": FerroWorker.configured,
     "ff.from_onnx": lambda: ff.from_onnx("model.onnx"),
 }
 
@@ -196,6 +197,30 @@ def test_whoever_reads_the_configuration_refuses_it(reader):
         pytest.raises(ff.ConfigError, match="did you mean tick"),
     ):
         reader()
+
+
+def test_a_section_that_was_mended_is_no_error(monkeypatch):
+    """What Dask overwrote is remembered, until the section is set."""
+    monkeypatch.setattr(
+        config, "_overwritten", {("ferro", "limits"): "ferro.limits: got '4s', wanted a section"}
+    )
+    assert config.strangers() == ["ferro.limits: got '4s', wanted a section"]
+    with dask.config.set({"ferro.limits.sleep": "4s"}):
+        assert config.strangers() == []
+
+
+def test_a_worker_with_an_unknown_key_computes_models(tmp_path):
+    """The graph was accepted where it was made: one node with an old file fails no task."""
+    model = ff.from_onnx(ff.workloads.tiny(n=4))
+    with (
+        ff.LocalCluster(
+            n_workers=1, dashboard_address=":0", env={"DASK_FERRO__SCHEDULER__TIKC": "1"}
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        ff.install(client)
+        x = {name: np.ones(spec.shape, np.float32) for name, spec in model.inputs.items()}
+        assert model(x).compute(scheduler=client) is not None
 
 
 def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on(caplog):
@@ -220,6 +245,10 @@ def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on(caplo
 
 
 # ---- values that a call was given --------------------------------------------------------------------------
+
+
+def test_seconds_may_have_no_end():
+    assert Settings.configured(answer=math.inf).answer == math.inf
 
 
 def test_what_install_was_told_is_read_as_the_configuration_is():

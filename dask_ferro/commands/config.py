@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
 from dask_ferro.commands.faults import Command, leave
-
-# An option is one line in a pipe, however long the path is that its value is from.
-_PIPE_COLUMNS = 1000
 
 
 @click.command(cls=Command)
@@ -34,12 +30,12 @@ def config(prefix: str, explain: bool, changed: bool, as_json: bool, markdown: b
     from dask_ferro.errors import ConfigError
     from dask_ferro.origins import DEFAULT
     from dask_ferro.views.options import page, show_options
-    from dask_ferro.views.terminal import console
+    from dask_ferro.views.terminal import show_wide
 
     if markdown:
         click.echo(page(), nl=False)
         return
-    wanted = prefix.removeprefix("ferro.").replace("_", "-")
+    wanted = prefix.removeprefix("ferro").removeprefix(".").replace("_", "-")
     rows = [row for row in configuration.rows() if row.key.startswith(wanted)]
     if not rows:
         raise ConfigError(f"no option begins with {prefix!r}{configuration.suggested(prefix)}")
@@ -49,9 +45,6 @@ def config(prefix: str, explain: bool, changed: bool, as_json: bool, markdown: b
     if as_json:
         click.echo(json.dumps({"options": [row.as_dict() for row in rows], "problems": wrong}, default=str))
     else:
-        out = console()
-        if not sys.stdout.isatty():
-            out.width = _PIPE_COLUMNS
-        show_options(out, rows, explain)
+        show_wide(lambda out: show_options(out, rows, explain))
     if wrong:
         leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
 from dask_ferro.commands.faults import Command
-
-# A job is one line in a pipe, however long its reasons are.
-_PIPE_COLUMNS = 1000
 
 
 @click.command(cls=Command)
@@ -40,7 +36,7 @@ def jobs(
     from dask_ferro.runtime.jobsource import of_journal, of_scheduler
     from dask_ferro.runtime.top import where
     from dask_ferro.views.jobs import show_jobs
-    from dask_ferro.views.terminal import console
+    from dask_ferro.views.terminal import show_wide
 
     now = None if journal else time()
     records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(address, scheduler_file)))
@@ -48,7 +44,4 @@ def jobs(
         told = [{**one.as_dict(), "node_seconds": one.node_seconds(now)} for one in records]
         click.echo(json.dumps({"jobs": told}))
     else:
-        out = console()
-        if not sys.stdout.isatty():
-            out.width = _PIPE_COLUMNS
-        show_jobs(out, records, now)
+        show_wide(lambda out: show_jobs(out, records, now))

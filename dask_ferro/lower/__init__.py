@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.load import Loaded, load
@@ -74,6 +75,7 @@ def from_onnx(
     >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
     >>> model(images, batch=256).compute()                       # doctest: +SKIP
     """
+    config.check()
     wanted = _checked_granularity(granularity)
     opened = _open(source)
     model = ModelGraph(opened, batch=batch, batched=batched, granularity=wanted)

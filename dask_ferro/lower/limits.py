@@ -20,9 +20,8 @@ def limits(*, ours: bool = False) -> Limits:
     Raises
     ------
     ConfigError
-        For a value that is none, and for any key of `ferro` that no option has.
+        For a value that is none.
     """
-    config.check()
     configured = config.read(Limits, "limits.")
     return replace(configured, sleep_seconds=math.inf) if ours else configured
 

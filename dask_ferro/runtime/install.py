@@ -9,7 +9,7 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.scheduler import FIGURES, NAME, REMOVE, FerroScheduler, stays_off
+from dask_ferro.runtime.scheduler import FIGURES, NAME, NOT_INSTALLED, REMOVE, FerroScheduler, stays_off
 from dask_ferro.runtime.settings import Settings
 
 
@@ -116,7 +116,7 @@ def _tell(late: list[str], call: str, becomes: str, seconds: float) -> None:
 
 async def _figures(client: Client) -> dict[str, Any]:
     if await client.run_on_scheduler(_settings) is None:
-        raise ConfigError("dask_ferro is not installed on this cluster; ff.install(client) does it")
+        raise ConfigError(NOT_INSTALLED)
     found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
     return found
 

@@ -126,7 +126,7 @@ class Placing:
         held: dict[str, int] = {}
         total = 0
         for dts in ts.dependencies:
-            nbytes = dts.get_nbytes()
+            nbytes = nbytes_of(dts)
             total += nbytes
             for ws in dts.who_has or ():
                 held[ws.address] = held.get(ws.address, 0) + nbytes

@@ -47,6 +47,9 @@ def _turn(scheduler: Scheduler) -> asyncio.Lock:
     return _turns.setdefault(scheduler, asyncio.Lock())
 
 
+NOT_INSTALLED = "dask_ferro is not installed on this cluster; ff.install(client) does it"
+
+
 def stays_off() -> str:
     """Return why the plugin cannot be used with the installed Dask, with the remedy; empty: it can."""
     lacks = missing(SCHEDULER)

@@ -270,8 +270,7 @@ class Stealing(EntryPoints):
             self.scheduler.loop.remove_timeout(self._kick)
             self._kick = None
 
-    def balance(self) -> None:
-        """Look at every worker, and request the moves that the policy decides; also after `stop`."""
+    def _look_at_all(self) -> None:
         for address, row in list(self.ledger.rows.items()):
             ws = self.scheduler.workers.get(address)  # None: it is being removed
             accepts = ws is not None and self.waits.is_open(ws)
@@ -292,7 +291,7 @@ class Stealing(EntryPoints):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
-        self.balance()
+        self._look_at_all()
         self.waits.tick()
         self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)
         self.after_tick()

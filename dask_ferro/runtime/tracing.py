@@ -36,7 +36,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import reach
 from dask_ferro.runtime.drawings import handed
 from dask_ferro.runtime.mark import Mark
-from dask_ferro.runtime.scheduler import NAME, FerroScheduler, recordings_of
+from dask_ferro.runtime.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.stealing import Stealing
 from dask_ferro.runtime.tape import Taped, TapePlugin, taped
 from dask_ferro.sections import TraceOptions
@@ -121,9 +121,8 @@ class Tracing:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
         begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks)
         if begun is None:
-            raise ConfigError(
-                "ff.trace: dask_ferro is not installed on this cluster; ff.install(client) does it"
-            )
+            off = await self._client.run_on_scheduler(stays_off)
+            raise ConfigError(f"ff.trace: {off or NOT_INSTALLED}")
         self._begun = begun
         if self._tape is not None:
             try:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # The parts of dask_ferro that need names, each of which is checked when it is first put to use.
 SCHEDULER, WORKER, CLUSTER, JOBQUEUE = "scheduler", "worker", "cluster", "jobqueue"
-# Of this the rest works without: it is not checked.
+# Not checked: of most of this the rest works without, and task specifications are imported when `lower` is.
 OPTIONAL = "optional"
 
 # What would replace seams in Dask, one day; `docs/upstream.md` has a paragraph, and a patch, for some.
@@ -131,20 +131,24 @@ _WORKER = [
 
 _CLUSTER = [
     ("_adaptive", "cluster", "the controller that looks after a cluster"),
-    ("_close", "cluster", "ends the jobs before the scheduler", "="),
     ("_correct_state", "cluster", "starts and closes what the specification says", ""),
-    ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
     ("_i", "cluster", "the number of the next job"),
-    ("_memory_per_worker", "cluster", "`adapt` and `scale` by memory", "="),
-    ("_start", "cluster", "the batch system is asked before the scheduler starts", "="),
-    ("_threads_per_worker", "cluster", "`adapt` and `scale` by cores", "="),
-    ("_update_worker_status", "cluster", "a worker came or went", "=op msg"),
     ("new_spec", "cluster", "what a job of the specification is"),
     ("new_worker_spec", "cluster", "the specification of one more job", ""),
     ("scheduler_comm", "cluster", "the connection to the scheduler"),
     ("scheduler_info", "cluster", "the connected workers"),
     ("worker_spec", "cluster", "the jobs that are wanted"),
     ("workers", "cluster", "the jobs that were started"),
+]  # fmt: skip
+
+# What clusters of jobs override.
+_JOBS = [
+    ("_close", "cluster", "ends the jobs before the scheduler", "="),
+    ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
+    ("_memory_per_worker", "cluster", "`adapt` and `scale` by memory", "="),
+    ("_start", "cluster", "the batch system is asked before the scheduler starts", "="),
+    ("_threads_per_worker", "cluster", "`adapt` and `scale` by cores", "="),
+    ("_update_worker_status", "cluster", "a worker came or went", "=op msg"),
 ]  # fmt: skip
 
 _GRAPH = "Alias DataNode GraphNode List Task TaskRef resolve_aliases _execute_subgraph"
@@ -199,6 +203,7 @@ SEAMS: tuple[Seam, ...] = (
         ],
     ),
     *_rows("distributed.deploy.spec.SpecCluster", CLUSTER, _CLUSTER),
+    *_rows("distributed.deploy.spec.SpecCluster", JOBQUEUE, _JOBS),
     *_rows(
         "distributed.deploy.cluster.Cluster",
         OPTIONAL,
@@ -307,7 +312,10 @@ def trouble(seam: Seam) -> str:
         return where
     if seam.takes is None:
         return ""
-    there = dict(signature(getattr(owner, seam.name)).parameters)
+    try:
+        there = dict(signature(getattr(owner, seam.name)).parameters)
+    except (TypeError, ValueError):  # a property, or nothing that can be called
+        return f"{where} as a method"
     there.pop("self", None)
     if seam.overrides:
         fits = tuple(there) == seam.takes

@@ -59,8 +59,8 @@ class EntryPoints(WorkStealing):
     def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
         """Take a victim's answer, and return what came of it.
 
-        "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was placed anew, as one that may
-        be given to the thief is where the thief accepts no tasks any more.
+        "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was placed anew, as is one for
+        a thief that no longer accepts tasks.
         """
 
     # -- requests and answers --------------------------------------------------------------------------------
@@ -146,8 +146,12 @@ class EntryPoints(WorkStealing):
     # -- what anybody may call -------------------------------------------------------------------------------
 
     @abstractmethod
+    def _look_at_all(self) -> None:
+        """Take a step that looks at every worker."""
+
     def balance(self) -> None:
         """Look at every worker, and request the moves that the policy decides; also after `stop`."""
+        self._look_at_all()
 
     def move_task_request(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str:
         """Ask a task back from its worker for another one.

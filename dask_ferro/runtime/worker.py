@@ -71,9 +71,8 @@ class FerroWorker(WorkerPlugin):
         Raises
         ------
         ConfigError
-            For a setting that is wrong, and for any key of `ferro` that no option has.
+            For a setting that is wrong.
         """
-        config.check()
         return cls(sends=config.value("scheduler.worker-sends"))
 
     async def setup(self, worker: Worker) -> None:

@@ -6,7 +6,7 @@ Reports go to standard output, progress and remarks to standard error, so that a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
 from dask.utils import format_bytes
@@ -16,6 +16,8 @@ from rich.table import Table
 
 # A pipe has no width of its own: wide enough that no table has to shorten a cell.
 _PIPE_COLUMNS = 140
+# Where a row has sentences.
+_WIDE_COLUMNS = 1000
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -29,6 +31,18 @@ def console(stream: IO[str] | None = None) -> Console:
         emoji=False,
         markup=False,
     )
+
+
+def show_wide(show: Callable[[Console], object]) -> None:
+    """Let a function draw on standard output; into a pipe each row is one line, without blanks at its end."""
+    out = console()
+    if sys.stdout.isatty():
+        show(out)
+        return
+    out.width = _WIDE_COLUMNS
+    with out.capture() as drawn:
+        show(out)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
 
 def count(number: float) -> str:

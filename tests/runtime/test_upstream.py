@@ -194,6 +194,8 @@ def test_other_arguments_are_told():
         def called(self, one, two=None): ...
         def overridden(self, one): ...
 
+        value = property(lambda self: None)
+
     def trouble(monkeypatch, **facts):
         return upstream_names.trouble(Seam("an.Owner", part="", why="", hook="", **facts))
 
@@ -207,6 +209,7 @@ def test_other_arguments_are_told():
         assert trouble(patch, name="overridden", takes=("one",), overrides=True) == ""
         assert trouble(patch, name="called", takes=("one",), overrides=True) != ""
         assert trouble(patch, name="gone", takes=None) == "an.Owner.gone"
+        assert trouble(patch, name="value", takes=("one",)) == "an.Owner.value as a method"
 
 
 def _warnings_of_ours(caplog):
