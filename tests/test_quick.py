@@ -107,7 +107,7 @@ def test_without_k_the_three_parts_run_as_ever(tmp_path):
     lines = pytest_lines(tmp_path, "test")
     assert len(lines) == 3
     assert not any(" -k " in line for line in lines)
-    assert '-m "not soak" -n 2' in lines[2]
+    assert '-m "not soak" -n 3' in lines[2]
 
 
 @pytest.mark.needs("make")

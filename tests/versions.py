@@ -53,6 +53,10 @@ FAST = (
 _BOKEH = "bokeh==3.8.2"
 
 
+# Seconds for making an environment, and for installing into it.
+_INSTALLING = 1800.0
+
+
 class Releases(NamedTuple):
     """One set of releases: what pip is held to within our ranges, and which interpreter runs them if there is one."""
 
@@ -128,12 +132,12 @@ def prepared(wanted: Releases) -> Path:
     if stamp.exists() and stamp.read_text(encoding="utf-8") == rows:
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([base, "-m", "venv", folder], check=True)
+    subprocess.run([base, "-m", "venv", folder], check=True, timeout=_INSTALLING)
     pins = folder / "constraints"
     pins.write_text("\n".join(wanted.pins), encoding="utf-8")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     library = ["--editable", f"{ROOT}[{','.join(_EXTRAS)}]"]
-    subprocess.run([*install, "--constraint", pins, *library, *_FOR_TESTS], check=True)
+    subprocess.run([*install, "--constraint", pins, *library, *_FOR_TESTS], check=True, timeout=_INSTALLING)
     stamp.write_text(rows, encoding="utf-8")
     return python
 
@@ -144,7 +148,9 @@ def versions(python: Path) -> dict[str, str]:
         "import json, sys; from importlib.metadata import version;"
         "print(json.dumps({'Python': sys.version.split()[0], **{n: version(n) for n in sys.argv[1:]}}))"
     )
-    done = subprocess.run([python, "-c", program, *_TOLD], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", program, *_TOLD], capture_output=True, text=True, check=True, timeout=300
+    )
     found: dict[str, str] = json.loads(done.stdout)
     return found
 

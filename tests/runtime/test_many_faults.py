@@ -45,6 +45,7 @@ class Faults:
         self.workers = []
         self.done = Counter()
         self.closing = set()
+        self.is_over = False
 
     async def join(self):
         self.workers.append(await Worker(self.scheduler.address, nthreads=2, resources={"R": 2}))
@@ -81,7 +82,7 @@ class Faults:
         await self.client.cancel(futures)
 
     async def run(self):
-        while True:
+        while not self.is_over:  # cut off in the midst of one, its frames would keep futures
             await asyncio.sleep(self.rng.uniform(*PAUSE))
             what = self.rng.choice(("kill", "leave", "pause", "pause", "cancel", "join"))
             if what == "join" and len(self.workers) >= MOST:
@@ -161,7 +162,7 @@ async def soak(graphs, seed):
                 assert [value for value, _ in got] == [*values, *range(PILE)], f"graph {number}"
                 assert not at_work.done(), at_work.exception()
                 del futures, beside, got
-            at_work.cancel()
+            faults.is_over = True
             await asyncio.wait({at_work}, timeout=BOUND_S)
             assert at_work.done(), f"waited {BOUND_S:g} s for the faults to end"
             await quiet(scheduler)
