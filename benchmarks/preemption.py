@@ -43,7 +43,7 @@ from distributed import Client  # noqa: E402
 from preemption_overhead import WORKLOADS, overhead  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.runtime.roster import Roster  # noqa: E402
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster  # noqa: E402
 
 SEED = 0
 CONTENDERS = ("stock", "off", "on")

@@ -16,7 +16,7 @@ import numpy as np
 from distributed import Client, wait
 
 import dask_ferro as ff
-from dask_ferro.runtime.roster import Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 
 # Of a tile of 1 MB.
 SIDE = 360

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from dask_ferro.lower.sharded import gather
     from dask_ferro.lower.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor
-    from dask_ferro.runtime.affinity import Prefer, Require
-    from dask_ferro.runtime.elastic import Elastic
-    from dask_ferro.runtime.install import install, uninstall
-    from dask_ferro.runtime.local import LocalCluster
+    from dask_ferro.runtime.elastic.controller import Elastic
+    from dask_ferro.runtime.local.local_cluster import LocalCluster
+    from dask_ferro.runtime.plugin.annotations import Prefer, Require
+    from dask_ferro.runtime.plugin.install import install, uninstall
     from dask_ferro.runtime.sites.batchcluster import BatchCluster
     from dask_ferro.runtime.sites.pbscluster import PBSCluster
-    from dask_ferro.runtime.slurm import SLURMCluster
-    from dask_ferro.runtime.tracing import trace
+    from dask_ferro.runtime.slurm.cluster import SLURMCluster
+    from dask_ferro.runtime.telemetry.tracing import trace
     from dask_ferro.stream import run
 
 __version__: str
@@ -54,16 +54,16 @@ globals().pop("early", None)
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "BatchCluster": ("dask_ferro.runtime.sites.batchcluster", "BatchCluster"),
     "ConfigError": ("dask_ferro.errors", "ConfigError"),
-    "Elastic": ("dask_ferro.runtime.elastic", "Elastic"),
-    "LocalCluster": ("dask_ferro.runtime.local", "LocalCluster"),
+    "Elastic": ("dask_ferro.runtime.elastic.controller", "Elastic"),
+    "LocalCluster": ("dask_ferro.runtime.local.local_cluster", "LocalCluster"),
     "ModelError": ("dask_ferro.errors", "ModelError"),
     "ModelGraph": ("dask_ferro.lower", "ModelGraph"),
     "PBSCluster": ("dask_ferro.runtime.sites.pbscluster", "PBSCluster"),
-    "SLURMCluster": ("dask_ferro.runtime.slurm", "SLURMCluster"),
+    "SLURMCluster": ("dask_ferro.runtime.slurm.cluster", "SLURMCluster"),
     "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
     "Mesh": ("dask_ferro.graph.redistribute", "Mesh"),
-    "Prefer": ("dask_ferro.runtime.affinity", "Prefer"),
-    "Require": ("dask_ferro.runtime.affinity", "Require"),
+    "Prefer": ("dask_ferro.runtime.plugin.annotations", "Prefer"),
+    "Require": ("dask_ferro.runtime.plugin.annotations", "Require"),
     "Partial": ("dask_ferro.graph.placements", "Partial"),
     "Replicate": ("dask_ferro.graph.placements", "Replicate"),
     "Schedule": ("dask_ferro.graph.schedule", "Schedule"),
@@ -83,12 +83,12 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "signal": ("dask_ferro.graph.signal", "signal"),
     "to_model": ("dask_ferro.graph.tensor_model", "to_model"),
     "value_and_grad": ("dask_ferro.graph.autodiff", "value_and_grad"),
-    "install": ("dask_ferro.runtime.install", "install"),
+    "install": ("dask_ferro.runtime.plugin.install", "install"),
     "progress": ("dask_ferro.commands.progress", "progress"),
     "run": ("dask_ferro.stream", "run"),
     "tape": ("dask_ferro.instructions", "tape"),
-    "trace": ("dask_ferro.runtime.tracing", "trace"),
-    "uninstall": ("dask_ferro.runtime.install", "uninstall"),
+    "trace": ("dask_ferro.runtime.telemetry.tracing", "trace"),
+    "uninstall": ("dask_ferro.runtime.plugin.install", "uninstall"),
     "workloads": ("dask_ferro.graph.workloads", None),
 }
 
@@ -160,7 +160,7 @@ import_module("dask_ferro.views.handed").hand()
 
 def _loaded(name: str, module: str) -> Any:
     """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
-    if module == "dask_ferro.runtime.slurm":
+    if module == "dask_ferro.runtime.slurm.cluster":
         import_module("dask_ferro.early").load_jobqueue()
     try:
         return import_module(module)

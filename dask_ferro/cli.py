@@ -27,7 +27,7 @@ from dask_ferro.early import at_once, load_jobqueue
 if TYPE_CHECKING:
     from signal import Signals
 
-    from dask_ferro.runtime.jobconfig import JobConfig
+    from dask_ferro.runtime.jobs.job_config import JobConfig
 
 ARRAY_FILES = (".npy", ".npz")
 
@@ -159,8 +159,8 @@ def run(**options: Any) -> None:
     dask ferro run --dag imbalanced --workers 8 --trace run.html
     """
     _check_run(options)
-    from dask_ferro.runtime.array_files import check_writable
-    from dask_ferro.runtime.trial import Request, trial
+    from dask_ferro.runtime.local.array_files import check_writable
+    from dask_ferro.runtime.local.model_run import Request, trial
     from dask_ferro.views.progress import bar
     from dask_ferro.views.report import show_trial
     from dask_ferro.views.terminal import console
@@ -269,7 +269,7 @@ def simulate(
         raise click.UsageError("give either --workload NAME or --graph FILE")
     if recorded and params:
         raise click.UsageError("--param goes with --workload")
-    from dask_ferro.runtime.settings import Settings
+    from dask_ferro.runtime.plugin.settings import Settings
     from dask_ferro.simulate import compare
     from dask_ferro.simulate.cluster import VirtualCluster
     from dask_ferro.views.simulation import show_comparison
@@ -328,7 +328,7 @@ def cluster(
     """
     with at_once():
         load_jobqueue()
-        from dask_ferro.runtime.jobconfig import load
+        from dask_ferro.runtime.jobs.job_config import load
 
         config = load(source)
         if dry_run:
@@ -350,7 +350,7 @@ def _print_scripts(scripts: Mapping[str, str]) -> None:
 
 def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str, Any]) -> Signals | None:
     """Say what a standing cluster does, until it ends; return the signal that ended it."""
-    from dask_ferro.runtime.standing import standing
+    from dask_ferro.runtime.local.foreground import standing
     from dask_ferro.views.terminal import console, facts
 
     bounds = config.elastic

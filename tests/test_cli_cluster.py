@@ -19,7 +19,7 @@ from distributed import Client
 
 from dask_ferro.cli import main
 from dask_ferro.lock import held
-from dask_ferro.runtime.standing import summary
+from dask_ferro.runtime.local.foreground import summary
 from tests.sites.batch import Batch
 from tests.standing import PROGRAM, command
 
@@ -130,10 +130,10 @@ sys.meta_path.insert(0, Interrupts())
     "module",
     [
         "dask_ferro.commands.faults",
-        "dask_ferro.runtime.jobconfig",
+        "dask_ferro.runtime.jobs.job_config",
         "dask_jobqueue",
         "dask_jobqueue.htcondor",
-        "dask_ferro.runtime.standing",
+        "dask_ferro.runtime.local.foreground",
     ],
 )
 def test_ctrl_c_while_it_imports_ends_it_with_one_line(module, program, tmp_path):

@@ -80,7 +80,7 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
         pytest.param(
-            "from dask_ferro.runtime.drawings import handed; handed().put_pages",
+            "from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages",
             set(),
             id="nor does handing views to the runtime",
         ),

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro import config
-from dask_ferro.runtime import jobconfig, jobkeys
-from dask_ferro.runtime.failures import limits
+from dask_ferro.runtime.jobs import job_config, job_keys
+from dask_ferro.runtime.pools.failures import limits
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "jobqueue_configs"
@@ -54,7 +54,7 @@ def written(tmp_path):
 
 def refused(path):
     with pytest.raises(ff.ConfigError) as caught:
-        jobconfig.load(path)
+        job_config.load(path)
     return str(caught.value)
 
 
@@ -63,7 +63,7 @@ def refused(path):
 
 def test_there_is_one_for_each_site_that_was_promised():
     assert NAMES == ["gadi-gpu", "local-test", "narval", "nibi", "slurm-cpu", "slurm-gpu"]
-    assert sorted(jobconfig.shipped()) == NAMES
+    assert sorted(job_config.shipped()) == NAMES
 
 
 RENDERED = {
@@ -99,12 +99,12 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_renders_the_script_that_its_site_wants(name):
-    (script,) = jobconfig.load(name).scripts().values()
+    (script,) = job_config.load(name).scripts().values()
     mark = "#PBS " if name == "gadi-gpu" else "#SBATCH "
     directives = [line.removeprefix(mark) for line in script.splitlines() if line.startswith(mark)]
     assert [wanted for wanted in RENDERED[name] if wanted not in directives] == []
     assert COMMANDS[name] in script
-    assert "--preload-nanny dask_ferro.runtime.job" in script
+    assert "--preload-nanny dask_ferro.runtime.jobs.job_preload" in script
     assert "export FERRO_JOB_ENDS=" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False, timeout=300).returncode == 0
 
@@ -118,22 +118,22 @@ def test_it_renders_the_script_that_its_site_wants(name):
     ],
 )
 def test_modules_are_loaded_before_the_worker_starts(name, line):
-    (script,) = jobconfig.load(name).scripts().values()
+    (script,) = job_config.load(name).scripts().values()
     lines = script.splitlines()
     worker = next(i for i, text in enumerate(lines) if "dask_worker" in text)
     assert line in lines[:worker]
 
 
 def test_logs_lie_where_all_nodes_see_them(tmp_path):
-    jobconfig.load("narval").scripts()
-    jobconfig.load("slurm-cpu").scripts()
+    job_config.load("narval").scripts()
+    job_config.load("slurm-cpu").scripts()
     assert (tmp_path / "scratch" / "dask-ferro" / "logs").is_dir()
     assert (tmp_path / "dask-logs").is_dir()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_bounds_are_of_the_controller(name):
-    config = jobconfig.load(name)
+    config = job_config.load(name)
     assert config.elastic["minimum"] == 0
     assert 4 <= config.elastic["maximum"] <= 32
     assert config.elastic.get("max_pending", 1) <= 8
@@ -143,12 +143,12 @@ def test_its_bounds_are_of_the_controller(name):
 def test_it_is_dasks_own_configuration_as_well(name):
     """Copied to ~/.config/dask it serves dask-jobqueue without us: the same directives, but for the job's name."""
     tree = yaml.safe_load(os.path.expandvars((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
-    kind = jobconfig.load(name).kind
+    kind = job_config.load(name).kind
     stock = {"slurm": dask_jobqueue.slurm.SLURMJob, "pbs": dask_jobqueue.pbs.PBSJob}[kind]
     with dask.config.set(dask.config.merge(dask.config.config, tree)):
         assert config.strangers() == []
         header = stock("tcp://127.0.0.1:8786", "worker").job_header
-    (ours,) = jobconfig.load(name).scripts().values()
+    (ours,) = job_config.load(name).scripts().values()
     # The jobs' name, and with it that of their logs, is unique to a cluster of ours.
     named = re.compile("#SBATCH -[Jeo] ")
     wanted = [line for line in header.splitlines() if not named.match(line)]
@@ -168,7 +168,7 @@ def test_every_key_that_a_user_may_change_is_explained(name):
 def test_the_pools_that_a_comment_shows_are_right(written):
     text = (FOLDER / "slurm-gpu.yaml").read_text(encoding="utf-8")
     block = re.search(r"^    # pools:\n(?:    #   .*\n)+", text, re.MULTILINE)[0]
-    config = jobconfig.load(written((block, re.sub(r"(?m)^    # ", "    ", block)), kind="slurm-gpu"))
+    config = job_config.load(written((block, re.sub(r"(?m)^    # ", "    ", block)), kind="slurm-gpu"))
     scripts = config.scripts()
     assert list(scripts) == ["default", "cpu"]
     assert config.keywords["pools"]["cpu"]["maximum"] == 8
@@ -180,7 +180,7 @@ def test_the_pools_that_a_comment_shows_are_right(written):
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", sorted(jobkeys.REQUIRED))
+@pytest.mark.parametrize("key", sorted(job_keys.REQUIRED))
 def test_a_key_that_is_missing_is_named(key, written):
     text = (FOLDER / "slurm-cpu.yaml").read_text(encoding="utf-8")
     line = re.search(rf"^    {key}:.*\n", text, re.MULTILINE)[0]
@@ -369,19 +369,19 @@ def test_a_slip_in_any_key_is_refused_by_its_name(name, data):
     key = data.draw(st.sampled_from(sorted(section)))
     at = data.draw(st.integers(0, len(key) - 1))
     slip = key[:at] + key[at + 1 :]
-    told = list(jobkeys.problems(kind, {slip if k == key else k: v for k, v in section.items()}))
+    told = list(job_keys.problems(kind, {slip if k == key else k: v for k, v in section.items()}))
     assert any(f"unknown key jobqueue.{kind}.{slip}" in problem for problem in told)
-    assert (key not in jobkeys.REQUIRED) or any(f".{key} is missing" in problem for problem in told)
+    assert (key not in job_keys.REQUIRED) or any(f".{key} is missing" in problem for problem in told)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_any_value_is_either_refused_or_a_keyword(name, data):
     kind, section = SECTIONS[name]
-    known = sorted(jobkeys.dask_jobqueue_keys(kind) | jobkeys.OURS)
+    known = sorted(job_keys.dask_jobqueue_keys(kind) | job_keys.OURS)
     changed = section | data.draw(st.dictionaries(st.sampled_from(known), VALUES, min_size=1, max_size=3))
-    if not list(jobkeys.problems(kind, changed)):
-        assert jobkeys.keywords(changed).keys() <= {k.replace("-", "_") for k in changed} | {"job_name"}
+    if not list(job_keys.problems(kind, changed)):
+        assert job_keys.keywords(changed).keys() <= {k.replace("-", "_") for k in changed} | {"job_name"}
 
 
 # ---- where it is found -------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_an_installed_package_carries_them(tmp_path):
         ROOT / "dask_ferro", tmp_path / "dask_ferro", ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copytree(FOLDER, tmp_path / "dask_ferro" / "jobqueue_configs")
-    code = "from dask_ferro.runtime import jobconfig; print(jobconfig.load('narval').path)"
+    code = "from dask_ferro.runtime.jobs import job_config; print(job_config.load('narval').path)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
     )
@@ -421,11 +421,11 @@ def test_the_keys_of_ours_are_those_of_the_class():
         for name, parameter in signature(ff.SLURMCluster.__init__).parameters.items()
         if parameter.kind is Parameter.KEYWORD_ONLY
     }
-    assert own == jobkeys.OURS
+    assert own == job_keys.OURS
 
 
 def test_bounds_of_the_call_win_and_there_has_to_be_a_maximum(written):
-    config = jobconfig.load(written(("    maximum: 32\n", "")))
+    config = job_config.load(written(("    maximum: 32\n", "")))
     with pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.maximum is missing"):
         config.bounded(minimum=1)
     assert dict(config.bounded(1, 3).elastic) == {"minimum": 1, "maximum": 3, "max_pending": 8}
@@ -434,7 +434,7 @@ def test_bounds_of_the_call_win_and_there_has_to_be_a_maximum(written):
 
 
 def test_settings_of_the_section_that_are_no_options_of_the_controller_are_set_with_the_cluster(written):
-    config = jobconfig.load(written(("max-pending: 8", "failures: 5\n    copy_share: 0.5")))
+    config = job_config.load(written(("max-pending: 8", "failures: 5\n    copy_share: 0.5")))
     assert dict(config.settings) == {"ferro.elastic.failures": 5, "ferro.elastic.copy-share": 0.5}
     assert dict(config.elastic) == {"minimum": 0, "maximum": 32}
     with dask.config.set(config.settings | {"ferro.elastic.failures": 3}):  # which are taken back at its end

@@ -26,8 +26,8 @@ from dask_ferro.origins import variable
 from dask_ferro.policy.copies import Copying
 from dask_ferro.policy.snapshot import Outcome
 from dask_ferro.policy.steal import Parameters, State, adapted
-from dask_ferro.runtime.scale_options import scale_parameters
-from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.elastic.options import scale_parameters
+from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS, Ferro
 from dask_ferro.views.options import page
 

@@ -68,8 +68,8 @@ except ff.ConfigError as error:
     print(error)
 """
 WATCHDOG = """
-from dask_ferro.runtime.slurmsite import _watchdog
-from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.slurm.site import _watchdog
+from dask_ferro.runtime.slurm.commands import Refused
 try:
     _watchdog("job", "tag", None)
 except Refused as refused:

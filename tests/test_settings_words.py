@@ -23,9 +23,9 @@ from distributed import Client, Event, LocalCluster, Scheduler
 import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.options import options_of
-from dask_ferro.runtime.install import figures
-from dask_ferro.runtime.scale_options import scale_parameters
-from dask_ferro.runtime.settings import Settings
+from dask_ferro.runtime.elastic.options import scale_parameters
+from dask_ferro.runtime.plugin.install import figures
+from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS
 from tests.waiting import until_async
 

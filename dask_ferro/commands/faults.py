@@ -67,7 +67,7 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from dask_ferro.runtime.interrupts import kept
+        from dask_ferro.runtime.local.sigint import kept
 
         with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
             if not isinstance(self, click.Group):  # a group's imports are over when it has found its command

@@ -33,8 +33,8 @@ def jobs(
     import asyncio
     from time import time
 
-    from dask_ferro.runtime.jobsource import of_journal, of_scheduler
-    from dask_ferro.runtime.top import where
+    from dask_ferro.runtime.records.source import of_journal, of_scheduler
+    from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 

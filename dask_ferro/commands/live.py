@@ -23,7 +23,7 @@ from rich.live import Live
 from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
 from dask_ferro.commands.sorts import SORTS, WORDS
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.top import Line
+from dask_ferro.runtime.telemetry.top import Line
 from dask_ferro.views.terminal import console
 from dask_ferro.views.top import Frame, page, screen, show_once
 

@@ -106,8 +106,8 @@ def _call(
     import asyncio
     import json
 
-    from dask_ferro.runtime.poolcalls import call
-    from dask_ferro.runtime.top import where
+    from dask_ferro.runtime.pools.rpc import call
+    from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.pools import show_pools
     from dask_ferro.views.terminal import console
 

@@ -1,4 +1,4 @@
-"""`ff.progress`: where the counts of `runtime.progress` meet the drawing of `views.progress`."""
+"""`ff.progress`: where the counts of `runtime.local.progress` meet the drawing of `views.progress`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distributed.client import futures_of
 from distributed.utils import is_kernel
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.progress import Following, Progress
+from dask_ferro.runtime.local.progress import Following, Progress
 from dask_ferro.views.progress import bar, html, words
 
 

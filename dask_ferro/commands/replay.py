@@ -48,7 +48,7 @@ def replay(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool, d
     dask ferro run --dag imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,stock
     """
-    from dask_ferro.runtime.settings import Settings
+    from dask_ferro.runtime.plugin.settings import Settings
     from dask_ferro.simulate.replay import replay as replayed
     from dask_ferro.trace import Trace
     from dask_ferro.views.simulation import show_comparison

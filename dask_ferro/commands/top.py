@@ -47,7 +47,7 @@ def top(
     import asyncio
 
     from dask_ferro.commands.live import Choice, Screen, print_once
-    from dask_ferro.runtime.top import Line, where
+    from dask_ferro.runtime.telemetry.top import Line, where
 
     line = Line(where(address, scheduler_file))
     choice = Choice(sort=sort, descending=sort not in WORDS, wanted=wanted)

@@ -47,7 +47,7 @@ from dask_ferro.lower.task import ModelRef, remember
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.trace import ABOUT
 
-# The annotation by which the scheduler plugin knows what a task requires (`runtime.affinity`).
+# The annotation by which the scheduler plugin knows what a task requires (`runtime.plugin.annotations`).
 _FERRO = "ferro"
 
 

@@ -13,7 +13,7 @@ import logging
 from distributed import Scheduler, SchedulerPlugin
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 
 logger = logging.getLogger(__name__)
 

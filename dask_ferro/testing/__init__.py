@@ -2,5 +2,5 @@
 
 They are in the package because workers and schedulers of a test import them by name.  What production code has to know
 of a device, it is handed: `lower.device.use` takes any `kernels.device.Device`, and a worker tells the scheduler what
-its plugin `runtime.worker.DEVICE` says, where it has one.
+its plugin `runtime.worker.plugin.DEVICE` says, where it has one.
 """

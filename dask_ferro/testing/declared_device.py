@@ -4,8 +4,8 @@
 
 Kernels (`compute`) sleep for the seconds of a CPU, or a twentieth of it; their results (`Block`) stand for bytes in the
 device's memory, take time on their way out of it and into it, and are refused where they do not fit, as by an
-allocator.  The worker plugin asks it for what it would measure of a GPU (`runtime.worker.Measured`), so that whatever
-decides is the same.
+allocator.  The worker plugin asks it for what it would measure of a GPU (`runtime.worker.plugin.Measured`), so that
+whatever decides is the same.
 Durations are seconds, sizes bytes.
 """
 
@@ -21,7 +21,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.cost import OUT_OF_DEVICE, Speed
 from dask_ferro.runtime import upstream_worker
-from dask_ferro.runtime.worker import DEVICE
+from dask_ferro.runtime.worker.plugin import DEVICE
 from dask_ferro.testing.emulated_device import OutOfMemory
 
 # What the worker that the others are compared to does: a core, as numpy uses it.
@@ -82,7 +82,7 @@ class DeclaredDevice(WorkerPlugin):
         return [("device", _LINK_BYTES, self.copying(_LINK_BYTES))] * 2
 
     def memory(self, worker: Worker) -> dict[str, Any]:
-        """Return the memory as `runtime.speed.memory` tells a GPU's."""
+        """Return the memory as `runtime.worker.calibration.memory` tells a GPU's."""
         live = min(_blocks(worker.data.values()) + self.cached, self.total)
         return {
             "device": worker.address,

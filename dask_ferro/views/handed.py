@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dask_ferro.runtime.drawings import Drawings, hand_in
+from dask_ferro.runtime.telemetry.drawings import Drawings, hand_in
 from dask_ferro.trace import Trace
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from time import localtime, strftime
 
 from rich.console import Console
 
-from dask_ferro.runtime.jobrecord import STATES, JobRecord
+from dask_ferro.runtime.records.record import STATES, JobRecord
 from dask_ferro.views.terminal import table
 
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dask_ferro.lower.inventory import Inventory
-from dask_ferro.runtime.trial import Trial
+from dask_ferro.runtime.local.model_run import Trial
 from dask_ferro.views.terminal import count, duration, facts, share, size, table
 
 # A model at "op" granularity may have thousands of bundles; the costliest tell where the time goes.

@@ -12,9 +12,9 @@ from distributed import Client, LocalCluster
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.cli import main
-from dask_ferro.runtime.jobcounts import JobCounts
-from dask_ferro.runtime.jobjournal import JobJournal
-from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.records.counts import JobCounts
+from dask_ferro.runtime.records.journal import JobJournal
+from dask_ferro.runtime.records.record import JobRecord
 from tests.waiting import result
 
 # Longer than a line.

@@ -17,7 +17,7 @@ from distributed import LocalCluster
 import dask_ferro as ff
 from dask_ferro.cli import main
 from dask_ferro.commands.pools import _Option
-from dask_ferro.runtime.poolcalls import HANDLER, serve
+from dask_ferro.runtime.pools.rpc import HANDLER, serve
 
 OPEN = {
     "name": "default", "state": "open", "why": "", "until": None, "jobs": {"running": 2, "pending": 1},

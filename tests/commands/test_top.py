@@ -26,7 +26,7 @@ import dask_ferro as ff
 from dask_ferro.commands.keyboard import keys, whole
 from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.top import look, where
+from dask_ferro.runtime.telemetry.top import look, where
 from dask_ferro.views.top import Frame, brief, screen
 from tests.waiting import BOUND_S, until
 

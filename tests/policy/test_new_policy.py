@@ -29,7 +29,7 @@ PLUGIN = """
 import time
 from distributed import Client, LocalCluster
 import dask_ferro as ff
-from dask_ferro.runtime.install import figures
+from dask_ferro.runtime.plugin.install import figures
 with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
     with Client(cluster) as client:
         ff.install(client, stealing="random")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.runtime.batchjob import BatchJob, Patience
-from dask_ferro.runtime.squeue import UNTOLD, Row
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
+from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
 
 PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
 BOTH = {"gpu-7-0", "gpu-7-1"}

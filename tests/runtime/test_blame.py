@@ -9,8 +9,8 @@ import dask
 import pytest
 from distributed import Client, KilledWorker, Scheduler, Worker
 
-from dask_ferro.runtime.roster import Roster
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.slurm.parsing import Row
 from tests.waiting import BOUND_S, until_async
 
 DEATHS = 4  # Dask blames a task for three

@@ -15,10 +15,10 @@ from distributed.scheduler import ClientState, TaskGroup, TaskPrefix, TaskState
 from distributed.system import MEMORY_LIMIT
 
 import dask_ferro as ff
-from dask_ferro.runtime import copies as module
-from dask_ferro.runtime.anchors import CLIENT, Anchors
-from dask_ferro.runtime.pools import SpecPools
-from dask_ferro.runtime.roster import Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.pools.providers import SpecPools
+from dask_ferro.runtime.replication import copies as module
+from dask_ferro.runtime.replication.anchors import CLIENT, Anchors
 from tests.waiting import finished_async, opened, until, until_async
 
 CHECKED = {
@@ -634,7 +634,7 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
 
         pools = Preemptible(SpecPools(cluster))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dask_ferro.runtime.elastic.pools_of", lambda cluster: pools)
+            patch.setattr("dask_ferro.runtime.elastic.controller.pools_of", lambda cluster: pools)
             bounds = {"minimum": 1, "maximum": 1, "interval": 0.05}
             cluster.adapt(Adaptive=ff.Elastic, **bounds)
             until(exposed, "it to be told")

@@ -23,10 +23,10 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Estimate
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.runtime import speed
-from dask_ferro.runtime.affinity import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
-from dask_ferro.runtime.stealing import Stealing
-from dask_ferro.runtime.worker import METRIC, types_on_device
+from dask_ferro.runtime.plugin.annotations import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.worker import calibration
+from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing import declared_device
 from dask_ferro.testing.declared_device import Block, DeclaredDevice, OutOfMemory, compute
 from tests.waiting import until_async
@@ -399,21 +399,21 @@ def test_stock_dask_takes_half_as_long_again(heterogeneous: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    find_spec("cupy") is None or speed.detected() != "gpu", reason="needs CuPy and a GPU that it sees"
+    find_spec("cupy") is None or calibration.detected() != "gpu", reason="needs CuPy and a GPU that it sees"
 )
 def test_a_gpu_says_what_it_is() -> None:
     cupy = importlib.import_module("cupy")
-    before = speed.memory()
+    before = calibration.memory()
     block = cupy.ones(64 * MB, dtype=cupy.uint8)
-    after = speed.memory()
+    after = calibration.memory()
     assert before is not None
     assert after is not None
     assert 0 < before["live"] <= before["used"] <= before["total"]
     assert after["live"] - before["live"] >= block.nbytes
     del block
-    kept = speed.memory()
+    kept = calibration.memory()
     assert kept is not None
     assert kept["live"] < after["live"]  # what the pool keeps for reuse is free
-    assert {kind for kind, _, _ in speed.links()} == {"device"}
-    assert all(1e8 < nbytes / seconds < 1e12 for _, nbytes, seconds in speed.links())
-    assert speed.model()
+    assert {kind for kind, _, _ in calibration.links()} == {"device"}
+    assert all(1e8 < nbytes / seconds < 1e12 for _, nbytes, seconds in calibration.links())
+    assert calibration.model()

@@ -6,7 +6,16 @@ from math import inf
 
 import pytest
 
-from dask_ferro.runtime.dryrun import Node, Partition, Request, clock, nodes, partitions, request, verdict
+from dask_ferro.runtime.pools.dry_run import (
+    Node,
+    Partition,
+    Request,
+    clock,
+    nodes,
+    partitions,
+    request,
+    verdict,
+)
 
 LIMITS = (
     Partition("cpu", 3600.0, 2.0, is_default=True),

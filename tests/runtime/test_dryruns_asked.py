@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from dask_ferro.runtime.closings import Closings
-from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.pools.closing import Closings
+from dask_ferro.runtime.slurm.commands import Refused
 from tests.runtime.test_jobpool import built
 
 

@@ -17,10 +17,10 @@ from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool, Staff
-from dask_ferro.runtime.elastic import unrunnable
-from dask_ferro.runtime.pools import SiteJob, SpecPools
-from dask_ferro.runtime.scale_options import check_room
-from dask_ferro.runtime.staffing import staffed
+from dask_ferro.runtime.elastic.controller import unrunnable
+from dask_ferro.runtime.elastic.facts import staffed
+from dask_ferro.runtime.elastic.options import check_room
+from dask_ferro.runtime.pools.providers import SiteJob, SpecPools
 from dask_ferro.simulate.taskgraph import TaskGraph
 from dask_ferro.simulate.tiles import iterated_cholesky
 from dask_ferro.testing import workload_kernels

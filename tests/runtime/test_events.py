@@ -11,9 +11,9 @@ from distributed import Client, Event, LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import Submit
-from dask_ferro.runtime.elastic import as_event, told
-from dask_ferro.runtime.events import KINDS, PLACES, SCALINGS, TOPIC, Events
-from dask_ferro.runtime.scheduler import NAME
+from dask_ferro.runtime.elastic.controller import as_event, told
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.telemetry.events import KINDS, PLACES, SCALINGS, TOPIC, Events
 from tests.waiting import opened, until_async
 
 

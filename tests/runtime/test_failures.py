@@ -8,7 +8,7 @@ import dask
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.failures import Limits, limits, recent, too_many
+from dask_ferro.runtime.pools.failures import Limits, limits, recent, too_many
 from tests.runtime.test_jobpool import built
 
 L = Limits(row=3, window=5, seconds=60.0)

@@ -21,10 +21,10 @@ from dask_ferro.kernels import resident
 from dask_ferro.kernels.device_results import DeviceResults
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.lower import device as devices
-from dask_ferro.runtime import speed
-from dask_ferro.runtime import worker as reports
-from dask_ferro.runtime.affinity import Require
-from dask_ferro.runtime.worker import METRIC, types_on_device
+from dask_ferro.runtime.plugin.annotations import Require
+from dask_ferro.runtime.worker import calibration
+from dask_ferro.runtime.worker import plugin as reports
+from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing.declared_device import DeclaredDevice, compute
 from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
@@ -53,7 +53,7 @@ def told(s: Site, worker: Worker) -> dict[str, Any]:
 
 def test_what_was_measured_leaves_nothing_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeCupy().install(monkeypatch)
-    found = speed.figures("gpu")
+    found = calibration.figures("gpu")
     assert found.model == "A100"
     assert [kind for kind, _, _ in found.links] == ["device", "device"]
     assert (gpu.own, gpu.kept) == (0, 0)
@@ -63,7 +63,7 @@ def test_a_gpu_that_cupy_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     with dask.config.set({"ferro.worker.device": "auto"}):
         FakeCupy().install(monkeypatch)
-        assert speed.detected() == "gpu"
+        assert calibration.detected() == "gpu"
 
 
 def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(monkeypatch: pyt
                 assert s.stealing.links.classes["device"].bandwidth != before
 
     # The file of speeds has to know the GPU's name: the test waits for what comes after it.
-    monkeypatch.setattr(speed, "_machine", lambda device: device)
+    monkeypatch.setattr(calibration, "_machine", lambda device: device)
     asyncio.run(scene())
 
 
@@ -135,7 +135,7 @@ def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPa
     kept = on.keep(on.device.to_device(np.zeros(300, np.uint8)))
     assert on.evictable == 1500
     assert on.nbytes == 1500 + kept.nbytes
-    found = speed.memory()
+    found = calibration.memory()
     assert found is not None
     assert found["evictable"] == 1500
     on.run(lambda: found.update(evictable=on.evictable), lambda made: made, [x])

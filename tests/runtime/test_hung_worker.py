@@ -14,7 +14,7 @@ from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
 from dask_ferro.lower.shipping import ask_workers, sees
-from dask_ferro.runtime import reach
+from dask_ferro.runtime.plugin import reach
 from tests.hung import processes, stopped
 from tests.waiting import until
 
@@ -67,7 +67,7 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
 
 
 def imported():
-    import dask_ferro.runtime.tape  # noqa: F401
+    import dask_ferro.runtime.telemetry.op_recorder  # noqa: F401
 
 
 def sleeps(worker, seed):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.runtime.inheritance import ADOPT, ASK, END, GONE, verdict
-from dask_ferro.runtime.jobrecord import JobRecord
-from dask_ferro.runtime.squeue import UNTOLD, Row
+from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, GONE, verdict
+from dask_ferro.runtime.records.record import JobRecord
+from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
 
 RECORD = JobRecord("a-1", "a", "7", state="pending", submitted=1000.0, kind="k", run="ferro-1")
 OURS = "mine ferro-1.abc"

@@ -13,8 +13,8 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 import dask_ferro as ff
-from dask_ferro.runtime.interrupts import held, kept
-from dask_ferro.runtime.local import is_told
+from dask_ferro.runtime.local.local_cluster import is_told
+from dask_ferro.runtime.local.sigint import held, kept
 from tests.waiting import ended
 
 

@@ -16,14 +16,15 @@ import psutil
 import pytest
 from distributed import Client, Nanny, Scheduler, Worker
 
-from dask_ferro.runtime import job, moving
-from dask_ferro.runtime import terminate as term
-from dask_ferro.runtime.roster import NAME, Roster
+from dask_ferro.runtime.elastic import evacuation
+from dask_ferro.runtime.elastic.scheduler_rpc import NAME, Roster
+from dask_ferro.runtime.jobs import job_preload
+from dask_ferro.runtime.jobs import sigterm as term
 from tests.waiting import finished_async, until_async
 
 PLUGIN = str(Path(__file__).resolve().parents[2] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
-BARE = ("--no-nanny", "--preload", "dask_ferro.runtime.job")
+BARE = ("--no-nanny", "--preload", "dask_ferro.runtime.jobs.job_preload")
 
 
 @contextlib.contextmanager
@@ -113,8 +114,10 @@ def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task
 @pytest.mark.cluster
 def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeypatch):
     """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
-    looks, address_of = [], job.address_of
-    monkeypatch.setattr(job, "address_of", lambda server: looks.append(address_of(server)) or looks[-1])
+    looks, address_of = [], job_preload.address_of
+    monkeypatch.setattr(
+        job_preload, "address_of", lambda server: looks.append(address_of(server)) or looks[-1]
+    )
 
     async def test(client, scheduler):
         async with (
@@ -124,8 +127,8 @@ def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeyp
             address, nanny.process.worker_address = nanny.process.worker_address, None
             held = client.submit(bytes, 10_000, workers=[address])
             await finished_async(held)
-            job._servers.add(nanny)
-            leaving = asyncio.create_task(job._leave(20.0))
+            job_preload._servers.add(nanny)
+            leaving = asyncio.create_task(job_preload._leave(20.0))
             await until_async(lambda: len(looks) >= 2, "two looks for the worker's address")
             assert (set(looks), leaving.done()) == ({None}, False)
             nanny.process.worker_address = address
@@ -133,7 +136,7 @@ def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeyp
             assert [ws.name for ws in scheduler.workers.values()] == ["other"]
             assert lost(scheduler) == [set()]
             assert len(await held) == 10_000
-            assert not job._there()
+            assert not job_preload._there()
 
     with_scheduler(test)
 
@@ -252,13 +255,13 @@ def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(before, wait):
 
 @pytest.mark.cluster
 def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
-    told, copy_to = [], moving.upstream.copy_to
+    told, copy_to = [], evacuation.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
         told.append(address)
         copy_to(scheduler, address, keys, stimulus_id)
 
-    monkeypatch.setattr(moving.upstream, "copy_to", spy)
+    monkeypatch.setattr(evacuation.upstream, "copy_to", spy)
 
     async def test(client, scheduler):
         with (
@@ -280,10 +283,10 @@ def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
 
 HOLDS = """
 import asyncio, os, signal, sys, time
-from dask_ferro.runtime import terminate
+from dask_ferro.runtime.jobs import sigterm
 
 async def main():
-    terminate.hold(float(sys.argv[1]))
+    sigterm.hold(float(sys.argv[1]))
     if (child := os.fork()) == 0:
         time.sleep(60)
         os._exit(1)
@@ -315,18 +318,20 @@ def test_a_worker_outlives_sigterm_by(again):
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        pytest.param((None, None), ([job.__name__], None), id="alone"),
-        pytest.param((["a"], ["--x"]), (["a", job.__name__], ["--x"]), id="after the user's own"),
-        pytest.param(("a", None), (["a", job.__name__], None), id="after a single one"),
-        pytest.param((["a"], [["--x"]]), (["a", job.__name__], [["--x"], []]), id="each with its arguments"),
-        pytest.param(([job.__name__], None), ([job.__name__], None), id="once"),
+        pytest.param((None, None), ([job_preload.__name__], None), id="alone"),
+        pytest.param((["a"], ["--x"]), (["a", job_preload.__name__], ["--x"]), id="after the user's own"),
+        pytest.param(("a", None), (["a", job_preload.__name__], None), id="after a single one"),
+        pytest.param(
+            (["a"], [["--x"]]), (["a", job_preload.__name__], [["--x"], []]), id="each with its arguments"
+        ),
+        pytest.param(([job_preload.__name__], None), ([job_preload.__name__], None), id="once"),
     ],
 )
 def test_a_nannys_worker_loads_it(given, wanted):
     async def run():
         nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
         try:
-            job._on_its_worker(nanny)
+            job_preload._on_its_worker(nanny)
             assert (nanny.preload, nanny.preload_argv or None) == wanted
         finally:
             await nanny.close()
@@ -344,8 +349,8 @@ def test_a_nannys_worker_loads_it(given, wanted):
     ],
 )
 def test_the_time_after_sigterm(environ, seconds, kept):
-    assert job.kill_wait(environ) == seconds
-    assert job.last(seconds) == kept
+    assert job_preload.kill_wait(environ) == seconds
+    assert job_preload.last(seconds) == kept
 
 
 @pytest.mark.parametrize(
@@ -366,7 +371,7 @@ def test_the_time_after_sigterm(environ, seconds, kept):
     ],
 )
 def test_the_time_left_of_a_job(environ, left):
-    assert job.time_left(environ, now=1000.0) == left
+    assert job_preload.time_left(environ, now=1000.0) == left
 
 
 @pytest.mark.parametrize(
@@ -383,7 +388,7 @@ def test_a_workers_end_is(environ, options, wanted):
     async def run():
         nanny = Nanny("tcp://127.0.0.1:1", **options)
         try:
-            found = job.ends_at(environ, nanny)
+            found = job_preload.ends_at(environ, nanny)
             return found if environ or found is None else found - time.time()
         finally:
             await nanny.close()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import sealed
-from dask_ferro.runtime.jobjournal import JobJournal, Run, Told, by_file, parsed, read
-from dask_ferro.runtime.jobrecord import JobRecord
+from dask_ferro.runtime.records.journal import JobJournal, Run, Told, by_file, parsed, read
+from dask_ferro.runtime.records.record import JobRecord
 
 RECORDS = [
     JobRecord(

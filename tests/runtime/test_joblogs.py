@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime import joblogs
-from dask_ferro.runtime.joblogs import Log, files_of, last_output, tail
+from dask_ferro.runtime.jobs import logs
+from dask_ferro.runtime.jobs.logs import Log, files_of, last_output, tail
 from tests.waiting import BOUND_S
 
 # What SLURM 22.05 says of an element of an array and of a job by itself: some patterns are left as they were given.
@@ -110,8 +110,8 @@ def test_what_a_job_printed_stands_in_for_errors_that_it_did_not_print(tmp_path)
 
 
 def test_neither_a_command_nor_a_file_system_that_hangs_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(joblogs, "_ASKED", 0.05)
-    monkeypatch.setattr(joblogs, "_READ", 0.05)
+    monkeypatch.setattr(logs, "_ASKED", 0.05)
+    monkeypatch.setattr(logs, "_READ", 0.05)
 
     async def test():
         asked, never_set = asyncio.Event(), asyncio.Event()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.batchjob import BatchJob, Patience
-from dask_ferro.runtime.jobpool import JobPool, checked_name
-from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.slurm import SLURMCluster
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.pools.pool import JobPool, checked_name
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
+from dask_ferro.runtime.slurm.parsing import Row
 
 SHAPE = {"cores": 1, "memory": "1GB", "walltime": "06:00:00", "interface": "lo"}
 

@@ -20,9 +20,9 @@ import pytest
 from distributed import Scheduler, Security
 
 import dask_ferro as ff
-from dask_ferro.runtime import clusterwords
-from dask_ferro.runtime.clusterwords import Known, PoolWords, in_html, in_words
-from dask_ferro.runtime.pools import SiteJob
+from dask_ferro.runtime.jobs import cluster_repr
+from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
+from dask_ferro.runtime.pools.providers import SiteJob
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
 PLAIN = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
@@ -300,7 +300,7 @@ def test_a_cluster_is_not_found_by_its_name_as_in_dask(cluster) -> None:
 
 
 def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> None:
-    monkeypatch.setattr(clusterwords, "_TAIL", 30)
+    monkeypatch.setattr(cluster_repr, "_TAIL", 30)
     folder = Path(cluster._dummy_job.log_directory)
     (folder / "dask-worker-7.err").write_text("first line\n" + "long line\n" * 5)
     (folder / "other-7.err").write_text("not of this job's name")
@@ -320,7 +320,7 @@ def test_output_goes_where_the_script_says_last(tmp_path) -> None:
     header = (
         f"#SBATCH -o {tmp_path}/b-%J.out\n#SBATCH --output={tmp_path}/%x-%A_%3a.out\n#SBATCH -e /dev/null"
     )
-    assert [path.name for path in clusterwords.outputs(header, "a", 0.0)] == ["a-1_0.out"]
+    assert [path.name for path in cluster_repr.outputs(header, "a", 0.0)] == ["a-1_0.out"]
 
 
 # -- words ---------------------------------------------------------------------------------------------------

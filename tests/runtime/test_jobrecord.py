@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.jobcounts import JobCounts
-from dask_ferro.runtime.jobrecord import ENDED, STATES, JobBook, JobRecord
-from dask_ferro.runtime.recorded import recording_of
-from dask_ferro.runtime.recording import Recording
+from dask_ferro.runtime.records.counts import JobCounts
+from dask_ferro.runtime.records.record import ENDED, STATES, JobBook, JobRecord
+from dask_ferro.runtime.records.recorded_cluster import recording_of
+from dask_ferro.runtime.records.recording import Recording
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 
 
 def job(number: int = 0, **facts: Any) -> BatchJob:

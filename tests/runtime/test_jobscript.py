@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.jobpool import JobPool, overrides_of
-from dask_ferro.runtime.jobscript import WorkerJob
-from dask_ferro.runtime.slurmcommand import environment
+from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.pools.pool import JobPool, overrides_of
+from dask_ferro.runtime.slurm.commands import environment
 
 SHAPE = {"cores": 4, "processes": 2, "memory": "4GB", "walltime": "01:00:00", "interface": "lo"}
 
@@ -33,7 +33,7 @@ def test_the_script_names_all_that_a_worker_is_told():
         lines
     )
     (command,) = (line for line in lines if "distributed.cli.dask_worker" in line)
-    assert command.endswith(" --preload-nanny dask_ferro.runtime.job &")
+    assert command.endswith(" --preload-nanny dask_ferro.runtime.jobs.job_preload &")
     for option in (
         '--name "$FERRO_WORKER"',
         "--nthreads 2",
@@ -49,7 +49,10 @@ def test_the_script_names_all_that_a_worker_is_told():
     ("options", "there", "not_there"),
     [
         pytest.param(
-            {"nanny": False}, "--preload dask_ferro.runtime.job", "--preload-nanny", id="without a nanny"
+            {"nanny": False},
+            "--preload dask_ferro.runtime.jobs.job_preload",
+            "--preload-nanny",
+            id="without a nanny",
         ),
         pytest.param(
             {"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime import jobjournal
-from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.jobjournal import JobJournal, read
-from dask_ferro.runtime.recording import Recording
+from dask_ferro.runtime.records import journal
+from dask_ferro.runtime.records.journal import JobJournal, read
+from dask_ferro.runtime.records.recording import Recording
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from tests.waiting import BOUND_S
 
 JOBS = [BatchJob(f"a-{n}", "a", n, 1, 0.0) for n in range(300)]
@@ -24,8 +24,8 @@ class FileServer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.writes = threading.Event(), 0
-        self._append = jobjournal.append
-        monkeypatch.setattr(jobjournal, "append", self._slow)
+        self._append = journal.append
+        monkeypatch.setattr(journal, "append", self._slow)
 
     def _slow(self, path: str, text: bytes) -> None:
         self.writes += 1
@@ -83,14 +83,14 @@ def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
 ) -> None:
     """The thread went on to take the lock, for good."""
     waits, over = threading.Event(), threading.Event()
-    held = jobjournal.held
+    held = journal.held
 
     def slow(*args: object) -> object:
         waits.set()
         over.wait(10.0)
         return held(*args)
 
-    monkeypatch.setattr(jobjournal, "held", slow)
+    monkeypatch.setattr(journal, "held", slow)
     recording = Recording(
         "ferro-1", JobJournal(tmp_path / "jobs", "ferro-1")
     )  # which would let go when it is freed

@@ -17,9 +17,9 @@ from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
-from dask_ferro.runtime import moving, roster
-from dask_ferro.runtime.recompute import Recompute
-from dask_ferro.runtime.roster import Roster
+from dask_ferro.runtime.elastic import evacuation, scheduler_rpc
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.replication.recompute import Recompute
 from tests.waiting import finished, finished_async, opened, until_async
 
 CHECKED = {
@@ -131,7 +131,7 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
 
         async def go():
             going = asyncio.ensure_future(cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            moving = cluster.scheduler.plugins[roster.NAME].leaving.moving
+            moving = cluster.scheduler.plugins[scheduler_rpc.NAME].leaving.moving
             await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
@@ -408,13 +408,13 @@ def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_a
 )
 def test_of_leavers_is_fetched_first_where(seconds, wanted, monkeypatch):
     """Worth: the seconds of compute that would be spent again, by the byte."""
-    fetched, copy_to = [], moving.upstream.copy_to
+    fetched, copy_to = [], evacuation.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
         fetched.extend(keys)
         copy_to(scheduler, address, keys, stimulus_id)
 
-    monkeypatch.setattr(moving.upstream, "copy_to", spy)
+    monkeypatch.setattr(evacuation.upstream, "copy_to", spy)
 
     async def test(client, scheduler, workers):
         leaver, _ = workers
@@ -462,7 +462,7 @@ def test_when_the_cluster_ends_nobody_leaves_any_more():
         task = client.submit(held_up, "task", "over", workers=[first.address], allow_other_workers=True)
         await started("task")
         leaving = asyncio.ensure_future(leave(client, first, must=True))
-        await until_async(lambda: scheduler.plugins[roster.NAME].leaving.is_on, "somebody to leave")
+        await until_async(lambda: scheduler.plugins[scheduler_rpc.NAME].leaving.is_on, "somebody to leave")
         await client.scheduler.ferro_over()
         assert await leaving == {first.address: "leaving was stopped"}
         answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)

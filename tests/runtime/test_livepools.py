@@ -10,13 +10,13 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import Pool
-from dask_ferro.runtime.clusterwords import Known, PoolWords, in_html, in_words
-from dask_ferro.runtime.livepools import LivePools
-from dask_ferro.runtime.opened_cluster import closed_pools
-from dask_ferro.runtime.pictures import _closed
-from dask_ferro.runtime.pools import told_closed
-from dask_ferro.runtime.shortage import shortage
-from dask_ferro.runtime.standing import summary
+from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
+from dask_ferro.runtime.local.cluster_context import closed_pools
+from dask_ferro.runtime.local.foreground import summary
+from dask_ferro.runtime.pools.live import LivePools
+from dask_ferro.runtime.pools.providers import told_closed
+from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.telemetry.dashboard_state import _closed
 
 CPU, GPU = Pool("cpu", processes=2), Pool("gpu", maximum=3)
 PAUSED = {"mode": "paused", "closed": "by its user"}

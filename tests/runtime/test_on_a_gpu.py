@@ -24,7 +24,7 @@ import dask_ferro as ff
 from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
 from dask_ferro.kernels.resident import Residency
 from dask_ferro.lower import device as devices
-from dask_ferro.runtime.worker import METRIC
+from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.testing.emulated_device import StandIn
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]

@@ -10,7 +10,7 @@ import pytest
 from distributed import LocalCluster, WorkerPlugin
 
 import dask_ferro as ff
-from dask_ferro.runtime.pools import SpecPools
+from dask_ferro.runtime.pools.providers import SpecPools
 from tests.waiting import BOUND_S, until_async
 
 pytestmark = pytest.mark.cluster

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
-from dask_ferro.runtime.events import PLACES, TOPIC
-from dask_ferro.runtime.prometheus import Collector
-from dask_ferro.runtime.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.telemetry.events import PLACES, TOPIC
+from dask_ferro.runtime.telemetry.prometheus import Collector
 
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SCALED = {

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dask_ferro.policy.crew import Parameters
 from dask_ferro.policy.scale import State, step
 from dask_ferro.policy.staff import PENDING, Job, Pool, Staff, Submit
-from dask_ferro.runtime.batchjob import BatchJob, Patience
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
+from dask_ferro.runtime.slurm.parsing import Row
 
 MOST = 4
 # Ticks until a job starts.

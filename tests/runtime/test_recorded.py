@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.jobjournal import JobJournal, read
-from dask_ferro.runtime.jobrecord import JobRecord
-from dask_ferro.runtime.recorded import Recorded, recording_of
-from dask_ferro.runtime.slurmcommand import Refused
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.records.journal import JobJournal, read
+from dask_ferro.runtime.records.record import JobRecord
+from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.parsing import Row
 
 
 class MadeUpSite:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.policy.cost import Speed
 from dask_ferro.policy.remaining import Span, profile, schedule
-from dask_ferro.runtime import roster
-from dask_ferro.runtime.demand import Demands
-from dask_ferro.runtime.roster import Kept, Roster
+from dask_ferro.runtime.elastic import scheduler_rpc
+from dask_ferro.runtime.elastic.remaining_work import Demands
+from dask_ferro.runtime.elastic.scheduler_rpc import Kept, Roster
 from tests.waiting import finished_async, opened, until_async
 
 
@@ -136,7 +136,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(roster, "monotonic", made)
+    monkeypatch.setattr(scheduler_rpc, "monotonic", made)
     return made
 
 
@@ -167,7 +167,7 @@ def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(clock):
 def test_a_row_tells_for_how_long_a_worker_has_paused(clock):
     async def test(client, cluster):
         scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
-        told = scheduler.plugins[roster.NAME].roster
+        told = scheduler.plugins[scheduler_rpc.NAME].roster
 
         def paused():
             return {address: row["paused_for"] for address, row in told()["workers"].items()}
@@ -198,7 +198,7 @@ def test_demands_are_apart_by_what_their_workers_must_have():
             bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
             loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
         await submitted(cluster.scheduler, 307)
-        facts = cluster.scheduler.plugins[roster.NAME].roster()
+        facts = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()
         rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
         assert set(rows) == {(False,), (True,), ("GPU", False)}
         assert facts["queue"] == 307
@@ -224,7 +224,7 @@ def test_a_demand_knows_the_whole_graph_and_what_has_run():
         with annotated(1.0):
             last = client.get(graph, "c", sync=False)
         await submitted(cluster.scheduler, 11)
-        demands = cluster.scheduler.plugins[roster.NAME].roster()["demands"]
+        demands = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()["demands"]
         (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
         assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
         # Nobody knows what `hold` takes: at least as long again as the two have run.
@@ -363,7 +363,7 @@ def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(installed):
             lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
         )
         assert Demands(scheduler).rows() == []
-        facts = scheduler.plugins[roster.NAME].roster()
+        facts = scheduler.plugins[scheduler_rpc.NAME].roster()
         holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
         assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
         with annotated(2.0):
@@ -461,10 +461,10 @@ def test_an_end_that_is_taken_back_is_taken_out_of_the_ledger():
 
 
 def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(monkeypatch):
-    monkeypatch.setattr(roster, "_ABSENT", 3)
+    monkeypatch.setattr(scheduler_rpc, "_ABSENT", 3)
 
     async def test(client, cluster):
-        known = cluster.scheduler.plugins[roster.NAME]._ends
+        known = cluster.scheduler.plugins[scheduler_rpc.NAME]._ends
         now = time.time()
         told = cluster.scheduler_comm.ferro_ends
         await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
@@ -517,21 +517,21 @@ def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is_there
 def test_it_comes_on_once_and_leaves_nothing_behind():
     async def test(client, cluster):
         scheduler = cluster.scheduler
-        own = {roster.ROSTER, roster.LEAVE, roster.ENDS, roster.REMOVE}
-        first = scheduler.plugins[roster.NAME]
+        own = {scheduler_rpc.ROSTER, scheduler_rpc.LEAVE, scheduler_rpc.ENDS, scheduler_rpc.REMOVE}
+        first = scheduler.plugins[scheduler_rpc.NAME]
         register = cluster.scheduler_comm.register_scheduler_plugin
-        await register(plugin=dumps(Roster()), name=roster.NAME, idempotent=True)
-        assert scheduler.plugins[roster.NAME] is first
+        await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
+        assert scheduler.plugins[scheduler_rpc.NAME] is first
         await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
-        await register(plugin=dumps(Roster()), name=roster.NAME, idempotent=False)
-        second = scheduler.plugins[roster.NAME]
+        await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
+        second = scheduler.plugins[scheduler_rpc.NAME]
         assert second is not first
-        assert scheduler.handlers[roster.ROSTER].__self__ is second
+        assert scheduler.handlers[scheduler_rpc.ROSTER].__self__ is second
         ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
         assert sorted(ends, key=str) == [about(95), None]
         await cluster.scheduler_comm.ferro_roster_remove()
         assert not own & set(scheduler.handlers)
-        assert roster.NAME not in scheduler.plugins
+        assert scheduler_rpc.NAME not in scheduler.plugins
         assert await client.submit(lambda: 7) == 7
 
     on_cluster(test)
@@ -540,10 +540,10 @@ def test_it_comes_on_once_and_leaves_nothing_behind():
 def test_as_a_preload_it_is_there_from_the_first_moment():
     async def test():
         async with (
-            Scheduler(port=0, dashboard_address=":0", preload=["dask_ferro.runtime.roster"]) as scheduler,
+            Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
             Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
         ):
-            rows = scheduler.plugins[roster.NAME].roster()["workers"]
+            rows = scheduler.plugins[scheduler_rpc.NAME].roster()["workers"]
             assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}
 
     asyncio.run(test())

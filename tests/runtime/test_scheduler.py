@@ -21,10 +21,10 @@ from tornado.httpclient import AsyncHTTPClient
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.install import figures
-from dask_ferro.runtime.scheduler import FerroScheduler
-from dask_ferro.runtime.settings import Settings
-from dask_ferro.runtime.stealing import Stealing
+from dask_ferro.runtime.plugin.install import figures
+from dask_ferro.runtime.plugin.scheduler import FerroScheduler
+from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.plugin.stealing import Stealing
 from tests.waiting import finished_async, opened, ticks, until, until_async
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime.secondsource import SecondSource, accounted, expanded, shown
-from dask_ferro.runtime.slurmcommand import Refused, run
-from dask_ferro.runtime.squeue import UNTOLD, Row
+from dask_ferro.runtime.slurm.commands import Refused, run
+from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
+from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, expanded, shown
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
 FACTS = (
@@ -142,7 +142,7 @@ def test_a_submission_is_found_by_its_word(command) -> None:
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started(command, monkeypatch) -> None:
-    monkeypatch.setattr("dask_ferro.runtime.slurmcommand._LIMIT", 0.3)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMIT", 0.3)
     command("sinfo", "sleep 34; echo never")
 
     async def timed() -> float:

@@ -9,7 +9,7 @@ from functools import partial
 from distributed import Event, wait
 
 import dask_ferro as ff
-from dask_ferro.runtime import waits as module
+from dask_ferro.runtime.plugin import waits as module
 from tests.hung import processes, stopped
 from tests.runtime.test_scheduler import on_cluster
 from tests.runtime.test_waits import SOON, _block, _inc, _running, _soon

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.runtime import squeue
-from dask_ferro.runtime.squeue import (
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.parsing import (
     ENDING,
     HELD,
     LIMIT,
@@ -24,7 +24,7 @@ from dask_ferro.runtime.squeue import (
     Row,
 )
 
-WIDTHS = [int(column.partition(":")[2]) for column in squeue.FORMAT.split(",")]
+WIDTHS = [int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")]
 
 
 def printed(*cells: str) -> str:
@@ -88,7 +88,7 @@ def printed(*cells: str) -> str:
     ],
 )
 def test_a_line_is_a_row(cells, row):
-    assert squeue.rows(printed(*cells)) == {row.job_id: row}
+    assert parsing.rows(printed(*cells)) == {row.job_id: row}
 
 
 def test_lines_that_are_no_job_are_left_out():
@@ -100,12 +100,12 @@ def test_lines_that_are_no_job_are_left_out():
             "JOBID",
         ]
     )
-    assert list(squeue.rows(text)) == ["7"]
+    assert list(parsing.rows(text)) == ["7"]
 
 
 @given(st.text())
 def test_whatever_is_printed_is_read(text):
-    for job_id, row in squeue.rows(text).items():
+    for job_id, row in parsing.rows(text).items():
         assert row.job_id == job_id
         assert row.phase in (PENDING, STARTED, HELD, ENDING, OVER)
 
@@ -168,8 +168,8 @@ def test_partitions_grant_seconds_to_preempted_jobs():
             "slurm_load_partitions error: what is no partition",
         ]
     )
-    assert squeue.graces(text) == {"low": 120.0}
-    assert squeue.graces(text.replace("GraceTime=0", "GraceTime=7")) == {"cpu": 7.0, "": 7.0, "low": 120.0}
+    assert parsing.graces(text) == {"low": 120.0}
+    assert parsing.graces(text.replace("GraceTime=0", "GraceTime=7")) == {"cpu": 7.0, "": 7.0, "low": 120.0}
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_partitions_grant_seconds_to_preempted_jobs():
 )
 def test_partitions_whose_jobs_give_way_at_once(facts, found):
     text = f"PartitionName=cpu PriorityTier=2 PreemptMode=OFF\nPartitionName=low {facts}\n"
-    assert squeue.preemptible(text) == found
-    assert squeue.preemptible("") == squeue.preemptible("slurm is not here") == frozenset()
+    assert parsing.preemptible(text) == found
+    assert parsing.preemptible("") == parsing.preemptible("slurm is not here") == frozenset()
 
 
 def test_local_time_is_read_too():
-    assert squeue.moment("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
+    assert parsing.moment("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_local_time_is_read_too():
     ],
 )
 def test_time_limits(text, seconds):
-    assert squeue.duration(text) == seconds
+    assert parsing.duration(text) == seconds
 
 
 @given(st.sets(st.integers(0, 1000), min_size=1))
 def test_indices_name_each_element_once(numbers):
     named: list[int] = []
-    for run in squeue.indices(sorted(numbers)).split(","):
+    for run in parsing.indices(sorted(numbers)).split(","):
         first, _, last = run.partition("-")
         named += range(int(first), int(last or first) + 1)
     assert named == sorted(numbers)
@@ -269,4 +269,4 @@ def test_indices_name_each_element_once(numbers):
     ],
 )
 def test_refusals(text, kind):
-    assert squeue.refusal("\n".join(f"sbatch: error: {line}" for line in text.split("\n"))) == kind
+    assert parsing.refusal("\n".join(f"sbatch: error: {line}" for line in text.split("\n"))) == kind

@@ -10,9 +10,9 @@ from distributed import Client, LocalCluster, Status, Worker, wait
 
 import dask_ferro as ff
 from dask_ferro.policy.staff import Pool
-from dask_ferro.runtime import staffing
-from dask_ferro.runtime.pools import SiteJob
-from dask_ferro.runtime.staffing import PAUSED, staffed
+from dask_ferro.runtime.elastic import facts
+from dask_ferro.runtime.elastic.facts import PAUSED, staffed
+from dask_ferro.runtime.pools.providers import SiteJob
 from tests.waiting import finished
 
 NOW = 1000.0
@@ -109,7 +109,7 @@ def test_tasks_that_nobody_takes_as_all_workers_pause_are_run_by_one_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, five tiny tasks were not worth another job, and waited for ever."""
-    monkeypatch.setattr(staffing, "PAUSED", 0.5)
+    monkeypatch.setattr(facts, "PAUSED", 0.5)
     with (
         dask.config.set({"distributed.worker.memory.pause": False}),  # it would resume by itself
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.squeue import Row
-from dask_ferro.runtime.strays import Strays
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.strays import Strays
 
 
 def rows(**states: str) -> dict[str, Row]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime import squeue
-from dask_ferro.runtime.batchjob import BatchJob
-from dask_ferro.runtime.slurmsite import Site, _comment
-from dask_ferro.runtime.submission import Submission
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.site import Site, _comment
+from dask_ferro.runtime.slurm.submit_queue import Submission
 from tests.waiting import until_async
 
 
@@ -65,7 +65,7 @@ def test_where_nobody_knows_whether_a_job_was_submitted_there_may_be_one(command
 
 @pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
 def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome) -> None:
-    assert sum(int(column.partition(":")[2]) for column in squeue.FORMAT.split(",")) == 504
+    assert sum(int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")) == 504
     command("sbatch", f"{NOTED}\n{outcome}")
     command("squeue", TOLD)
     assert asyncio.run(one_submission()) == (["77"], True)
@@ -93,7 +93,7 @@ async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
 
 def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(command, monkeypatch) -> None:
     """Once it was forgotten, and counted for nothing while it ran."""
-    monkeypatch.setattr("dask_ferro.runtime.submission._ASKED", 0.1)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._ASKED", 0.1)
     command("sbatch", f"{NOTED}\necho 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
     for name in ("squeue", "scontrol"):
         command(name, "exit 1")
@@ -118,8 +118,8 @@ def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its_pool_
         await submission.close(5.0)
         site.close()
 
-    monkeypatch.setattr("dask_ferro.runtime.submission._PAUSE", 60.0)
-    monkeypatch.setattr("dask_ferro.runtime.submission._PAUSE_MOST", 60.0)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE", 60.0)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE_MOST", 60.0)
     command(
         "sbatch",
         "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1",

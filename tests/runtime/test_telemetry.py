@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dask_ferro.runtime.telemetry import Telemetry
+from dask_ferro.runtime.telemetry.recorder import Telemetry
 from tests.waiting import finished
 
 

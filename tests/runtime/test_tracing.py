@@ -18,10 +18,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.kernels import profile
 from dask_ferro.lower import task
 from dask_ferro.lower.spmd import Ranks
-from dask_ferro.runtime import tape, tracing
-from dask_ferro.runtime.scheduler import NAME
-from dask_ferro.runtime.telemetry import Telemetry
-from dask_ferro.runtime.tracing import Tracing, checked, traced_to
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.telemetry import op_recorder, tracing
+from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.runtime.telemetry.tracing import Tracing, checked, traced_to
 from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
 from tests.graph.pipeline_nets import mlp as mlp_net
@@ -316,10 +316,10 @@ def test_a_recording_that_cannot_begin_leaves_nothing_on(
 ) -> None:
     plugins = set(client.cluster.scheduler.worker_plugins)
 
-    def failing(self: tape.TapePlugin, worker: Worker) -> None:
+    def failing(self: op_recorder.TapePlugin, worker: Worker) -> None:
         raise OSError("on purpose")
 
-    monkeypatch.setattr(tape.TapePlugin, "setup", failing)
+    monkeypatch.setattr(op_recorder.TapePlugin, "setup", failing)
     with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
         pass
     assert set(client.cluster.scheduler.worker_plugins) == plugins
@@ -353,7 +353,7 @@ def test_ops_beyond_what_a_tape_or_a_trace_has_room_for_are_counted(
 ) -> None:
     sleeps = ff.workloads.build("wide", branches=2, length=3)
     y = ff.from_onnx(sleeps, granularity="model")(np.ones(256, "f4"))
-    monkeypatch.setattr(tape, "_tape", tape.Tape(length=4))
+    monkeypatch.setattr(op_recorder, "_tape", op_recorder.Tape(length=4))
     with ff.trace(client, ops=True) as t:
         y.compute()
     assert (len(ops_of(t.trace)), t.trace.counts["dropped_ops"]) == (4, 2)

@@ -11,9 +11,9 @@ from distributed import Client, LocalCluster
 from onnx import TensorProto, helper
 
 from dask_ferro import ConfigError, from_onnx
-from dask_ferro.runtime.array_files import read, save
-from dask_ferro.runtime.opened_cluster import connected
-from dask_ferro.runtime.trial import Request, trial
+from dask_ferro.runtime.local.array_files import read, save
+from dask_ferro.runtime.local.cluster_context import connected
+from dask_ferro.runtime.local.model_run import Request, trial
 from tests.waiting import until
 
 
@@ -94,7 +94,7 @@ def test_a_broken_file_is_named(tmp_path, name, content):
     ],
 )
 def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
-    monkeypatch.setattr("dask_ferro.runtime.opened_cluster._CONNECT_S", 0.2)
+    monkeypatch.setattr("dask_ferro.runtime.local.cluster_context._CONNECT_S", 0.2)
     with pytest.raises(ConfigError, match=why) as caught:
         trial(Request(dag="wide", scheduler=address))
     assert address in str(caught.value)
@@ -120,7 +120,7 @@ def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
     ],
 )
 def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, monkeypatch):
-    monkeypatch.setattr("dask_ferro.runtime.opened_cluster._WORKERS_S", 0.2)
+    monkeypatch.setattr("dask_ferro.runtime.local.cluster_context._WORKERS_S", 0.2)
     with (
         LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,

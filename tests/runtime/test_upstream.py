@@ -21,9 +21,9 @@ from distributed.stealing import WorkStealing
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import preload, upstream_names
-from dask_ferro.runtime.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.upstream_names import FACTS, HOOKS, OPTIONAL, SEAMS, Seam, missing
-from dask_ferro.runtime.worker import METRIC, FerroWorker
+from dask_ferro.runtime.worker.plugin import METRIC, FerroWorker
 from tests import private_names
 from tests.private_names import modules, offences_in, offences_of
 from tests.runtime.test_scheduler import on_cluster

@@ -12,8 +12,8 @@ from distributed import Client, Event, LocalCluster, as_completed, wait
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.runtime.scheduler import NAME
-from dask_ferro.runtime.top import look
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.telemetry.top import look
 from tests.graphs import model
 from tests.hung import processes, stopped
 from tests.runtime.test_events import published

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime.watchdog import Keep, Watchdog
+from dask_ferro.runtime.slurm.orphan_guard import Keep, Watchdog
 from tests.waiting import until
 
 # What scontrol shows: another's job, and ours in a state that a file tells.

@@ -20,9 +20,9 @@ from distributed import Client, LocalCluster, Worker
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.cost import Links
-from dask_ferro.runtime import speed as speeds
-from dask_ferro.runtime.speed import Speed, speed
-from dask_ferro.runtime.worker import METRIC, NAME, FerroWorker, sent
+from dask_ferro.runtime.worker import calibration as speeds
+from dask_ferro.runtime.worker.calibration import Speed, speed
+from dask_ferro.runtime.worker.plugin import METRIC, NAME, FerroWorker, sent
 from tests.waiting import until
 
 STOCK_SENDS = 0.002

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.workernames import WorkerNames
+from dask_ferro.runtime.jobs.worker_names import WorkerNames
 
 
 @pytest.mark.parametrize(

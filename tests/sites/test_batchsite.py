@@ -14,7 +14,7 @@ import pytest
 from dask_ferro.runtime.sites.batchsite import BatchSite
 from dask_ferro.runtime.sites.commands import CommandSite
 from dask_ferro.runtime.sites.pbs import PBSSite
-from dask_ferro.runtime.slurmcommand import Refused
+from dask_ferro.runtime.slurm.commands import Refused
 from tests.sites.batch import Batch
 from tests.sites.conftest import COMMANDS
 from tests.waiting import until_async

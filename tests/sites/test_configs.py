@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime import jobconfig
+from dask_ferro.runtime.jobs import job_config
 
 ROOT = Path(__file__).resolve().parents[2]
 (BLOCK,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -30,9 +30,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def loaded(text: str) -> jobconfig.JobConfig:
+def loaded(text: str) -> job_config.JobConfig:
     Path("lsf.yaml").write_text(text)
-    return jobconfig.load("./lsf.yaml")
+    return job_config.load("./lsf.yaml")
 
 
 def test_its_directives_are_those_of_the_user_with_the_shape_of_each_pool() -> None:

@@ -17,7 +17,10 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime import closings, elastic, jobpool, pictures, upstream
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.elastic import controller
+from dask_ferro.runtime.pools import closing, pool
+from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.views.pages.elastic import ElasticPage
 from tests.slurm.test_elastic import Site, queue
 from tests.waiting import until
@@ -54,8 +57,8 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
     broken, caplog, monkeypatch, tmp_path
 ):
     # SLURM starts a job within a second where nobody else uses the machine.
-    monkeypatch.setattr(closings, "_UNSEEN", SOON)
-    monkeypatch.setattr(elastic, "_FAILING", SOON)
+    monkeypatch.setattr(closing, "_UNSEEN", SOON)
+    monkeypatch.setattr(controller, "_FAILING", SOON)
     site = broken()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):
         warnings.simplefilter("always")
@@ -104,7 +107,7 @@ def test_an_event_loop_is_told_too(slurm, tmp_path):
 
 
 def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
-    monkeypatch.setattr(jobpool, "_CLOSED", 2.0)
+    monkeypatch.setattr(pool, "_CLOSED", 2.0)
     site = broken()
     site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     future = site.client.submit(abs, -7)
@@ -112,7 +115,7 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monke
 
     def shown() -> str:
         page, scheduler = ElasticPage(), site.cluster.scheduler
-        page.update(pictures.elastic_picture(scheduler, upstream.stealing_of(scheduler)))
+        page.update(dashboard_state.elastic_picture(scheduler, upstream.stealing_of(scheduler)))
         return str(page.closed.text)
 
     page = until(lambda: "closed until" in shown() and shown(), "the page to show it", seen=shown)

@@ -23,8 +23,8 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime.roster import Roster
-from dask_ferro.runtime.slurm import SLURMCluster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -212,7 +212,7 @@ def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
 
 def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake, monkeypatch):
     """Another of the same elements and the same tag is there first: nobody follows it, so it is cancelled."""
-    monkeypatch.setattr("dask_ferro.runtime.strays._SEEN", 0.2)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.strays._SEEN", 0.2)
     calls = fake(
         "sbatch",
         1,
@@ -248,7 +248,7 @@ def test_a_comment_of_the_users_stays(play):
 
 
 def test_jobs_that_nobody_follows_are_cancelled(play, monkeypatch):
-    monkeypatch.setattr("dask_ferro.runtime.strays._SEEN", 0.5)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.strays._SEEN", 0.5)
 
     async def scenario(cluster):
         cluster.request("default", 1)
@@ -483,7 +483,7 @@ def test_a_cancellation_that_fails_is_seen_through(play, fake):
 def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_left(
     play, fake, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("dask_ferro.runtime.cancellation._PAUSE_MOST", 1.0)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.cancel_queue._PAUSE_MOST", 1.0)
     gate = tmp_path / "gate"
     refused = 'echo "scancel: error: Kill job error: Unable to contact slurm controller" >&2; exit 1'
     fake("scancel", 1000, f'[ -e {gate} ] && exec $real "$@"; {refused}')
@@ -606,7 +606,7 @@ def test_an_error_leaves_no_job(play):
 
 
 def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr("dask_ferro.runtime.slurm._LAST_JOBS", 0.5)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.cluster._LAST_JOBS", 0.5)
     calls = fake("scancel", 3, "exit 1")
     name = []
 
@@ -625,7 +625,7 @@ def test_no_job_outlives_the_process_of_its_cluster(number, tmp_path):
     program = """
         import os, signal, sys, time
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal: under nohup it is ignored
-        from dask_ferro.runtime.slurm import SLURMCluster
+        from dask_ferro.runtime.slurm.cluster import SLURMCluster
         cluster = SLURMCluster(
             queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],
             scheduler_options={"dashboard_address": "127.0.0.1:0", "interface": "lo"},

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.runtime.slurm import SLURMCluster
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.slurm.test_cluster import LATER, looked, play, watchdogs  # noqa: F401
 from tests.slurm.test_elastic import site  # noqa: F401
 from tests.waiting import finished, until, until_async
@@ -170,7 +170,7 @@ def play_left(scenario: Any, command: Callable[[str], Command], play: Any) -> No
 
 def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):  # noqa: F811
     """Once what a wrapper had started ran on, was waited for, and held the pipe that the watchdog waits for."""
-    monkeypatch.setattr("dask_ferro.runtime.slurmcommand._LIMITS", {"sbatch": 1.0})
+    monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
     command("sbatch").does("answers_nothing")
 
     async def scenario(cluster: SLURMCluster) -> None:
@@ -203,7 +203,7 @@ def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, co
         command("squeue").does("answer")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dask_ferro.runtime.slurmcommand._LIMITS", {"sbatch": 1.0})
+        patch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
         play(scenario, **LATER)
 
 

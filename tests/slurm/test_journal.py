@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from dask_ferro.runtime.jobjournal import read
-from dask_ferro.runtime.jobrecord import JobRecord
-from dask_ferro.runtime.slurm import SLURMCluster
+from dask_ferro.runtime.records.journal import read
+from dask_ferro.runtime.records.record import JobRecord
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.slurm.test_cluster import LATER as BEGINS_LATER
 from tests.slurm.test_cluster import play, watchdogs  # noqa: F401 - a fixture
 from tests.standing import PROGRAM, command

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime.slurmsite import Site
+from dask_ferro.runtime.slurm.site import Site
 from tests.waiting import until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]

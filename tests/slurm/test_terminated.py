@@ -69,7 +69,7 @@ def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_ov
 PROGRAM = """
     import sys, time
     from distributed import Client
-    from dask_ferro.runtime.slurm import SLURMCluster
+    from dask_ferro.runtime.slurm.cluster import SLURMCluster
 
     cluster = SLURMCluster(
         queue="cpu", cores=1, processes=1, memory="400MB", interface="lo", log_directory=sys.argv[1],

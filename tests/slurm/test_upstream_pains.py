@@ -240,7 +240,7 @@ PROGRAM = """
 def test_no_job_is_left_of_a_process_that_was_killed(way, tmp_path) -> None:
     """https://github.com/dask/distributed/issues/1759: jobs are orphans when what started them is killed."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    module = "dask_ferro.runtime.slurm" if way == "ours" else "dask_jobqueue"
+    module = "dask_ferro.runtime.slurm.cluster" if way == "ours" else "dask_jobqueue"
     program = textwrap.dedent(PROGRAM.format(module=module))
     try:
         with subprocess.Popen(

@@ -21,7 +21,7 @@ from distributed.scheduler import WorkerState
 from distributed.worker_state_machine import ComputeTaskEvent, ExecuteSuccessEvent, StealRequestEvent
 
 import dask_ferro as ff
-from dask_ferro.runtime.worker import METRIC
+from dask_ferro.runtime.worker.plugin import METRIC
 from tests.upstream_pains import jobs
 from tests.waiting import until_async
 

@@ -19,7 +19,7 @@ from distributed import Client, Status, Worker
 from distributed.deploy.spec import ProcessInterface
 
 import dask_ferro as ff
-from dask_ferro.runtime import pools
+from dask_ferro.runtime.pools import providers
 from tests.upstream_pains import jobs
 from tests.upstream_pains.scene import CONFIG, Scene, Way
 from tests.waiting import BOUND_S
@@ -201,7 +201,7 @@ def on_a_site(**options: Any) -> Callable[[Callable[[Site], Awaitable[None]]], C
                 await play(site)
 
         def test(way: Way, monkeypatch: Any) -> None:
-            monkeypatch.setattr(pools, "_LOST", LOST_S)
+            monkeypatch.setattr(providers, "_LOST", LOST_S)
             asyncio.run(run(way))
 
         test.__name__, test.__doc__ = play.__name__, play.__doc__

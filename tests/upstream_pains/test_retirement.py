@@ -12,7 +12,7 @@ from distributed.metrics import time
 from distributed.scheduler import Scheduler, WorkerState
 from distributed.worker_state_machine import GatherDepSuccessEvent
 
-from dask_ferro.runtime.roster import Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from tests.upstream_pains.jobs import behind, made, open_gate, seceded, take
 from tests.upstream_pains.scene import Scene, on_a_scene
 from tests.upstream_pains.site import LOOKS, Site, on_a_site

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from dask_ferro.runtime import drawings
-from dask_ferro.runtime.drawings import Drawings
+from dask_ferro.runtime.telemetry import drawings
+from dask_ferro.runtime.telemetry.drawings import Drawings
 from dask_ferro.views import handed, pages
 
 

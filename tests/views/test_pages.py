@@ -21,14 +21,21 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
-from dask_ferro.runtime import charts, pictures
-from dask_ferro.runtime.charts import TASKS, Chart, critical_path, layered
-from dask_ferro.runtime.leaving import Leaving
-from dask_ferro.runtime.mark import Rows
-from dask_ferro.runtime.pictures import Backlog, Closed, ElasticPicture, Flow, Scaling, StealingPicture
-from dask_ferro.runtime.reel import News, Reel, merged
-from dask_ferro.runtime.telemetry import Telemetry
-from dask_ferro.runtime.watch import Sample, Second, Watch
+from dask_ferro.runtime.elastic.retirement import Leaving
+from dask_ferro.runtime.telemetry import dashboard_state, graph_layout
+from dask_ferro.runtime.telemetry.dashboard_state import (
+    Backlog,
+    Closed,
+    ElasticPicture,
+    Flow,
+    Scaling,
+    StealingPicture,
+)
+from dask_ferro.runtime.telemetry.graph_layout import TASKS, Chart, critical_path, layered
+from dask_ferro.runtime.telemetry.history import Sample, Second, Watch
+from dask_ferro.runtime.telemetry.mark import Rows
+from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.runtime.telemetry.timeline_feed import News, Reel, merged
 from dask_ferro.trace import Span
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
@@ -242,10 +249,10 @@ def test_who_moved_little_is_summed_up_as_others() -> None:
     for n in range(40):
         for _ in range(2 if n < 10 else 1):
             moved(logs, 0.0, pair=(f"v{n}", "thief"))  # type: ignore[arg-type]
-    flows = pictures._flows(SimpleNamespace(workers={}), logs.moves)
+    flows = dashboard_state._flows(SimpleNamespace(workers={}), logs.moves)
     assert sum(f.moves for f in flows) == 50
-    assert len({f.victim for f in flows}) == pictures.PAIRED
-    assert next(f for f in flows if f.victim == "others").moves == 40 - (pictures.PAIRED - 1)
+    assert len({f.victim for f in flows}) == dashboard_state.PAIRED
+    assert next(f for f in flows if f.victim == "others").moves == 40 - (dashboard_state.PAIRED - 1)
 
 
 def test_stealing_is_drawn_as_it_is_given() -> None:
@@ -330,7 +337,7 @@ def test_a_pool_that_is_closed_stands_above_all_with_until_when_and_what_its_job
 
 
 def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
-    assert sorted(["10", "\u00b2", "9"], key=pictures.natural) == ["9", "10", "\u00b2"]
+    assert sorted(["10", "\u00b2", "9"], key=dashboard_state.natural) == ["9", "10", "\u00b2"]
 
 
 @pytest.mark.parametrize(
@@ -359,19 +366,21 @@ def test_a_decision_may_lack_some_of_it(message: dict[str, Any], wanted: Scaling
     events = [(7.0, {"action": "scale", **message})]
     scheduler = SimpleNamespace(get_events=lambda topic: events)
     stealing = SimpleNamespace(watch=Watch())
-    assert pictures.elastic_picture(scheduler, stealing).decisions == (wanted,)
+    assert dashboard_state.elastic_picture(scheduler, stealing).decisions == (wanted,)
 
 
 def test_other_events_push_no_decision_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "EVENTS", 3)
+    monkeypatch.setattr(dashboard_state, "EVENTS", 3)
     events: list[Any] = [(0.0, {"action": "scale", "why": "first"})]
     events += [(float(n), {"action": "steal"}) for n in range(10)]
     scheduler = SimpleNamespace(get_events=lambda topic: events)
     stealing = SimpleNamespace(watch=Watch())
-    assert [d.why for d in pictures.elastic_picture(scheduler, stealing).decisions] == ["first"]
+    assert [d.why for d in dashboard_state.elastic_picture(scheduler, stealing).decisions] == ["first"]
     del events[0]  # and where Dask has dropped it, the newest one is known still
     newest = {"time": 3.0, "why": "newest"}
-    assert [d.why for d in pictures.elastic_picture(scheduler, stealing, newest).decisions] == ["newest"]
+    assert [d.why for d in dashboard_state.elastic_picture(scheduler, stealing, newest).decisions] == [
+        "newest"
+    ]
 
 
 # ---- on a scheduler ---------------------------------------------------------------------------------------
@@ -502,8 +511,8 @@ def test_workers_that_leave_are_told_as_they_publish_it() -> None:
         assert await leaving.leave([one]) == {}
         assert list(await leaving.leave([other])) == [other]
         stealing = scheduler.extensions["stealing"]
-        texts = [text for _, text in pictures.elastic_picture(scheduler, stealing).departures]
-        gone, stays = pictures.label(one), pictures.label(other)
+        texts = [text for _, text in dashboard_state.elastic_picture(scheduler, stealing).departures]
+        gone, stays = dashboard_state.label(one), dashboard_state.label(other)
         assert texts[0].startswith(f"{gone} begin to leave")
         assert texts[1] == f"{gone} left"
         assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
@@ -606,7 +615,7 @@ def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None
 def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(charts, "LINKS", 100)
+    monkeypatch.setattr(graph_layout, "LINKS", 100)
 
     async def test(client: Client, scheduler: Scheduler) -> None:
         chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
@@ -627,10 +636,11 @@ def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
 def test_axes_are_fitted_to_a_graph_without_edges() -> None:
     page = GraphPage()
     nodes = tuple(
-        charts.Node(str(i), "p", "", 0.0, y, "memory", 1, 1, 0.0, 0, False) for i, y in enumerate((-9.0, 9.0))
+        graph_layout.Node(str(i), "p", "", 0.0, y, "memory", 1, 1, 0.0, 0, False)
+        for i, y in enumerate((-9.0, 9.0))
     )
-    page.update(charts.GraphPicture("tasks", 0, {}, (), (), 0, 0.0, 1))
-    page.update(charts.GraphPicture("tasks", 2, {}, nodes, (), 0, 0.0, 2))
+    page.update(graph_layout.GraphPicture("tasks", 0, {}, (), (), 0, 0.0, 1))
+    page.update(graph_layout.GraphPicture("tasks", 2, {}, nodes, (), 0, 0.0, 2))
     assert page.fig.y_range.end > 9.0
 
 
@@ -645,7 +655,7 @@ def test_bytes_of_a_device_count_once_and_not_in_its_host() -> None:
                 "own": 4_000,
             }
             ws.metrics = {**ws.metrics, "ferro": {"gpu": gpu}}  # as a driver would tell
-        found = pictures.memory_picture(scheduler)
+        found = dashboard_state.memory_picture(scheduler)
         assert [(d.used, d.total, d.workers) for d in found.devices] == [
             (10_001, 80_000, "0, 1"),
             (10_002, 80_000, "2"),

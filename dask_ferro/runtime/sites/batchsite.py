@@ -20,10 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dask_ferro.runtime import joblogs, squeue
-from dask_ferro.runtime.slurmcommand import Refused
-from dask_ferro.runtime.squeue import ENDING, OVER, PENDING, STARTED, Row
-from dask_ferro.runtime.watchdog import Watchdog
+from dask_ferro.runtime.jobs import logs
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.orphan_guard import Watchdog
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, Row
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ class BatchSite(ABC):
         """Return the same by another command, which may cost more.  Raises `Refused`."""
         return {}
 
-    async def last_output(self, job_id: str, script: str) -> joblogs.Log:
+    async def last_output(self, job_id: str, script: str) -> logs.Log:
         """Return the end of what a job printed."""
-        return joblogs.Log("", trouble="is not known")
+        return logs.Log("", trouble="is not known")
 
     async def kill_wait(self) -> float | None:
         """Return the seconds from SIGTERM to SIGKILL; None where nobody says."""
@@ -132,7 +133,7 @@ class BatchSite(ABC):
 
     async def ask(self, *command: str, stdin: str = "") -> str:
         """Raise `Refused`: nobody is asked whether jobs would ever start, for SLURM alone says it."""
-        raise Refused(f"{command[0]} is SLURM's", squeue.PERMANENT)
+        raise Refused(f"{command[0]} is SLURM's", parsing.PERMANENT)
 
     async def draining(self) -> frozenset[str]:
         """Return the nodes that are to be left: nobody says."""
@@ -152,7 +153,7 @@ class BatchSite(ABC):
         try:
             job_id = await self._submit(script, f"{self.tag}.{nonce}", (self._watchdog.fd,))
         except Refused as refused:
-            if refused.kind in (squeue.TRANSIENT, squeue.UNKNOWN):
+            if refused.kind in (parsing.TRANSIENT, parsing.UNKNOWN):
                 self.is_unsure = True
             raise
         except asyncio.CancelledError:
@@ -242,7 +243,7 @@ class BatchSite(ABC):
             ends = {job_id for job_id, row in answer.rows.items() if row.phase not in (PENDING, STARTED)}
             said = answer.rows.keys() if self.is_silent else set(missing)
             if there := said - ends - answer.unknown:
-                raise Refused(f"{self.lists} leaves out jobs, such as {min(there)}", squeue.TRANSIENT)
+                raise Refused(f"{self.lists} leaves out jobs, such as {min(there)}", parsing.TRANSIENT)
 
     async def cancel(self, job_ids: Sequence[str], level: int = logging.WARNING) -> None:
         """Ask that jobs end; failures are logged, for the caller looks in any case."""
@@ -320,4 +321,4 @@ class BatchSite(ABC):
         try:
             return Watchdog(self.job_name, self.tag, environment, command=command)
         except OSError as error:
-            raise Refused(f"no watchdog could be started: {error}", squeue.TRANSIENT) from None
+            raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None

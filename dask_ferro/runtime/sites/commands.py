@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime import squeue
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
 from dask_ferro.runtime.sites.listing import Listing, pattern
-from dask_ferro.runtime.slurmcommand import Printed, Refused, called
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.commands import Printed, Refused, called
+from dask_ferro.runtime.slurm.parsing import Row
 
 _SUBMITS = 30.0
 # Jobs of one cancellation.
@@ -143,7 +143,7 @@ class CommandSite(BatchSite):
         _check(self.submits, printed)
         found = self._submitted.search(printed.out) or self._submitted.search(printed.err)
         if found is None or not (job_id := (found["job_id"] or "").strip()):
-            raise Refused(f"{self.submits} printed no job id: {printed.out.strip()[:200]!r}", squeue.UNKNOWN)
+            raise Refused(f"{self.submits} printed no job id: {printed.out.strip()[:200]!r}", parsing.UNKNOWN)
         return job_id
 
     async def _called(self, command: Sequence[str], stdin: str, pass_fds: Sequence[int]) -> Printed:
@@ -172,7 +172,7 @@ class CommandSite(BatchSite):
     async def _own(self) -> Mapping[str, Row]:
         rows, says_all = await self._listed()
         if not says_all and not self.is_silent:
-            raise Refused(f"{self.lists} says nothing", squeue.TRANSIENT)
+            raise Refused(f"{self.lists} says nothing", parsing.TRANSIENT)
         own = f"{self.tag}."
         return {
             job_id: row for job_id, row in rows.items() if row.comment.startswith(own) or job_id in self._ids

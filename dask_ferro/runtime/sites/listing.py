@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.squeue import ENDING, HELD, OVER, PENDING, STARTED, Row
+from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, Row
 
 # What can be told of a job.
 FIELDS = ("job_id", "state", "tag", "reason", "node")

@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dask_ferro.runtime import joblogs, squeue
+from dask_ferro.runtime.jobs import logs
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
-from dask_ferro.runtime.slurmcommand import Printed, Refused, called
-from dask_ferro.runtime.squeue import Row
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.commands import Printed, Refused, called
+from dask_ferro.runtime.slurm.parsing import Row
 
 # Jobs of one command.
 _AT_ONCE = 200
@@ -46,7 +47,7 @@ class PBSSite(BatchSite):
         printed = await called(*command, stdin=script, pass_fds=pass_fds, limit=_SUBMITS)
         _check(command[0], printed)
         if not (job_id := qstat.submitted(printed.out)):
-            raise Refused(f"qsub printed no job id: {printed.out.strip()[:200]!r}", squeue.UNKNOWN)
+            raise Refused(f"qsub printed no job id: {printed.out.strip()[:200]!r}", parsing.UNKNOWN)
         return job_id
 
     async def _shown(self, job_ids: Sequence[str]) -> Answer:
@@ -97,14 +98,14 @@ class PBSSite(BatchSite):
         told = qstat.kill_delay(printed.out)
         return qstat.KILL_DELAY if told is None else told
 
-    async def last_output(self, job_id: str, script: str) -> joblogs.Log:
+    async def last_output(self, job_id: str, script: str) -> logs.Log:
         """Return the end of a job's errors, or of what else it printed."""
 
         try:
             told = (await called("qstat", "-x", "-f", job_id, limit=_ASKED)).out
         except Refused:
             told = ""  # the script tells as well
-        return await joblogs.end_of(outputs(told, job_id, script, self.job_name))
+        return await logs.end_of(outputs(told, job_id, script, self.job_name))
 
 
 def outputs(told: str, job_id: str, script: str, job_name: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from dask_ferro.runtime import squeue
 from dask_ferro.runtime.sites.listing import ListedRow
-from dask_ferro.runtime.squeue import LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.parsing import LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
 
 # The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
 VARIABLE = "FERRO_SUBMISSION"
@@ -253,4 +253,4 @@ def refusal(text: str) -> str:
     return UNKNOWN
 
 
-words = squeue.words
+words = parsing.words

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.batchjob import BatchJob, Ending
 from dask_ferro.runtime.sites.batchsite import BatchSite
-from dask_ferro.runtime.slurm import SLURMCluster
+from dask_ferro.runtime.slurm.cluster import SLURMCluster
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 
 _SLURMS = "ff.SLURMCluster"
 # What other batch systems do not have yet: a run that is started again does not find its jobs there.

@@ -13,10 +13,10 @@ from typing import Any
 
 from dask_jobqueue.core import Job
 
-from dask_ferro.runtime.jobscript import LISTENING, WAITING, WorkerJob, grace_seconds
+from dask_ferro.runtime.jobs.script import LISTENING, WAITING, WorkerJob, grace_seconds
 from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
-_PRELOAD = "dask_ferro.runtime.job"
+_PRELOAD = "dask_ferro.runtime.jobs.job_preload"
 _DASK_WORKER = "distributed.cli.dask_worker"
 # More than this part of a short job's life is not given to leaving.
 _AHEAD_MOST = 0.25

@@ -14,8 +14,8 @@ from bokeh.models import ColumnDataSource
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.pictures import Closed, ElasticPicture, Scaling
-    from dask_ferro.runtime.watch import Sample
+    from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, Scaling
+    from dask_ferro.runtime.telemetry.history import Sample
 
 _WINDOW = 600
 _ROWS = 14

@@ -23,7 +23,7 @@ from bokeh.models import (
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.charts import GraphPicture
+    from dask_ferro.runtime.telemetry.graph_layout import GraphPicture
 
 # In the order of a task's life.
 _STATES = {

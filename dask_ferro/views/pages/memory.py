@@ -15,7 +15,7 @@ from dask.utils import format_bytes
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.pictures import DeviceMemory, HostMemory, MemoryPicture
+    from dask_ferro.runtime.telemetry.dashboard_state import DeviceMemory, HostMemory, MemoryPicture
 
 _HOST = {"results": look.BLUE, "other": look.LIGHT_BLUE}
 _SPILLED = look.AMBER

@@ -30,10 +30,10 @@ from distributed.dashboard.scheduler import template_variables
 from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
-from dask_ferro.runtime import pictures
-from dask_ferro.runtime.charts import Chart
-from dask_ferro.runtime.reel import Reel
-from dask_ferro.runtime.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.telemetry import dashboard_state
+from dask_ferro.runtime.telemetry.graph_layout import Chart
+from dask_ferro.runtime.telemetry.timeline_feed import Reel
 from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
@@ -82,7 +82,7 @@ class Reader(NamedTuple):
 
 
 def _stealing(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(lambda: pictures.stealing_picture(scheduler, stealing, time()), _nothing)
+    return Reader(lambda: dashboard_state.stealing_picture(scheduler, stealing, time()), _nothing)
 
 
 def _timeline(scheduler: Scheduler, stealing: Any) -> Reader:
@@ -98,13 +98,15 @@ def _elastic(scheduler: Scheduler, stealing: Any) -> Reader:
     def picture() -> Any:
         plugin = scheduler.plugins.get(NAME)
         events = getattr(plugin, "events", None)
-        return pictures.elastic_picture(scheduler, stealing, events.elastic if events is not None else None)
+        return dashboard_state.elastic_picture(
+            scheduler, stealing, events.elastic if events is not None else None
+        )
 
     return Reader(picture, _nothing)
 
 
 def _memory(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(lambda: pictures.memory_picture(scheduler), _nothing)
+    return Reader(lambda: dashboard_state.memory_picture(scheduler), _nothing)
 
 
 def _nothing() -> None:

@@ -18,8 +18,8 @@ from bokeh.models.tickers import LogTicker
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.pictures import Flow, StealingPicture
-    from dask_ferro.runtime.watch import Second
+    from dask_ferro.runtime.telemetry.dashboard_state import Flow, StealingPicture
+    from dask_ferro.runtime.telemetry.history import Second
 
 # The seconds that follow the newest move, and the shortest bar that is drawn.
 _WINDOW = 60

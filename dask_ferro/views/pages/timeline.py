@@ -28,7 +28,7 @@ from bokeh.models.widgets import RadioButtonGroup
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.reel import Block, News
+    from dask_ferro.runtime.telemetry.timeline_feed import Block, News
 
 # Blocks that a browser has to draw at a time: 50 ms of it.
 _KEPT = 8_000

@@ -1,0 +1,1 @@
+"""The elastic controller: workers follow the work, and leave with nothing lost."""

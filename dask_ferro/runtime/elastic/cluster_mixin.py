@@ -1,0 +1,172 @@
+"""`scale(n)` and `adapt(...)` of a cluster by the elastic controller: one way to grow and shrink, not two.
+
+Dask's own `scale` closes whichever worker was added last, with all that it holds.  Here `scale(n)` is `adapt` with
+both bounds at n: workers drain before they go, and jobs that die are replaced.  It is an order: jobs beyond n end
+within `ferro.elastic.order-patience`, and what they hold and nobody could take is lost, which is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+from dask.utils import parse_bytes
+from distributed import Status
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import PAUSED, Pool
+from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.elastic.controller import Elastic
+from dask_ferro.runtime.elastic.options import check_room, scale_parameters
+
+
+class Scaling:
+    """Mixed into a cluster of dask-jobqueue, before it."""
+
+    def scale(
+        self: Any,
+        n: int | None = None,
+        jobs: int = 0,
+        memory: str | int | None = None,
+        cores: int | None = None,
+    ) -> Any:
+        """Have so many workers, and keep them; those that go drain first, for a while.
+
+        Jobs beyond that end even if what only they hold has no place elsewhere: a warning, and an event on topic
+        "ferro", tell what is lost.  Dask computes it again when somebody needs it.
+
+        Parameters
+        ----------
+        n : int, optional
+            Workers (processes); jobs are whole, so it is rounded up.
+        jobs : int, optional
+        memory : int or str, optional
+            Bytes, of all of them.
+        cores : int, optional
+            Threads, of all of them.
+
+        Raises
+        ------
+        ConfigError
+            For what is no number of at least 0; when the site refuses the jobs for good, in its own words; when only
+            pools could have them that are paused: the order holds, and is filled when one is resumed.
+        """
+        n, jobs, cores = _count("n", n), _count("jobs", jobs) or 0, _count("cores", cores)
+        wanted = None if memory is None else _bytes(memory)
+        if self.status in (Status.closing, Status.closed, Status.failed):
+            return super().scale(n, jobs, memory, cores)  # type: ignore[misc]
+        pool = self.pools()[0]
+        count = jobs if n is None else max(jobs, math.ceil(n / pool.processes))
+        if wanted is not None:
+            count = max(count, math.ceil(wanted / max(pool.memory, 1)))
+        if cores is not None:
+            count = max(count, math.ceil(cores / pool.threads))
+        upstream_deploy.forget_adapting(self)
+        workers = count * pool.processes
+        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)  # type: ignore[misc]
+        return self._settled()
+
+    # As in Dask, where it is an older word for the same.
+    scale_up = scale
+
+    async def scale_down(self: Any, workers: Iterable[str]) -> None:
+        """End the jobs of some workers as `scale` does, and have so many fewer where `scale` said how many.
+
+        Parameters
+        ----------
+        workers : iterable of str
+            Addresses or names; jobs are whole.
+        """
+        wanted = set(map(str, workers))
+        infos = upstream_deploy.workers_of(self)
+        wanted |= {str(worker["name"]) for address, worker in infos.items() if address in wanted}
+        going = [job for job in await self.reconcile() if not wanted.isdisjoint(job.workers)]
+        controller = upstream_deploy.controller_of(self)
+        if isinstance(controller, Elastic):
+            await controller.end(going)
+        else:
+            await self.release([job.name for job in going])
+
+    def _worker_shape(self: Any) -> tuple[int, int]:
+        """Return the threads and the bytes of one worker; Dask would take a job's, and those from keywords alone."""
+        pool = self.pools()[0]
+        return int(pool.threads) // int(pool.processes), int(pool.memory) // int(pool.processes)
+
+    def adapt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let the number of workers follow the work, by `ff.Elastic` where no other class is given.
+
+        Parameters are those of dask-jobqueue's `adapt` and of `ff.Elastic`.
+
+        Raises
+        ------
+        ConfigError
+            When the site refuses the first jobs for good, in its own words.
+        """
+        if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
+            _check(kwargs, self.pools())  # before the controller that there is gives way
+        upstream_deploy.forget_adapting(self)
+        adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
+            self._settled()
+        return adaptive
+
+    def _settled(self: Any) -> Any:
+        """Wait for the first step; on an event loop, return what can be awaited for it."""
+        controller = upstream_deploy.controller_of(self)
+        if self.asynchronous or self.called_from_running_loop:
+            return asyncio.ensure_future(self._settle(controller))
+        return self.sync(self._settle, controller)
+
+    async def _settle(self: Any, adaptive: Elastic) -> None:
+        try:
+            await adaptive.settle()
+        except ConfigError:
+            paused = any(pool.mode == PAUSED for pool in self.pools())  # the order holds when it is resumed
+            if not paused and not await self.reconcile():  # those that there are go on being looked after
+                adaptive.stop(reason="the first step failed")
+            raise
+
+
+def _count(name: str, value: Any) -> int | None:
+    """Return a number of workers, jobs or cores, rounded up.
+
+    Raises
+    ------
+    ConfigError
+        For what is no number of at least 0.
+    """
+    if value is None:
+        return None
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted a number of at least 0")
+    return math.ceil(value)
+
+
+def _bytes(memory: Any) -> int:
+    try:
+        nbytes = -1 if isinstance(memory, bool) else int(parse_bytes(memory))
+    except (ValueError, TypeError, AttributeError):
+        nbytes = -1
+    if nbytes < 0:
+        raise ConfigError(f"cluster.scale: got memory={memory!r}, wanted a size such as 64GiB")
+    return nbytes
+
+
+def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
+    """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
+    by_others = {
+        "minimum_jobs",
+        "maximum_jobs",
+        "minimum_cores",
+        "maximum_cores",
+        "minimum_memory",
+        "maximum_memory",
+    }
+    own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
+    rest = {name: value for name, value in options.items() if name not in own}
+    scale_parameters(options.get("minimum"), options.get("maximum"), rest)
+    check_room(options.get("minimum"), options.get("maximum"), kinds)

@@ -1,0 +1,228 @@
+"""Where the results of leavers go, and how they get there.
+
+Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
+receivers fetch a bounded amount at a time.  Where a leaver's time is bounded, what it holds goes first, in the order
+of `policy.worth`: what costs most to compute again, for each byte.  A receiver that goes, pauses or is silent loses
+what it was to fetch to others.  Where there is not enough room, as much as fits can be placed: receivers spill then.
+Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+import dask
+from distributed import Scheduler, Status
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.spread import spread
+from dask_ferro.policy.worth import Held, by_worth
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.replication.recompute import Recompute
+from dask_ferro.runtime.upstream import metrics_of, nbytes_of
+
+logger = logging.getLogger(__name__)
+
+# What a receiver fetches at a time, and all of them together: a leaver that has spilled loads it into memory again.
+_EACH, _ALL, _EACH_KEYS = 64 * 2**20, 512 * 2**20, 1000
+# A receiver from which nothing is heard for so long, and for what it fetches at the slowest rate, is passed over.
+_SILENCE, _SLOWEST = 10.0, 20e6
+# Dask's own default of the share of memory from which a worker spills.
+_TARGET = 0.6
+# A worker without a memory limit.
+_ENDLESS = 2**50
+
+
+class Move(NamedTuple):
+    """A result on its way to a receiver; `sent` is when it was told, 0 before that."""
+
+    receiver: str
+    nbytes: int
+    sent: float = 0.0
+
+
+class Moving:
+    """The moves that are not over.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.moves: dict[Any, Move] = {}
+        self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
+        self._silent: set[str] = set()
+
+    def place(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> bool:
+        """Choose a receiver for each result that only leavers hold; False: there is not enough room.
+
+        Parameters
+        ----------
+        bounded : collection of WorkerState
+            Leavers whose time is bounded.
+        """
+        now = monotonic()
+        receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
+        self._pass_over(receivers, now)
+        alone: dict[Any, int] = {ts.key: nbytes_of(ts) for ts in unheld(left, left)}
+        for key, move in list(self.moves.items()):
+            if key not in alone or move.receiver not in receivers:
+                if move.sent:
+                    self._heard[move.receiver] = now
+                del self.moves[key]
+        for move in self.moves.values():
+            receivers[move.receiver] -= move.nbytes
+        found = spread(((key, nbytes) for key, nbytes in alone.items() if key not in self.moves), receivers)
+        if found is None:
+            return False
+        self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
+        if found:
+            self._order(bounded)
+        return True
+
+    def place_some(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> None:
+        """Choose receivers for as much as fits, after `place` found no room for all.
+
+        What is worth most goes first; memory is filled up to where receivers begin to spill, and then up to their
+        limits.
+        """
+        by_key = {ts.key: ts for ts in unheld(left, left) if ts.key not in self.moves}
+        rest = [by_key[key] for key in self._by_worth(by_key.values())]
+        stay = [ws for ws in self.scheduler.running - left if ws.address not in self._silent]
+        for room in (free_bytes, spilling_bytes):
+            receivers = {ws.address: room(ws) for ws in stay}
+            for move in self.moves.values():
+                receivers[move.receiver] -= move.nbytes
+            rest = self._fill(rest, receivers)
+        self._order(bounded)
+
+    def _order(self, bounded: Collection[WorkerState]) -> None:
+        """Let what leavers hold whose time is bounded be fetched before the rest, and by its worth."""
+        if not bounded:
+            return
+        tasks = self.scheduler.tasks
+        there = {key: tasks[key] for key in self.moves if key in tasks}
+        soon = self._by_worth(ts for ts in there.values() if not (ts.who_has or set()).isdisjoint(bounded))
+        first = {key: self.moves[key] for key in soon}
+        self.moves = first | {key: move for key, move in self.moves.items() if key not in first}
+
+    def _by_worth(self, results: Iterable[TaskState]) -> list[Any]:
+        again = Recompute(self.scheduler)
+        return by_worth(Held(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
+
+    def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
+        """Give results to whoever has most room; return those that nobody has room for."""
+        rooms = [(-nbytes, address) for address, nbytes in receivers.items()]
+        heapify(rooms)
+        unplaced = []
+        for ts in rest:
+            nbytes = nbytes_of(ts)
+            if not rooms or -rooms[0][0] < nbytes:
+                unplaced.append(ts)
+                continue
+            room, address = heappop(rooms)
+            self.moves[ts.key] = Move(address, nbytes)
+            heappush(rooms, (room + nbytes, address))
+        return unplaced
+
+    def _pass_over(self, receivers: dict[str, int], now: float) -> None:
+        """Leave out receivers that are silent, while there are others."""
+        coming, _ = self._coming()
+        self._silent.clear()
+        for address, nbytes in coming.items():
+            patience = _SILENCE + nbytes / _SLOWEST
+            if len(receivers) > 1 and now - self._heard.get(address, now) > patience:
+                logger.warning("dask_ferro: %s does not fetch what leavers hold; others will", address)
+                receivers.pop(address, None)
+                self._silent.add(address)
+
+    def _coming(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the bytes and the keys that each receiver was told to fetch and does not have."""
+        nbytes: Counter[str] = Counter()
+        keys: Counter[str] = Counter()
+        for move in self.moves.values():
+            if move.sent:
+                nbytes[move.receiver] += move.nbytes
+                keys[move.receiver] += 1
+        return nbytes, keys
+
+    def fetch(self, stimulus_id: str) -> None:
+        """Let receivers fetch, each as much as it may at a time, and always one result."""
+        coming, keys = self._coming()
+        now, total = monotonic(), coming.total()
+        told: dict[str, list[Any]] = {}
+        for key, move in self.moves.items():
+            to = move.receiver
+            if move.sent or keys[to] >= _EACH_KEYS or (keys[to] and coming[to] + move.nbytes > _EACH):
+                continue
+            if total and total + move.nbytes > _ALL:
+                break
+            if not keys[to]:
+                self._heard[to] = now
+            coming[to] += move.nbytes
+            keys[to] += 1
+            total += move.nbytes
+            told.setdefault(to, []).append(key)
+        for address, some in told.items():
+            self.moves.update((key, self.moves[key]._replace(sent=now)) for key in some)
+            upstream.copy_to(self.scheduler, address, some, stimulus_id)
+
+    def clear(self) -> None:
+        """Forget all moves; what is on its way arrives, and is a copy more."""
+        self.moves.clear()
+        self._heard.clear()
+
+
+def free_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take before it begins to spill: its limit's `target` share, less its use.
+
+    Use is what it holds in memory and what else has been there for a while (Dask's "optimistic" memory).
+    """
+    if not worker.memory_limit:
+        return _ENDLESS
+    used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
+    return max(unspilled_bytes(worker) - used, 0)
+
+
+def unspilled_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can hold before it begins to spill: its limit's `target` share."""
+    if not worker.memory_limit:
+        return _ENDLESS
+    target = dask.config.get("distributed.worker.memory.target") or _TARGET
+    return int(target * worker.memory_limit)
+
+
+def spilling_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take if it spills: its limit less all that it holds, on disk too.
+
+    Sizes on disk are about those in memory.  One that does not spill can take no more than `free_bytes`.
+    """
+    if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
+        return free_bytes(worker)
+    return max(worker.memory_limit - worker.nbytes, free_bytes(worker))
+
+
+def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
+    """Yield the results on some of the workers that leave which nobody holds who stays."""
+    for ws in workers:
+        for ts in ws.has_what:
+            holders = ts.who_has or ()
+            # Of an actor others hold a name only, and it does not leave.
+            if not ts.actor and (len(holders) == 1 or not any(_stays(holder, left) for holder in holders)):
+                yield ts
+
+
+def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
+    return ws not in left and ws.status in (Status.running, Status.paused)
+
+
+def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
+    """Whether a worker that leaves runs nothing and holds nothing alone."""
+    return not worker.processing and not worker.actors and next(unheld([worker], left), None) is None

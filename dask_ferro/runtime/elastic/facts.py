@@ -1,0 +1,125 @@
+"""What the scheduler and the site say of workers and jobs, as the facts that `policy.scale` reads.
+
+A pool may run a demand when its workers have the resources and the device class: what was seen of them counts, of
+those that have left too, and before the first one came, what its jobs declare.  A worker that pauses has no threads
+once it has for some seconds, and no free memory at all: it fetches nothing.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Staff
+from dask_ferro.runtime.pools.providers import Pools, SiteJob
+
+# Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
+# and what it can spill is on disk after a few.
+PAUSED = 5.0
+
+# Resources and device class of a pool's workers.
+_Offer = tuple[dict[str, float], str | None]
+# What was seen of the pools of a site whose last worker may be gone.
+_seen: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
+
+
+def staffed(
+    now: float,
+    pools: Pools,
+    jobs: Iterable[SiteJob],
+    facts: Mapping[str, Any],
+    leaving: Iterable[str],
+    held: Iterable[str] = (),
+) -> Staff:
+    """Return the policy's facts: the site's jobs with what the scheduler knows of their workers.
+
+    Parameters
+    ----------
+    leaving, held : iterable of str
+        Jobs that are on their way out, and those that were refused to leave a moment ago.
+    """
+    by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
+    kinds = pools.pools()
+    gone, kept = set(leaving), set(held)
+    rows = tuple(
+        _job(now, job, [by_name[w] for w in job.workers if w in by_name], job.name in gone, job.name in kept)
+        for job in jobs
+    )
+    pool_of = {worker: job.pool for job in jobs for worker in job.workers}
+    seen = _seen.setdefault(pools, {})
+    for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
+        del seen[name]
+    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
+    demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
+    return Staff(now, kinds, rows, demands)
+
+
+def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool, held: bool) -> Job:
+    ends = [w["ends_in"] for w in workers if w["ends_in"] is not None]
+    if job.ends_at is not None and not ends:
+        ends = [job.ends_at - now]
+    state = PENDING if job.state == "submitting" else job.state
+    takes = [w for w in workers if w["paused_for"] < PAUSED and w["status"] != "closing_gracefully"]
+    stalled = not takes and any(w["paused_for"] >= PAUSED for w in workers)
+    return Job(
+        job.name,
+        job.pool,
+        LEAVING if leaves else state,
+        max(now - job.since, 0.0),
+        job.order,
+        min((w["idle_for"] for w in workers), default=0.0) if state == RUNNING else 0.0,
+        min(ends, default=math.inf),
+        sum(w["nbytes"] for w in workers),
+        sum(w["unique"] for w in workers),
+        sum(w["free"] for w in workers if not w["paused_for"]),
+        sum(w["threads"] for w in (workers if leaves else takes)),
+        held,
+        stalled,
+    )
+
+
+def _offer(
+    name: str,
+    pools: Pools,
+    pool_of: Mapping[str, str],
+    workers: Mapping[str, Mapping[str, Any]],
+    seen: dict[str, _Offer],
+) -> _Offer:
+    """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
+    declared = getattr(pools, "resources", None)
+    resources, device = seen.get(name, ({}, None))
+    resources = resources | (declared(name) if declared is not None else {})
+    for worker, pool in pool_of.items():
+        if pool == name and worker in workers:
+            resources |= workers[worker]["resources"]
+            device = workers[worker]["device"]
+            seen[name] = resources, device
+    if device is None and any(key.upper() == "GPU" for key in resources):
+        device = "gpu"
+    return resources, device
+
+
+def _demand(
+    row: Mapping[str, Any],
+    offers: Mapping[str, _Offer],
+    by_name: Mapping[str, Mapping[str, Any]],
+    pool_of: Mapping[str, str],
+    workers: Mapping[str, Mapping[str, Any]],
+) -> Demand:
+    """Return a demand with the pools whose workers may run it."""
+    needs = row["resources"] or {}
+    admitted = {
+        name
+        for name, (resources, device) in offers.items()
+        if all(resources.get(key, 0) >= amount for key, amount in needs.items())
+        and (row["device"] is None or device in (None, row["device"]))
+    }
+    if row["workers"] is not None:
+        names = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
+        admitted &= {pool_of[name] for name in names if name in pool_of}
+    profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
+    everyone = len(admitted) == len(offers)
+    speeds = {name: row["speeds"].get(device, 1.0) for name, (_, device) in offers.items()}
+    return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))

@@ -1,0 +1,165 @@
+"""What is left to do on a scheduler, as scaling is told: for how long it would be how wide, had it threads without end.
+
+The profile is `policy.remaining`'s, over all tasks that are not done.  Tasks that need the same resources or device
+class, or are bound to workers, are a demand of their own.  What a task takes is projected: its annotation, what its
+like took, or a guess.
+A task that seceded has no thread and needs none: it is no work, but what waits for it comes later.
+Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler
+from distributed.scheduler import TaskState
+
+from dask_ferro.policy.remaining import Span, profile, schedule
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.annotations import wish_of
+from dask_ferro.runtime.plugin.projected_seconds import Seconds
+
+# States of tasks that wait for no other, and are not done.
+READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (
+    "processing",
+    "queued",
+    "no-worker",
+)
+# A schedule of so many tasks takes 60 ms.
+EXACT = 20_000
+# Of a sampled graph, so many chains are followed up and down; the longest is its depth.
+_CHAINS = 32
+
+
+class Needs(NamedTuple):
+    """What a task's workers must have: resources, to be one of those that are named, or to be of a device class."""
+
+    resources: tuple[tuple[str, float], ...] = ()
+    bound: bool = False
+    device: str = ""
+
+
+class Demands:
+    """The remaining work of a scheduler, as rows for `ferro_roster`.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    exact : int
+        Tasks up to which each is looked at.
+    """
+
+    def __init__(self, scheduler: Scheduler, exact: int = EXACT) -> None:
+        self.scheduler = scheduler
+        self.exact = exact
+        guess = dask.config.get("distributed.scheduler.unknown-task-duration")
+        self._guess = float(parse_timedelta(guess) or 0.0)
+
+    def remaining(self) -> int:
+        """Return how many tasks are to be done and are not."""
+        prefixes = upstream.prefixes(self.scheduler)
+        return self.ready() + sum(prefix.states["waiting"] for prefix in prefixes)
+
+    def ready(self) -> int:
+        """Return how many tasks wait for no other: those that run, and those that could."""
+        prefixes = upstream.prefixes(self.scheduler)
+        return sum(prefix.states[state] for prefix in prefixes for state in READY)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each kind of needs; see `Roster.roster`."""
+        seconds = Seconds(self.scheduler, self._guess)
+        count = self.remaining()
+        away = self._seceded()
+        spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)
+        if away:
+            spans = ((ts, span) for ts, span in spans if ts not in away)
+        kinds: dict[Needs, list[tuple[TaskState, Span]]] = {}
+        for ts, span in spans:
+            kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
+        return [self._row(needs, own, seconds) for needs, own in kinds.items()]
+
+    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> dict[str, Any]:
+        ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
+        is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
+        return {
+            "profile": profile(span for _, span in own),
+            "longest": max(ready, default=0.0),
+            "resources": dict(needs.resources),
+            "workers": self._bound_to(ts for ts, _ in own) if needs.bound else None,
+            "device": needs.device or ("gpu" if is_gpu else None),
+            "speeds": seconds.speeds(ts for ts, _ in own),
+        }
+
+    def _bound_to(self, tasks: Iterable[TaskState]) -> list[str]:
+        """Return the workers that tasks are bound to, those of their hosts included."""
+        found: set[str] = set()
+        for ts in tasks:
+            found.update(ts.worker_restrictions or ())
+            for host in ts.host_restrictions or ():
+                found.update(self.scheduler.host_info.get(host, {}).get("addresses", ()))
+        return sorted(found)
+
+    def _seceded(self) -> set[TaskState]:
+        """Return the tasks that left their threads and are not done: they wait for others."""
+        return set().union(*(ws.long_running for ws in self.scheduler.workers.values()))
+
+    def _ready(self) -> Iterator[TaskState]:
+        for ws in self.scheduler.workers.values():
+            yield from ws.processing
+        yield from self.scheduler.queued
+        yield from self.scheduler.unrunnable
+
+    def _exact(self, seconds: Seconds) -> Iterable[tuple[TaskState, Span]]:
+        return schedule(
+            list(self._ready()),
+            lambda ts: (other for other in ts.dependents if other.state == "waiting"),
+            lambda ts: len(ts.waiting_on or ()),
+            seconds.left,
+        ).items()
+
+    def _sampled(
+        self, seconds: Seconds, count: int, away: set[TaskState]
+    ) -> Iterator[tuple[TaskState, Span]]:
+        """Yield one task in some, each for all of those; what waits is spread evenly over the graph's depth."""
+        stride = count // max(self.exact // 2, 1) | 1
+        tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
+        found = [ts for ts in tasks if ts.state == "waiting" or (ts.state in READY[:2] and ts not in away)]
+        rare = self.scheduler.unrunnable  # a single one may need a pool of its own
+        width = (count - len(rare) - len(away)) / max(len(found), 1)
+        waiting = [ts for ts in found if ts.state == "waiting"]
+        first = seconds.mean([ts for ts in found if ts.state != "waiting"])
+        depth = max(self._depth(waiting, seconds), first + seconds.mean(waiting))
+        for ts in found:
+            if ts.state == "waiting":
+                lasts = depth - first
+                yield ts, Span(first, depth, width * seconds.left(ts) / lasts)
+            else:
+                yield ts, Span(0.0, seconds.left(ts), width)
+        yield from ((ts, Span(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
+
+    def _depth(self, tasks: list[TaskState], seconds: Seconds) -> float:
+        """Return the seconds of the longest of some chains through the tasks that wait."""
+        some = tasks[:: max(len(tasks) // _CHAINS, 1)]
+        return max((seconds.chain(ts) for ts in some), default=0.0)
+
+
+def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
+    """Return what a task's workers must have.
+
+    Parameters
+    ----------
+    is_placed : bool
+        Whether somebody places tasks who honours a required device class: stock Dask does not.
+    """
+    device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
+    if ts.loose_restrictions or not upstream.is_restricted(ts):
+        return Needs(device=device) if device else _NOTHING
+    resources = tuple(sorted((ts.resource_restrictions or {}).items()))
+    return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)
+
+
+_NOTHING = Needs()

@@ -1,0 +1,456 @@
+"""How workers leave: with nothing lost, nothing run twice, and nobody blamed.
+
+    asked to leave -> may it? -> takes no tasks, gives back those that wait, ends those that run
+                              -> what only it holds is copied to those that stay -> verified -> gone
+
+Workers of one request go together or not at all (a batch job ends as a whole), and requests of the same moment are
+planned together, so that none becomes the receiver of another's data only to leave next.  What they hold is spread
+in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
+in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
+One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
+not all, only its removal is refused.  Where nobody would stay, one of those that must leave goes on while it has time:
+whoever comes meanwhile takes over from it when it asks again.  One that is ordered to leave does the same and is
+removed all the same, when its time is over or nothing more can be done; what is lost with it is told.  Whether it
+should leave is decided elsewhere.
+Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import Any
+from uuid import uuid4
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler, Status
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.elastic.evacuation import Moving, free_bytes, is_clear, unheld
+from dask_ferro.runtime.elastic.lost import Lost, lost_with
+from dask_ferro.runtime.plugin.projected_seconds import Seconds
+from dask_ferro.runtime.telemetry.events import TOPIC
+from dask_ferro.runtime.upstream import nbytes_of
+
+logger = logging.getLogger(__name__)
+
+# Why those stay that must leave, for as long as they have time.
+_NOBODY = "nobody would stay to take what they hold"
+# Why those stay that were asked to.
+RECALLED = "recalled"
+
+# Requests within this time are planned together.
+_MOMENT = 0.02
+# Between two looks, and while nothing but a long task is waited for.
+_SOON, _LATER = 0.01, 0.25
+# A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
+_SHARE = 20
+# So many seconds before the end of its job a worker takes no tasks any more, even if nobody else does.
+_LAST = 5.0
+# A worker that takes tasks and results, or will again.
+_STAY = (Status.init, Status.running, Status.paused)
+# What a worker says of a task that it runs.
+_RUNS = ("executing", "long-running")
+# Keys that are named in a reason.
+_NAMED = 3
+
+
+@dataclass(eq=False)
+class Departure:
+    """The workers of one request."""
+
+    workers: dict[str, WorkerState]
+    until: float
+    outcome: asyncio.Future[str]  # why they stay; empty: they are gone
+    must: bool = False  # their job ends, whatever is said here
+    ordered: bool = False  # they are removed, whatever is lost
+    gives_up: bool = False
+    lost: Lost = field(default_factory=Lost)
+    before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
+    asked: dict[Any, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
+    began: float = field(default_factory=monotonic)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether nobody is asked whether they may leave."""
+        return self.must or self.ordered
+
+
+class Leaving:
+    """The departures of a scheduler's workers.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._departures: list[Departure] = []
+        self.moving = Moving(scheduler)
+        # Requests that are not answered, by stimulus and key: the worker and the task's run.
+        self._asked: dict[tuple[str, Any], tuple[str, int | None]] = {}
+        self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
+        self._count = 0
+        # Who had to leave, could not be removed, and takes no tasks.
+        self._doomed: dict[str, WorkerState] = {}
+        self._runs: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is leaving."""
+        return bool(self._departures)
+
+    async def leave(
+        self,
+        addresses: Iterable[str],
+        seconds: float | None = None,
+        must: bool = False,
+        ordered: bool = False,
+        lost: Lost | None = None,
+    ) -> dict[str, str]:
+        """Let workers leave; return those that stay, with the reason, when the others are gone.
+
+        Parameters are those of `Roster.leave`; what is lost is added to `lost`.
+        """
+        until = inf if seconds is None else monotonic() + max(seconds, 0.0)
+        found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
+        joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
+        for departure in joined:
+            departure.until = min(departure.until, until)
+            if must and not departure.must:
+                departure.must = True
+                departure.asked.clear()  # what runs too long is judged when the worker answers
+            if ordered and not departure.is_forced:
+                departure.ordered = True
+                departure.asked.clear()  # what runs too long is judged when the worker answers
+        new = {a: ws for a, ws in found.items() if not any(a in d.workers for d in joined)}
+        if new:
+            over = asyncio.get_running_loop().create_future()
+            departure = Departure(new, until, over, must, ordered and not must)
+            joined.append(departure)
+            self._departures.append(departure)
+        if not joined:
+            return {}
+        self._start()
+        members = [(d, set(d.workers) & found.keys()) for d in joined]
+        await asyncio.wait([d.outcome for d in joined])
+        if lost is not None:
+            for departure in joined:
+                lost.add(asdict(departure.lost))
+        return {a: why for d, own in members if (why := d.outcome.result()) for a in sorted(own)}
+
+    def recall(self, addresses: Iterable[str]) -> None:
+        """Let workers stay that are leaving of their own will, and all that leave with them."""
+        wanted = set(addresses)
+        for departure in list(self._departures):
+            if not departure.must and wanted & departure.workers.keys():
+                self._stay(departure, RECALLED)
+
+    async def stop(self) -> None:
+        """Let those stay that have not left.  Idempotent."""
+        if self._runs is not None:
+            self._runs.cancel()
+            await asyncio.wait([self._runs])
+        for departure in list(self._departures):
+            self._stay(departure, "leaving was stopped")
+        self.take_again(list(self._doomed))
+        self._end()
+
+    def take_again(self, addresses: Iterable[str]) -> None:
+        """Let workers take tasks that had to leave and could not: their end was put off."""
+        leavers = self._leavers()
+        for address in addresses:
+            ws = self._doomed.pop(address, None)
+            if ws is not None and self.scheduler.workers.get(address) is ws and ws not in leavers:
+                upstream.set_status(self.scheduler, ws, Status.running, self._next())
+
+    def is_own(self, stimulus_id: str) -> bool:
+        """Whether something was done by this one."""
+        return stimulus_id.startswith(self._stimulus)
+
+    def forget(self, address: str) -> None:
+        """Take note that a worker is gone."""
+        self._doomed.pop(address, None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again soon: a task has ended."""
+        self._wake.set()
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._wake.set()
+        if self._runs is None or self._runs.done():
+            self._runs = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        upstream.claim_answers(self.scheduler, self._stimulus, self._answered)
+        try:
+            while self._departures:
+                await asyncio.sleep(_MOMENT if any(not d.before for d in self._departures) else 0)
+                started = monotonic()
+                self._look()
+                for departure in list(self._departures):
+                    await self._see_off(departure)
+                await self._rest(monotonic() - started)
+        except Exception as error:
+            logger.exception("dask_ferro: workers could not leave")
+            for departure in list(self._departures):
+                self._stay(departure, f"leaving failed: {error!r}")
+        self._end()
+
+    def _end(self) -> None:
+        """Leave the answers to others again, when the last of ours is in."""
+        self.moving.clear()
+        if not self._asked:
+            upstream.unclaim_answers(self.scheduler)
+
+    async def _rest(self, cost: float) -> None:
+        """Wait until there may be something new, for as long as the looks' share of time demands."""
+        if not self._departures:
+            return
+        self._wake.clear()
+        least = min(max(_SOON, _SHARE * cost), 1.0)
+        await asyncio.sleep(least)
+        left = min((d.until for d in self._departures), default=0.0) - monotonic()
+        if left > 0 and not self.moving.moves and not self._asked:
+            await _quietly(self._wake.wait(), min(left, _LATER))
+
+    def _look(self) -> None:
+        """Take one look at all that leave, and do what follows."""
+        for departure in list(self._departures):
+            self._drop_gone(departure)
+        self._admit()
+        for departure in list(self._departures):
+            self._hand_back(departure)
+        while not self.moving.place(self._leavers(), self._bounded()):
+            free = [d for d in self._departures if not d.is_forced]
+            if not free:
+                self.moving.place_some(self._leavers(), self._bounded())
+                break
+            self._stay(self._heaviest(free), self._no_room())
+        self.moving.fetch(self._next())
+        for departure in list(self._departures):
+            if departure.must and (why := self._rest_of(departure)):
+                self._stay(departure, why)
+            elif departure.ordered and (monotonic() >= departure.until or self._rest_of(departure)):
+                self._give_up(departure)
+
+    def _drop_gone(self, departure: Departure) -> None:
+        """Forget workers that are gone by themselves."""
+        for address, ws in list(departure.workers.items()):
+            if self.scheduler.workers.get(address) is not ws:
+                del departure.workers[address]
+                self._asked = {request: who for request, who in self._asked.items() if who[0] != address}
+        if not departure.workers:
+            self._conclude(departure, "")
+
+    # -- may they? -----------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
+        new = [d for d in self._departures if not d.before]
+        if last := self._last_of(new):
+            new.remove(last)
+            self._stay(last, _NOBODY)
+        for departure in list(new):
+            if not departure.is_forced and (why := self._obstacle(departure)):
+                new.remove(departure)
+                self._stay(departure, why)
+        while (free := [d for d in new if not d.is_forced]) and not self.moving.place(
+            self._leavers(), self._bounded()
+        ):
+            heaviest = self._heaviest(free)
+            new.remove(heaviest)
+            self._stay(heaviest, self._no_room())
+        for departure in new:
+            for address, ws in departure.workers.items():
+                left = ws.status == Status.closing_gracefully  # begun by somebody else
+                departure.before[address] = Status.running if left else ws.status
+                upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
+            moves = {ts.key: nbytes_of(ts) for ts in unheld(departure.workers.values(), self._leavers())}
+            self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
+
+    def _last_of(self, new: list[Departure]) -> Departure | None:
+        """Return who of those that must leave goes on for now, as nobody would be left for what they hold and run."""
+        able = [d for d in new if d.must and d.until - monotonic() > _LAST]
+        if not able or self.scheduler.running - self._leavers():
+            return None
+        left = self._leavers()
+        if not any(ws.processing for ws in left) and not any(True for _ in unheld(left, left)):
+            return None
+        return max(able, key=lambda departure: departure.until)
+
+    def _obstacle(self, departure: Departure) -> str:
+        """Return why workers may not leave, whatever they hold; empty: they may."""
+        workers = departure.workers.values()
+        if actors := [ts.key for ws in workers for ts in (*ws.actors, *ws.processing) if ts.actor]:
+            return f"actors cannot move: {_some(actors)}"
+        allowed = list(workers)
+        for plugin in list(self.scheduler.plugins.values()):
+            allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
+        if refused := departure.workers.keys() - {ws.address for ws in allowed}:
+            return f"a scheduler plugin needs {_some(refused)}"
+        stay = self.scheduler.running - self._leavers()
+        tasks = [ts for ws in workers for ts in ws.processing]
+        if tasks and not stay:
+            return "nobody would stay to run their tasks"
+        if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
+            return f"tasks may run nowhere else: {_some(bound)}"
+        return ""
+
+    def _rest_of(self, departure: Departure) -> str:
+        """Return why workers that must leave are not removed, when nothing more can be done; empty: there is more."""
+        workers = departure.workers.values()
+        if any(ws.processing for ws in workers):
+            return ""
+        alone = list(unheld(workers, self._leavers()))
+        if any(ts.key in self.moving.moves for ts in alone):
+            return ""
+        if actors := [ts.key for ws in workers for ts in ws.actors]:
+            return f"actors cannot move: {_some(actors)}"
+        return self._no_room() if alone else ""
+
+    def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
+        """Whether nobody who stays may run a task."""
+        if ts.loose_restrictions or not upstream.is_restricted(ts):
+            return False
+        return stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
+
+    def _heaviest(self, departures: list[Departure]) -> Departure:
+        left = self._leavers()
+        held = Counter({d: sum(nbytes_of(ts) for ts in unheld(d.workers.values(), left)) for d in departures})
+        return held.most_common(1)[0][0]
+
+    def _no_room(self) -> str:
+        stay = self.scheduler.running - self._leavers()
+        free = sum(free_bytes(ws) for ws in stay)
+        if not stay:
+            return _NOBODY
+        return (
+            f"what only they hold does not fit in the {free} bytes that are free on {len(stay)} other workers"
+        )
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    def _hand_back(self, departure: Departure) -> None:
+        """Ask for the tasks that wait; take all when the time is over."""
+        if departure.ordered and not self._somebody_stays():
+            departure.until = -inf  # what they still compute would go with them
+        over = monotonic() >= departure.until
+        for address, ws in departure.workers.items():
+            stimulus = self._next()
+            tasks = [ts for ts in ws.processing if over or departure.asked.get(ts.key) != ts.run_id]
+            for ts in tasks:
+                departure.asked[ts.key] = ts.run_id
+                if over:
+                    upstream.take_back(self.scheduler, ts.key, address, stimulus)
+                else:
+                    self._asked[stimulus, ts.key] = (address, ts.run_id)
+            if tasks and not over:
+                upstream.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
+
+    def _answered(self, *, key: Any, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
+        """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
+        address, run = self._asked.pop((stimulus_id, key), ("", None))
+        ts = self.scheduler.tasks.get(key)
+        if ts is not None and ts.run_id == run:
+            runs = state in _RUNS and self._is_hopeless(ts, address)
+            if runs or state not in upstream.REJECTS:
+                upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
+        self._wake.set()
+        if not self._departures:
+            self._end()
+
+    def _is_hopeless(self, ts: TaskState, address: str) -> bool:
+        """Whether a task that runs would not be done when its worker's time is over: it starts elsewhere at once."""
+        until = next((d.until for d in self._departures if d.is_forced and address in d.workers), inf)
+        if until == inf or ts.processing_on is None or ts.processing_on.address != address:
+            return False
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        return Seconds(self.scheduler, float(guess or 0.0)).left(ts) > until - monotonic()
+
+    def _leavers(self) -> set[WorkerState]:
+        return {ws for d in self._departures for ws in d.workers.values()}
+
+    def _bounded(self) -> set[WorkerState]:
+        """Those whose job ends at a time that is known: what they hold leaves first."""
+        return {ws for d in self._departures if d.until < inf for ws in d.workers.values()}
+
+    def _somebody_stays(self) -> bool:
+        left = self._leavers()
+        return any(ws not in left and ws.status in _STAY for ws in self.scheduler.workers.values())
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _give_up(self, departure: Departure) -> None:
+        """Let workers that were ordered to leave go in this round with all that only they hold."""
+        departure.gives_up = True
+        going = {ws for d in self._departures if d.gives_up for ws in d.workers.values()}
+        departure.lost = lost_with(departure.workers.values(), going)
+
+    async def _see_off(self, departure: Departure) -> None:
+        """Remove the workers of a departure, if nothing is left with any of them or it is given up."""
+        left = self._leavers()
+        workers = departure.workers
+        if not departure.gives_up and not all(is_clear(ws, left) for ws in workers.values()):
+            return
+        for address, ws in list(workers.items()):
+            if self.scheduler.workers.get(address) is ws and (departure.gives_up or is_clear(ws, left)):
+                # Nothing is awaited between the check above and the removal, which comes before its first await.
+                await self.scheduler.remove_worker(address, expected=True, stimulus_id=self._next())
+        # One that is not clear any more stays on the list until it is.
+        self._drop_gone(departure)
+
+    def _stay(self, departure: Departure, why: str) -> None:
+        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST  # and asks again in a moment
+        for address, before in departure.before.items():
+            ws = departure.workers.get(address)
+            if ws is None or self.scheduler.workers.get(address) is not ws:
+                continue
+            if departure.must and not goes_on:  # whoever runs there when the job ends would be blamed
+                self._doomed[address] = ws
+            else:
+                upstream.set_status(self.scheduler, ws, before, self._next())
+        if why != RECALLED:
+            level = logging.INFO if goes_on else logging.WARNING
+            logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
+        self._conclude(departure, why)
+
+    def _conclude(self, departure: Departure, why: str) -> None:
+        self._departures.remove(departure)
+        departure.outcome.set_result(why)
+        seconds = monotonic() - departure.began
+        lost = asdict(departure.lost) if departure.gives_up else {}
+        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
+
+    def _tell(self, action: str, departure: Departure, **more: Any) -> None:
+        workers = sorted(departure.before or departure.workers)
+        self.scheduler.log_event(TOPIC, {"action": action, "workers": workers, **more})
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self._stimulus}-{self._count}"
+
+
+def _some(names: Iterable[Any]) -> str:
+    every = sorted(map(str, names))
+    rest = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return ", ".join(every[:_NAMED]) + rest
+
+
+async def _quietly(awaitable: Any, seconds: float) -> None:
+    """Wait for something, or for so long."""
+    task = asyncio.ensure_future(awaitable)
+    await asyncio.wait({task}, timeout=seconds)
+    task.cancel()

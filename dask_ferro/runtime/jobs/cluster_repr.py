@@ -1,0 +1,229 @@
+"""What is said of a cluster of batch jobs: its `repr`, its HTML, and the jobs' own output beside Dask's logs.
+
+Only what is known already is said; no command is waited for.  Output is read from the end of the newest files, so that
+it is bounded however much the jobs print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import inf
+from pathlib import Path
+from time import localtime, strftime
+from typing import Any, NamedTuple
+
+from distributed.utils import Log, Logs
+
+from dask_ferro.runtime.pools.providers import SiteJob
+
+# In the order of a job's life.
+_STATES = ("running", "booting", "pending", "submitting")
+# Reasons of one state that are named; a site has a dozen of them.
+_REASONS = 3
+# Of a pool's closing, which quotes SLURM.
+_WORDS = 120
+# Files of one job (it writes one, or two), and of all jobs together; and bytes of the end of each that are read.
+_FILES, _TAIL = 50, 20_000
+# What sbatch replaces in the name of a file by a number or a word.
+_PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
+
+
+class PoolWords(NamedTuple):
+    """A pool as it is shown.
+
+    Attributes
+    ----------
+    minimum, maximum : float
+        Jobs.
+    closed : str
+        Why no job of it is asked for; empty: it is open.
+    until : float
+        When it is open again; epoch, 0: nobody knows.
+    state : str
+        "closed", "paused" or "being removed".
+    """
+
+    name: str
+    minimum: float = 0
+    maximum: float = inf
+    closed: str = ""
+    until: float = 0.0
+    state: str = "closed"
+
+
+class Known(NamedTuple):
+    """What is known of a cluster: its jobs, its pools, and the bounds of its workers, where there are some."""
+
+    jobs: Sequence[SiteJob]
+    pools: Sequence[PoolWords]
+    bounds: tuple[float, float] | None = None
+
+
+def in_words(known: Known) -> str:
+    """Return it on one line.
+
+    >>> in_words(Known((), (PoolWords("default"), PoolWords("gpu", maximum=4)), (0, 64)))
+    'jobs: none, bounds: 0..64 workers, pools: default, gpu 0..4'
+    """
+    parts = [f"jobs: {', '.join(_states(known.jobs)) or 'none'}"]
+    if known.bounds is not None:
+        parts.append(f"bounds: {_bounds(*known.bounds)} workers")
+    parts.append(f"pools: {', '.join(_pool(pool) for pool in known.pools)}")
+    return ", ".join(parts)
+
+
+def in_html(known: Known) -> str:
+    """Return rows of a table: the bounds, and of each pool its jobs and why it is closed."""
+    rows = []
+    if known.bounds is not None:
+        rows.append(("<strong>Bounds:</strong>", f"{escape(_bounds(*known.bounds))} workers"))
+    for pool in known.pools:
+        states = _states(job for job in known.jobs if job.pool == pool.name)
+        told = escape(", ".join(states) or "no jobs")
+        if pool.closed:
+            told += f"<br>{escape(_closed(pool))}"
+        rows.append((f"<strong>Pool {escape(pool.name + _limits(pool))}:</strong>", told))
+    cell = '<td style="text-align: left;">'
+    return "".join(f"<tr>{cell}{left}</td>{cell}{right}</td></tr>" for left, right in rows)
+
+
+def _states(jobs: Iterable[SiteJob]) -> list[str]:
+    """Return how many jobs are in which state, with the reasons that the site gives."""
+    states: dict[str, Counter[str]] = {}
+    for job in jobs:
+        states.setdefault(job.state, Counter())[job.reason] += 1
+    found = []
+    for state in sorted(states, key=lambda one: _STATES.index(one) if one in _STATES else len(_STATES)):
+        reasons = [reason[:_WORDS] for reason, _ in states[state].most_common() if reason]
+        told = (
+            f" ({', '.join(reasons[:_REASONS])}{', ...' if len(reasons) > _REASONS else ''})"
+            if reasons
+            else ""
+        )
+        found.append(f"{states[state].total()} {state}{told}")
+    return found
+
+
+def _pool(pool: PoolWords) -> str:
+    return f"{pool.name}{_limits(pool)}" + (f" {_closed(pool)}" if pool.closed else "")
+
+
+def _limits(pool: PoolWords) -> str:
+    return f" {_bounds(pool.minimum, pool.maximum)}" if pool.minimum or pool.maximum < inf else ""
+
+
+def _bounds(low: float, high: float) -> str:
+    if low == high:
+        return f"{low:g}"
+    return f"{low:g}.." + ("" if high == inf else f"{high:g}")
+
+
+def _closed(pool: PoolWords) -> str:
+    until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
+    more = "..." if len(pool.closed) > _WORDS else ""
+    return f"{pool.state}{until}: {pool.closed[:_WORDS]}{more}"
+
+
+# -- output --------------------------------------------------------------------------------------------------
+
+
+def outputs(header: str, job_name: str, since: float) -> list[Path]:
+    """Return the files that jobs of a script's head have written since then, the newest last, some at most."""
+    found: dict[Path, float] = {}
+    for pattern in _files(header, job_name):
+        for path in pattern.parent.glob(pattern.name) if pattern.parent.is_dir() else ():
+            try:
+                changed = path.stat().st_mtime
+            except OSError:
+                continue  # removed meanwhile
+            if changed >= since and path.is_file():
+                found[path] = changed
+    return sorted(found, key=lambda path: found[path])[-_FILES:]
+
+
+def _files(header: str, job_name: str) -> set[Path]:
+    """Return where the jobs of a script's head write, as patterns; of each stream the last that it names."""
+    last: dict[str, str] = {}
+    for option, path in re.findall(r"^#SBATCH\s+(-o|-e|--output|--error)[=\s]\s*(\S+)", header, re.MULTILINE):
+        last[option.lstrip("-")[0]] = path.strip("\"'")
+    known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
+    patterns = set()
+    for path in last.values():
+        parent, _, name = path.rpartition("/")
+        plain = re.sub(r"([*?[])", r"[\1]", name)
+        if "%" not in parent and path != "/dev/null":
+            glob = _PATTERN.sub(lambda match: known.get(match[2], "*"), plain)
+            patterns.add(Path(parent or ".") / glob)
+    return patterns
+
+
+def tail(path: Path) -> str:
+    """Return the end of a file, from the beginning of a line on."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL, 0))
+            text = file.read(_TAIL).decode(errors="replace")
+    except OSError as error:
+        return f"cannot be read: {error}"
+    if size <= _TAIL:
+        return text
+    return f"... the last {_TAIL} of {size} bytes\n" + text.partition("\n")[2]
+
+
+class Described:
+    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue, before it."""
+
+    def _known(self: Any) -> Known:
+        raise NotImplementedError
+
+    def _written(self: Any) -> list[Path]:
+        raise NotImplementedError
+
+    def __repr__(self: Any) -> str:
+        text = super().__repr__()
+        return f"{text[:-1]}, {in_words(self._known())})"
+
+    def _repr_html_(self: Any, cluster_status: str | None = None) -> str:
+        rows = in_html(self._known())
+        return str(super()._repr_html_(cluster_status=(cluster_status or "") + rows))  # type: ignore[misc]
+
+    def get_logs(
+        self: Any, cluster: bool = True, scheduler: bool = True, workers: Any = True, jobs: bool = True
+    ) -> Any:
+        """Return the logs of the cluster, the scheduler and the workers, and what the jobs printed.
+
+        Parameters
+        ----------
+        cluster, scheduler : bool
+        workers : bool or iterable of str
+            Addresses; True: all.
+        jobs : bool
+            The ends of the newest files that the batch system writes for the jobs of this cluster, those of jobs that
+            are over included, by their paths.  Without `log_directory` they are where the jobs were submitted.
+
+        Returns
+        -------
+        Logs
+            Text by name, with an HTML view.
+        """
+        return self.sync(self._all_logs, cluster=cluster, scheduler=scheduler, workers=workers, jobs=jobs)
+
+    # Dask's older word for it.
+    logs = get_logs
+
+    async def _all_logs(
+        self: Any, cluster: bool = True, scheduler: bool = True, workers: Any = True, jobs: bool = True
+    ) -> Logs:
+        found: Logs = await self._dask_logs(cluster, scheduler, workers)
+        if jobs:
+            found.update(await asyncio.to_thread(self._printed))
+        return found
+
+    def _printed(self: Any) -> dict[str, Log]:
+        return {str(path): Log(tail(path)) for path in self._written()}

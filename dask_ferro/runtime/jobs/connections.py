@@ -1,0 +1,103 @@
+"""Which workers of a cluster's jobs are connected to its scheduler, since when, and under which names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from distributed.metrics import time
+
+from dask_ferro.policy.staff import RUNNING
+from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.parsing import OVER
+
+logger = logging.getLogger(__name__)
+
+# SLURM keeps a job in the state of ending until its epilog is over.
+_ASK_WHY = (3.0, 10.0, 60.0)
+# For the tasks of workers whose job was cancelled before it had started.
+_LATE = 10.0
+
+
+class Connections:
+    """The connected workers; mixed into a cluster of SLURM jobs before dask-jobqueue's class."""
+
+    def _followed(self: Any) -> list[BatchJob]:
+        """Return the jobs that are looked after, or are being ended."""
+        return [*self._book.values(), *self._going.values(), *self._former.values()]
+
+    def _connected_names(self: Any) -> set[str]:
+        return upstream_deploy.names_of(self)
+
+    def _addresses(self: Any, job: BatchJob) -> list[str]:
+        """Return where a job's workers are connected."""
+        names = set(job.workers)
+        return [a for a, worker in upstream_deploy.workers_of(self).items() if str(worker["name"]) in names]
+
+    async def _let_leave(self: Any, addresses: list[str]) -> bool:
+        scheduler = upstream_deploy.scheduler_rpc(self)
+        try:
+            answer = await scheduler.ferro_leave(addresses=addresses, seconds=_LATE, must=True)
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: it ends all the same, later
+            logger.warning("dask_ferro: workers of a cancelled job were not let go: %r", error)
+            return False
+        return not answer["stayed"]
+
+    async def _learn_why(self: Any, job_id: str, workers: Sequence[str]) -> None:
+        """Find out why a job ended of which SLURM only said that it does, and whether its tasks are to blame."""
+        for seconds in _ASK_WHY:
+            await asyncio.sleep(seconds)
+            row = (await self._site.unlisted([job_id])).get(job_id)
+            if row is not None and row.phase == OVER:
+                if row.is_ended:
+                    await self._unblame(workers)
+                return
+
+    def _soon(self: Any, what: Coroutine[Any, Any, None]) -> None:
+        """Do something in the background for which nobody waits."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def _unblame(self: Any, workers: Iterable[str]) -> None:
+        """Let no task be blamed for workers that died with their job."""
+        scheduler = upstream_deploy.scheduler_rpc(self)
+        try:
+            await scheduler.ferro_unblame(names=list(workers))
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: nothing is taken back
+            logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
+
+    def _connected(self: Any, job: BatchJob) -> float | None:
+        """When the last of a job's workers came."""
+        if job.state != RUNNING:
+            return None
+        return max(
+            (self._connected_at[worker] for worker in job.workers if worker in self._connected_at),
+            default=None,
+        )
+
+    def _worker_changed(self: Any, op: str, msg: Any) -> None:
+        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
+        if op == "add":
+            now = time()
+            came = [str(worker["name"]) for worker in msg["workers"].values()]
+            self._connected_at.update(dict.fromkeys(came, now))
+            shapes = {name: kind.job.worker_processes for name, kind in self._pool_records.items()}
+            for name in came:
+                self._names.learn(name, shapes, lambda job: job in self._book or job in self._former)
+        elif op == "remove":
+            self._connected_at.pop(str(upstream_deploy.workers_of(self)[msg]["name"]), None)
+        super()._worker_changed(op, msg)  # type: ignore[misc]
+
+    @property
+    def plan(self: Any) -> set[str]:
+        """The names of the workers of all jobs that were asked for."""
+        return {worker for job in self._book.values() for worker in job.workers}
+
+    @property
+    def requested(self: Any) -> set[str]:
+        """The names of the workers whose jobs SLURM has."""
+        return {worker for job in self._book.values() if job.job_id for worker in job.workers}

@@ -1,0 +1,324 @@
+"""Job configurations: a YAML file that says what a job of a site is, and how many of them there may be.
+
+    jobqueue:
+      slurm: {...}               # or pbs, or batch: the keys of dask-jobqueue, and those of our class
+    ferro:
+      elastic: {...}             # minimum, maximum, what else `ff.Elastic` takes, and the section's other settings
+
+It decides which file a name means and whether the file is complete and spelled right; all that is wrong is told at
+once.  It refuses to judge what only the site knows: partitions, accounts, limits.
+Variables are replaced here where the batch system reads a value, and left to the job's shell where that reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import yaml
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.options import meant, options_of
+from dask_ferro.runtime.elastic.options import scale_parameters
+from dask_ferro.runtime.jobs import job_keys
+from dask_ferro.sections import OPTIONS, ElasticOptions
+
+KINDS = ("slurm", "pbs", "batch")
+
+_PACKAGE = Path(str(files("dask_ferro")))
+# An installed wheel carries the folder inside the package, the source tree beside it.
+_FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
+_OF_ELASTIC = tuple(key for key, _ in options_of(ElasticOptions))
+# Those that are no options of `ff.Elastic`: they are set in Dask's configuration.
+_SETTINGS = tuple(key for key in _OF_ELASTIC if key.startswith(("failures", "copy-")))
+_OF_SLURM = frozenset(("journal", "keep"))
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What a job is, checked, and the bounds of their number.
+
+    Attributes
+    ----------
+    path : Path
+    kind : str
+        "slurm", "pbs" or "batch".
+    keywords : mapping
+        Of the cluster's class.
+    elastic : mapping
+        Of `ff.Elastic`; "minimum" and "maximum" are workers (processes).
+    settings : mapping
+        Of Dask's configuration, from the moment that the cluster is made.
+    """
+
+    path: Path
+    kind: str
+    keywords: Mapping[str, Any]
+    elastic: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    def bounded(self, minimum: int | None = None, maximum: int | None = None) -> JobConfig:
+        """Return it with other bounds, of those that are given.
+
+        Raises
+        ------
+        ConfigError
+            Without any maximum, or with one below the minimum.
+        """
+        given = {"minimum": minimum, "maximum": maximum}
+        bounds = {
+            "minimum": 0,
+            **self.elastic,
+            **{key: value for key, value in given.items() if value is not None},
+        }
+        if "maximum" not in bounds:
+            raise ConfigError(
+                f"{self.path}: key ferro.elastic.maximum is missing, and no maximum was given: in workers"
+            )
+        if bounds["minimum"] > bounds["maximum"]:
+            raise ConfigError(
+                f"{self.path}: at least {bounds['minimum']} workers, but at most {bounds['maximum']}; give both bounds"
+            )
+        return replace(self, elastic=bounds)
+
+    def cluster(self, **keywords: Any) -> Any:
+        """Return a cluster with a scheduler of its own and no job yet; keywords win over the file's.
+
+        Raises
+        ------
+        ConfigError
+            When it cannot start here: a network interface or a port that this machine does not have.
+        """
+        dask.config.set(self.settings)
+        if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
+            raise ConfigError(f"{self.path}: {' and '.join(wrong)}: jobs are recorded on SLURM only")
+        with self._blamed("the cluster did not start"):
+            return _class_of(self.kind)(**self._with(keywords))
+
+    def scripts(self) -> dict[str, str]:
+        """Return the script of a job, by pool, as the site would get it, but for the scheduler's address.
+
+        Nothing is started; the folder of the logs is made.
+
+        Raises
+        ------
+        ConfigError
+            When a job cannot be described so.
+        """
+        with self._blamed("no job can be described so"):
+            return asyncio.run(self._scripts())
+
+    async def _scripts(self) -> dict[str, str]:
+        # On an event loop, Dask's clusters start when they are awaited: this one never is.
+        cluster = _class_of(self.kind)(asynchronous=True, **self._with({}))
+        try:
+            return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
+        finally:
+            await cluster.close()
+
+    @contextmanager
+    def _blamed(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ConfigError(f"{self.path}: {what}: {error}") from error
+
+    def _with(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the class's keywords, with the scheduler options of both sides."""
+        options = {**self.keywords.get("scheduler_options", {}), **keywords.get("scheduler_options", {})}
+        return {**self.keywords, **keywords, **({"scheduler_options": options} if options else {})}
+
+
+def load(name_or_path: str | Path) -> JobConfig:
+    """Return a job configuration by the name of a shipped one, or by the path of a file.
+
+    Raises
+    ------
+    ConfigError
+        With all that is wrong: no such file, keys that are unknown, missing or of a wrong value, variables that
+        are not set.
+
+    Examples
+    --------
+    >>> load("local-test").keywords["walltime"]
+    '00:10:00'
+    """
+    _need_dask_jobqueue()
+    path = find(name_or_path)
+    tree = _read(path)
+    kind, section = _jobs(path, tree)
+    elastic = _mapping(_mapping(tree.get("ferro")).get("elastic"))
+    problems = [*_strangers(tree), *job_keys.problems(kind, section), *_elastic_problems(elastic)]
+    if problems:
+        raise ConfigError(f"{path}: " + "; ".join(problems))
+    settings = _settings(elastic)
+    options = {
+        key: value for key, value in elastic.items() if f"ferro.elastic.{_dashed(key)}" not in settings
+    }
+    return JobConfig(path, kind, job_keys.keywords(section), _underscored(options), settings)
+
+
+def shipped() -> dict[str, Path]:
+    """Return the shipped configurations, by name."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+
+
+def find(name_or_path: str | Path) -> Path:
+    """Return the file that a name or a path means.
+
+    Raises
+    ------
+    ConfigError
+        When there is none.
+    """
+    text = os.fspath(name_or_path)
+    path = Path(text).expanduser()
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if not path.is_file():
+            raise ConfigError(f"job configuration {text!r}: no such file")
+        return path
+    known = shipped()
+    if text not in known:
+        raise ConfigError(
+            f"no job configuration {text!r}{meant(text, known)}; shipped are {', '.join(known)}; "
+            "one of your own is named by its path, such as ./mine.yaml"
+        )
+    return known[text]
+
+
+# ---- the file ----------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice, of which the last would win in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
+            raise yaml.MarkedYAMLError(
+                problem=f"{', '.join(twice)} stands twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        # A subclass of the safe loader.
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(tree, Mapping):
+        raise ConfigError(
+            f"{path}: section jobqueue is missing; a file starts with jobqueue: and below it slurm: or pbs:"
+        )
+    return tree
+
+
+def _jobs(path: Path, tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the kind of batch system and its section."""
+    sections = _mapping(tree.get("jobqueue"))
+    kinds = [kind for kind in KINDS if isinstance(sections.get(kind), Mapping)]
+    if len(kinds) != 1:
+        got = ", ".join(map(str, sections)) or "nothing"
+        raise ConfigError(
+            f"{path}: below jobqueue stands {got}; wanted one section, {' or '.join(KINDS)}, with the keys of a job"
+        )
+    return kinds[0], job_keys.dashed(sections[kinds[0]])
+
+
+def _strangers(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Name what would be read by nobody."""
+    for path, known in (((), ("jobqueue", "ferro")), (("jobqueue",), KINDS), (("ferro",), ("elastic",))):
+        section: Any = tree
+        for key in path:
+            section = _mapping(section.get(key))
+        for key in section:
+            if key not in known:
+                dotted = ".".join((*path, str(key)))
+                hint = meant(str(key), known) or ": put it into ~/.config/dask"
+                yield f"section {dotted} is not read from here{hint}"
+
+
+def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
+    known = ("minimum", "maximum", *_OF_ELASTIC)
+    strange = [key for key in elastic if str(key).replace("_", "-") not in known]
+    for key in strange:
+        yield f"unknown key ferro.elastic.{key}{meant(str(key), known)}; wanted some of {', '.join(known)}"
+    bounds = {key: elastic[key] for key in ("minimum", "maximum") if elastic.get(key) is not None}
+    wrong = {key: value for key, value in bounds.items() if type(value) is not int or value < 0}
+    for key, value in wrong.items():
+        yield f"ferro.elastic.{key}: got {value!r}, wanted a whole number of workers"
+    if strange or wrong:
+        return
+    values = {
+        _dashed(key): value
+        for key, value in elastic.items()
+        if key not in bounds and (value is not None or _dashed(key) in _SETTINGS)
+    }
+    for key, value in values.items():
+        if fault := config.fault(OPTIONS[f"elastic.{key}"], value):
+            yield f"configuration ferro.elastic.{key}: {fault}"
+    try:
+        scale_parameters(elastic.get("minimum"), elastic.get("maximum"), {})
+    except ConfigError as error:
+        yield f"ferro.elastic: {error}"
+
+
+def _settings(elastic: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"ferro.elastic.{_dashed(key)}": value for key, value in elastic.items() if _dashed(key) in _SETTINGS
+    }
+
+
+def _dashed(key: object) -> str:
+    return str(key).replace("_", "-")
+
+
+def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys as Python writes them, without those that are left to their default."""
+    return {str(key).replace("-", "_"): value for key, value in section.items() if value is not None}
+
+
+def _mapping(section: Any) -> Mapping[str, Any]:
+    return section if isinstance(section, Mapping) else {}
+
+
+# ---- the class ---------------------------------------------------------------------------------------------
+
+
+def _need_dask_jobqueue() -> None:
+    if find_spec("dask_jobqueue") is None:
+        raise ConfigError(
+            "a batch system needs dask-jobqueue, which is not installed: pip install 'dask_ferro[slurm]'"
+        )
+
+
+def _class_of(kind: str) -> Any:
+    if kind == "slurm":
+        from dask_ferro.runtime.slurm.cluster import SLURMCluster
+
+        return SLURMCluster
+    if kind == "batch":
+        from dask_ferro.runtime.sites.batchcluster import BatchCluster
+
+        return BatchCluster
+    from dask_ferro.runtime.sites.pbscluster import PBSCluster
+
+    return PBSCluster

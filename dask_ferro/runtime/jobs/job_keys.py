@@ -1,0 +1,341 @@
+"""The keys of a job in a configuration file: which there are, which must be there, and what their values may be.
+
+The keys are dask-jobqueue's own, asked of the installed version, and those of `ff.SLURMCluster`, `ff.PBSCluster` and
+`ff.BatchCluster`.  Those whose default is nobody's wish (30 minutes of walltime, as many processes as the square root
+of the cores) must be written.
+Durations are seconds, or text such as 2m.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from inspect import signature
+from typing import Any
+
+import distributed
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
+
+from dask_ferro.options import meant
+from dask_ferro.runtime.slurm.parsing import is_job_name
+
+# What must be written, and what it says; most may be null, on purpose.
+REQUIRED = {
+    "cores": "threads of one job, for instance 8",
+    "memory": "of one job, for instance 32GiB",
+    "processes": "that share a job's cores and memory, for instance 1",
+    "walltime": "how long a job may run, for instance '01:00:00'",
+    "queue": "the partition or queue; null: the site's default",
+    "account": "who pays; null: your default",
+    "interface": "the network of the nodes, for instance ib0; null: that of the default route",
+    "local-directory": "where workers spill to, for instance /tmp",
+    "log-directory": "where the batch system writes what jobs print, for instance dask-logs",
+}
+# The same of `batch`, whose commands nobody knows: what is asked of the batch system stands in the directives.
+COMMANDS = {
+    "submit": "the command that submits a job, for instance bsub -J {name} -Jd {tag}",
+    "list": "the command that lists jobs, for instance bjobs -J {name}",
+    "listed": "what that prints: a regular expression, or columns by name",
+    "cancel": "the command that ends jobs, for instance bkill {ids}",
+    "directives": "the head of a job's script, line by line",
+}
+_OF_COMMANDS = frozenset((*COMMANDS, "submitted", "nothing", "states"))
+_NOT_OF_COMMANDS = frozenset(("queue", "account", "resource-spec"))
+_NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
+
+# Of `ff.SLURMCluster`, beside dask-jobqueue's.
+OURS = frozenset(
+    ("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience", "preemptible", "journal", "keep")
+)
+
+# dask-jobqueue still reads these, and warns.
+_RENAMED = {
+    "extra": "worker-extra-args",
+    "env-extra": "job-script-prologue",
+    "job-extra": "job-extra-directives",
+    "header-skip": "job-directives-skip",
+    "project": "account",
+}
+
+# The job's shell reads these: its variables are the node's, not this machine's.
+_OF_THE_NODE = frozenset(
+    ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
+)
+_DURATIONS = frozenset(("death-timeout", "signal-ahead", "grace", "queue-wait", "start-up", "keep"))
+_FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
+
+# A pool is another kind of job of the same cluster, so these are the cluster's alone,
+_OF_THE_CLUSTER = frozenset(
+    (
+        "pools",
+        "patience",
+        "name",
+        "scheduler-options",
+        "interface",
+        "shared-temp-directory",
+        "journal",
+        "keep",
+    )
+)
+# and these a pool's.
+_OF_A_POOL = frozenset(("minimum", "maximum", "cost"))
+
+# The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
+_OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
+_OF_THE_NODE |= {"listed", "submitted", "nothing", "states"}
+
+_WALLTIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
+
+
+def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
+    """Yield all that is wrong with a section of job keys, a clause each."""
+    where = f"jobqueue.{kind}"
+    known = dask_jobqueue_keys(kind) | OURS
+    yield from _wrong_keys(where, section, known)
+    for key, says in required(kind).items():
+        if key not in section:
+            yield f"key {where}.{key} is missing: {says}"
+    yield from _wrong_values(where, section, known)
+    yield from _uneven(where, section)
+    if kind != "slurm":
+        yield from _without_hours(where, section.get("walltime"))
+    for name, pool in _pools(section).items():
+        own = dashed(pool)
+        fitting = known - _OF_THE_CLUSTER | _OF_A_POOL
+        yield from _wrong_keys(f"{where}.pools.{name}", own, fitting)
+        yield from _wrong_values(f"{where}.pools.{name}", own, fitting)
+        yield from _uneven(f"{where}.pools.{name}", {**section, **own})
+
+
+def keywords(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked section as the keywords of a cluster's class, variables replaced.
+
+    Keys that are null are left out: Dask's own configuration decides.
+    """
+    return {
+        "job_name" if key == "name" else key.replace("-", "_"): _value(key, value)
+        for key, value in section.items()
+        if value is not None
+    }
+
+
+def _value(key: str, value: Any) -> Any:
+    if key == "pools":
+        return {str(name): keywords(dashed(pool)) for name, pool in value.items()}
+    if key in _DURATIONS:
+        seconds = _seconds(value)
+        return int(seconds) if seconds == int(seconds) else seconds
+    if key in _OF_THE_NODE:
+        return value
+    return os.path.expanduser(_replaced(value)) if key in _FOLDERS else _replaced(value)
+
+
+def dashed(section: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a section with its keys as they are written in YAML; Dask takes the other spelling too."""
+    return {str(key).replace("_", "-"): value for key, value in section.items()}
+
+
+def required(kind: str) -> dict[str, str]:
+    """Return what must be written, and what it says."""
+    if kind != "batch":
+        return REQUIRED
+    return {key: says for key, says in REQUIRED.items() if key not in _NOT_OF_COMMANDS} | COMMANDS
+
+
+@cache
+def dask_jobqueue_keys(kind: str) -> frozenset[str]:
+    """Return the keys that the installed dask-jobqueue knows for a batch system, without those it renamed.
+
+    Of "batch" they are those that all of its batch systems have, and the commands'.
+    """
+    text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
+    known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
+    return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
+
+
+# ---- keys --------------------------------------------------------------------------------------------------
+
+
+def _wrong_keys(where: str, section: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
+    for key in section:
+        if key in _RENAMED:
+            yield f"key {where}.{key} is now called {_RENAMED[key]}"
+        elif key not in known:
+            yield f"unknown key {where}.{key}{meant(key, known) or '; wanted some of ' + ', '.join(sorted(known))}"
+
+
+def _pools(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    pools = section.get("pools")
+    return (
+        {str(n): p for n, p in pools.items() if isinstance(p, Mapping)} if isinstance(pools, Mapping) else {}
+    )
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_name(value: Any) -> bool:
+    """Whether jobs can have it, and found by it, once its variables are replaced: unset ones are told of apart."""
+    return _is_text(value) and is_job_name(_VARIABLE.sub("x", os.path.expandvars(value)))
+
+
+def _is_lines(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+
+
+def _is_size(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and parse_bytes(value) >= 1
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
+def is_duration(value: Any) -> bool:
+    """Return whether a value is seconds, or text such as 2m."""
+    try:
+        return not isinstance(value, bool) and _seconds(value) >= 0
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def _is_pools(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(pool, Mapping) for pool in value.values())
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_listing(value: Any) -> bool:
+    return _is_text(value) or _is_mapping(value)
+
+
+def _is_walltime(value: Any) -> bool:
+    return isinstance(value, str) and (_WALLTIME.fullmatch(value) is not None or value.upper() == "UNLIMITED")
+
+
+def _seconds(value: Any) -> float:
+    if value == "":  # Dask would look for its first character
+        raise ValueError("no duration")
+    return float(parse_timedelta(value, default="s"))
+
+
+_TEXT = "text"
+_COUNT = "a whole number of at least 1"
+_LINES = "a list of text"
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cores": (_is_count, _COUNT),
+    "processes": (_is_count, _COUNT),
+    "job-cpu": (_is_count, _COUNT),
+    "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
+    "memory": (_is_size, "a size such as 32GiB"),
+    "death-timeout": (is_duration, "a duration in seconds"),
+    "signal-ahead": (is_duration, "a duration such as 2m, or seconds"),
+    "grace": (is_duration, "a duration such as 30s, or seconds"),
+    "queue-wait": (is_duration, "a duration such as 2m, or seconds"),
+    "start-up": (is_duration, "a duration such as 2m, or seconds"),
+    "keep": (is_duration, "a duration such as 2m, or seconds"),
+    "preemptible": (lambda value: isinstance(value, bool), "true or false"),
+    "patience": (_is_mapping, "seconds by name, such as boot: 900"),
+    "minimum": (_is_number, "a number of jobs"),
+    "maximum": (_is_number, "a number of jobs"),
+    "cost": (_is_number, "a number: of a second of a job, as a multiple of other pools'"),
+    "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
+    "worker-extra-args": (_is_lines, _LINES),
+    "job-script-prologue": (_is_lines, _LINES),
+    "job-extra-directives": (_is_lines, _LINES),
+    "job-directives-skip": (_is_lines, _LINES),
+    "directives": (_is_lines, _LINES),
+    "listed": (_is_listing, "a regular expression, or columns or fields by name"),
+    "states": (_is_mapping, "lists of the batch system's words, such as held: [PSUSP]"),
+    "scheduler-options": (_is_mapping, "keys and values of distributed.Scheduler"),
+    "pools": (_is_pools, "a name for each further kind of job, and below it the keys that differ"),
+}
+
+
+def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
+    for key, value in section.items():
+        if key not in known:
+            continue
+        fits, wanted = _CHECKS.get(key, (_is_text, _TEXT))
+        if value is None:
+            if key in _NEVER_NULL:
+                yield f"{where}.{key}: got null, wanted {wanted}: {REQUIRED[key]}"
+        elif not fits(value):
+            # YAML 1.1: 01:30:00 is 5400, on is true, 010 is 8.
+            quotes = " in quotes, for YAML reads it otherwise" if wanted == _TEXT else ""
+            yield f"{where}.{key}: got {value!r}, wanted {wanted}{quotes}"
+        elif key not in _OF_THE_NODE and key != "pools":
+            yield from _unset(f"{where}.{key}", value)
+    if _is_mapping(section.get("scheduler-options")):
+        yield from _wrong_options(f"{where}.scheduler-options", section["scheduler-options"])
+
+
+def _wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[str]:
+    known = _scheduler_options()
+    for key in options:
+        if key not in known:
+            yield f"unknown key {where}.{key}{meant(str(key), known) or '; wanted some of ' + ', '.join(known)}"
+
+
+@cache
+def _scheduler_options() -> tuple[str, ...]:
+    return tuple(name for name in signature(distributed.Scheduler).parameters if name != "kwargs")
+
+
+def _uneven(where: str, section: Mapping[str, Any]) -> Iterator[str]:
+    cores, processes = section.get("cores"), section.get("processes")
+    if isinstance(cores, int) and _is_count(processes) and cores % int(processes or 1):
+        yield f"{where}.cores: got {cores} for processes: {processes}, wanted a multiple: each has as many threads"
+
+
+def _without_hours(where: str, walltime: Any) -> Iterator[str]:
+    if _is_walltime(walltime) and not re.fullmatch(r"\d+:\d+:\d+", walltime):
+        yield f"{where}.walltime: got {walltime!r}, wanted hours:minutes:seconds"
+
+
+# ---- variables ---------------------------------------------------------------------------------------------
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _unset(where: str, value: Any) -> Iterator[str]:
+    for text in _texts(value):
+        for plain, braced in _VARIABLE.findall(text):
+            name = plain or braced
+            if not os.environ.get(name):
+                yield (
+                    f"{where}: got {text!r}, and environment variable {name} is not set;"
+                    f" export {name}=..., or write the value into a copy of the file"
+                )
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replaced(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item) for item in value]
+    return os.path.expandvars(value) if isinstance(value, str) else value

@@ -1,0 +1,187 @@
+"""The output of a batch job: where SLURM writes it, and its last lines.
+
+SLURM names the files of a job in `scontrol show job`, with some of the patterns replaced; the others (`%J`, `%4j`) are
+replaced here, as sbatch(1) tells.  Where SLURM has forgotten the job, its script's header and the folder of the
+submission tell.  Of a file no more than its end is read, a bound on time included: the logs of a job lie on a shared
+file system that may hang.  A file that cannot be read is told as such, and never an error.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dask_ferro.runtime.slurm.parsing import element
+
+# Of a file: a traceback has its error at the end, and this fits on a screen.
+LINES, BYTES = 20, 4096
+# Of its last line, where one line is all that there is room for.
+_BRIEF = 200
+# Seconds: for the answer of SLURM, and for the file.
+_ASKED, _READ = 2.0, 2.0
+_PATTERN = re.compile(r"%(\d*)([%AajJNuxnst])")
+# A log may have what a terminal obeys: colours, carriage returns of progress bars.
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Log(NamedTuple):
+    """The end of a job's output.
+
+    Attributes
+    ----------
+    path : str
+        Of the file.
+    lines : tuple of str
+    trouble : str
+        Why there are no lines; empty where there are.
+    """
+
+    path: str
+    lines: tuple[str, ...] = ()
+    trouble: str = ""
+
+    def brief(self) -> str:
+        """Return the path and the last line, on one line.
+
+        >>> Log("/w-1.err", ("a", "b")).brief()
+        "its log /w-1.err ends with 'b'"
+        """
+        end = f"ends with {self.lines[-1][:_BRIEF]!r}" if self.lines else self.trouble
+        return f"its log {self.path} {end}"
+
+    def shown(self) -> str:
+        """Return the lines, indented."""
+        return "\n".join(f"    {line}" for line in self.lines)
+
+
+async def last_output(ask: Callable[..., Awaitable[str]], job_id: str, script: str, job_name: str) -> Log:
+    """Return the end of a job's errors, or of what else it printed.
+
+    Parameters
+    ----------
+    ask : callable
+        Runs one of SLURM's commands and returns what it printed; it may raise whatever it wants.
+    job_id : str
+        As `squeue` names it: "12", or "12_3" of an array.
+    script : str
+        What was submitted.
+    """
+    try:
+        async with asyncio.timeout(_ASKED):
+            told = await ask("scontrol", "--oneliner", "show", "job", job_id)
+    except Exception:  # noqa: BLE001 - SLURM forgets a job after minutes; the script tells as well
+        told = ""
+    return await end_of(files_of(told, job_id, script, job_name, os.getcwd()))
+
+
+async def end_of(files: tuple[str, ...]) -> Log:
+    """Return the end of the first file that has lines."""
+    try:
+        async with asyncio.timeout(_READ):
+            return await asyncio.to_thread(_first_with_lines, files)
+    except TimeoutError:
+        return Log(files[0], trouble=f"could not be read within {_READ:g} s")
+
+
+def files_of(told: str, job_id: str, script: str, job_name: str, folder: str) -> tuple[str, ...]:
+    """Return where a job writes, its errors first; one file where both go there.
+
+    Parameters
+    ----------
+    told : str
+        A line of ``scontrol --oneliner show job``; empty where SLURM does not answer.
+    folder : str
+        From which it was submitted: paths in the script are relative to it.
+    """
+    facts = _facts(told)
+    array, index = element(job_id)
+    replaced = {
+        "j": facts.get("JobId") or ("" if "_" in job_id else array),
+        "A": facts.get("ArrayJobId") or array,
+        "a": facts.get("ArrayTaskId") or (str(index) if "_" in job_id else "4294967294"),
+        "x": facts.get("JobName") or job_name,
+        "u": (facts.get("UserId") or _user()).partition("(")[0],
+        "N": facts.get("BatchHost", ""),
+        "n": "0",
+        "t": "0",
+        "s": "batch",
+        "%": "%",
+    }
+    replaced["J"] = replaced["j"]
+    default = "slurm-%A_%a.out" if "_" in job_id else "slurm-%j.out"
+    out = facts.get("StdOut") or option(script, "o", "output") or default
+    err = facts.get("StdErr") or option(script, "e", "error") or out
+    paths = (expanded(path, replaced) for path in (err, out))
+    where = facts.get("WorkDir") or option(script, "D", "chdir") or folder
+    return tuple(dict.fromkeys(os.path.join(where, path) for path in paths))
+
+
+def expanded(path: str, replaced: Mapping[str, str]) -> str:
+    r"""Return a file's name with sbatch's patterns replaced; what is not known stays as it is.
+
+    >>> expanded("w-%A_%a-%4j.out", {"A": "11", "a": "2", "j": "13"})
+    'w-11_2-0013.out'
+    >>> expanded("w-%N.out", {})
+    'w-%N.out'
+    """
+    if "\\" in path:  # one backslash, and sbatch replaces nothing
+        return path.replace("\\", "")
+
+    def value(found: re.Match[str]) -> str:
+        known = replaced.get(found[2], "")
+        if not known:
+            return found[0]
+        width = min(int(found[1] or 0), 10)
+        return known.zfill(width) if known.isdecimal() else known
+
+    return _PATTERN.sub(value, path)
+
+
+def option(script: str, short: str, long: str) -> str:
+    """Return the value of the last such option in a script's header, which is the one that SLURM takes; "": none.
+
+    >>> option("#SBATCH -p cpu -c8\\n#SBATCH --partition=gpu", "p", "partition")
+    'gpu'
+    """
+    names = rf"--{long}(?:=|[ \t]+)" + (rf"|-{short}[ \t]*" if short else "")
+    pattern = rf"^#SBATCH[ \t]+(?:.*[ \t])?(?:{names})(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
+    found = re.findall(pattern, script, re.MULTILINE)
+    return str(found[-1]).strip("\"'") if found else ""
+
+
+def tail(path: str, lines: int = LINES, size: int = BYTES) -> Log:
+    """Return the last lines of a file."""
+    try:
+        status = os.stat(path)  # not opened before it is known to be a file: a pipe would wait for a writer
+        if not stat.S_ISREG(status.st_mode):
+            return Log(path, trouble="is no file that keeps what is written")
+        with Path(path).open("rb") as file:
+            file.seek(max(status.st_size - size, 0))
+            read = file.read(size)
+    except OSError as error:
+        return Log(path, trouble=f"cannot be read: {error.strerror or error}")
+    text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
+    kept = [line.rstrip() for line in text.split("\n") if line.strip()]
+    if status.st_size > size and len(kept) > 1:
+        kept = kept[1:]  # the first is a part of one
+    return Log(path, tuple(kept[-lines:]), "" if kept else "is empty")
+
+
+def _first_with_lines(paths: tuple[str, ...]) -> Log:
+    found = [tail(path) for path in paths]
+    return next((log for log in found if log.lines), found[0])
+
+
+def _facts(told: str) -> dict[str, str]:
+    """Return what a line of `scontrol` tells, by name; values may have spaces in them."""
+    pairs = re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", told.partition("\n")[0])
+    return {name: value for name, value in pairs if value not in ("", "(null)", "N/A")}
+
+
+def _user() -> str:
+    return os.environ.get("USER", "")

@@ -1,0 +1,133 @@
+"""A cluster for one command: connected to, or started and closed again, also when Ctrl-C ends the command."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dask.system import CPU_COUNT
+from distributed import Client
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import Pool
+from dask_ferro.runtime.local.local_cluster import LocalCluster
+from dask_ferro.runtime.local.sigint import held
+from dask_ferro.runtime.pools.providers import told_closed
+from dask_ferro.runtime.telemetry.events import TOPIC
+from dask_ferro.runtime.telemetry.top import where
+
+# A cluster that is named exists; its workers may still be on their way.
+_CONNECT_S = 10
+_WORKERS_S = 30
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cluster: its scheduler, dashboard, and threads by worker address."""
+
+    scheduler: str
+    dashboard: str | None
+    threads: Mapping[str, int]
+
+    @property
+    def slots(self) -> int:
+        """Tasks that run at a time."""
+        return sum(self.threads.values())
+
+
+@contextmanager
+def connected(address: str) -> Iterator[tuple[Client, Place]]:
+    """Connect to a cluster that has a worker, or will have one soon; leave it running.
+
+    Raises
+    ------
+    ConfigError
+        For an address where no scheduler answers, or one without workers.
+    """
+    where(address)  # what is no address is told at once: Dask's client would wait at its end
+    try:  # a client that cannot connect would stay the process's default one
+        client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
+    with client, client.as_current():
+        try:
+            client.wait_for_workers(1, timeout=_WORKERS_S)
+        except TimeoutError:
+            why = closed_pools(client.get_events(TOPIC)) or "start one"
+            raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; {why}") from None
+        yield client, _place(client, dashboard=True)
+
+
+def closed_pools(events: Iterable[tuple[float, Any]]) -> str:
+    """Return what an elastic controller said last of pools that are closed, in words; empty: nothing."""
+    said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
+    newest = (said[-1].get("closed") or {}) if said else {}
+    return told_closed(
+        Pool(
+            name,
+            closed=told["why"],
+            closed_until=told["until"],
+            output=told["output"],
+            mode=told.get("mode", ""),
+        )
+        for name, told in newest.items()
+    )
+
+
+@contextmanager
+def started(
+    workers: int | None = None, threads: int | None = None, *, dashboard: bool = False, quiet: bool = True
+) -> Iterator[tuple[Client, Place]]:
+    """Start worker processes on this machine, and stop them at the end.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Processes; by default as many as give every core a thread.
+    threads : int, optional
+        Of each; 1 by default.
+    dashboard : bool
+        Whether to serve Dask's dashboard.
+    quiet : bool
+        Whether to keep the workers' own logs of failed tasks back: the error itself is raised in any case.
+
+    Raises
+    ------
+    ConfigError
+        For a dashboard without bokeh.
+    """
+    if dashboard:
+        _need_bokeh()
+    with ExitStack() as stack:
+        with held():
+            cluster = stack.enter_context(_local(workers, threads or 1, dashboard, quiet))
+        client = stack.enter_context(Client(cluster))
+        yield client, _place(client, dashboard=dashboard)
+
+
+def _local(workers: int | None, threads: int, dashboard: bool, quiet: bool) -> LocalCluster:
+    return LocalCluster(
+        n_workers=workers or max(1, CPU_COUNT // threads),
+        threads_per_worker=threads,
+        dashboard_address=":8787" if dashboard else ":0",
+        scheduler_kwargs={"dashboard": dashboard},  # Dask serves metrics in any case: at any port
+        silence_logs=logging.CRITICAL if quiet else logging.WARNING,
+    )
+
+
+def _need_bokeh() -> None:
+    try:
+        import bokeh  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
+        ) from None
+
+
+def _place(client: Client, *, dashboard: bool) -> Place:
+    scheduler: Any = client.scheduler
+    link = client.dashboard_link if dashboard else None
+    return Place(scheduler.address, link or None, dict(client.nthreads()))

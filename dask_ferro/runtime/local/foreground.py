@@ -1,0 +1,138 @@
+"""A cluster that stands until it is told to stop: a scheduler and the elastic controller, and no work of its own.
+
+It says what changes, one line each, and ends in order whatever ends it: Ctrl-C, SIGTERM, a closed terminal, an error,
+or a client that shut the scheduler down.  Its jobs are cancelled then.  A second signal does not wait for that.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distributed import Status
+
+from dask_ferro.runtime.elastic.controller import Elastic
+from dask_ferro.runtime.jobs.job_config import JobConfig
+from dask_ferro.runtime.pools.providers import MODES
+
+# Seconds between looks at what the controller decided; it decides once a second.
+_LOOK = 0.25
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+# In the order of a job's life.
+_STATES = ("pending", "booting", "running", "leaving")
+
+
+class Standing:
+    """A started cluster.
+
+    Attributes
+    ----------
+    address, dashboard : str
+        Of the scheduler; no dashboard is an empty text.
+    stopped_by : signal.Signals or None
+        What ended it.
+    """
+
+    def __init__(self, cluster: Any, elastic: Mapping[str, Any], stop: _Stop) -> None:
+        self._cluster = cluster
+        self._elastic = elastic
+        self._stop = stop
+        self.address: str = cluster.scheduler_address
+        self.dashboard: str = cluster.dashboard_link
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """The signal that ended it; None while it stands, or after a client shut it down."""
+        return self._stop.signal
+
+    def changes(self) -> Iterator[str]:
+        """Let the workers follow the work, and yield a line for each change, until a signal or a shutdown.
+
+        Raises
+        ------
+        ConfigError
+            When the site refuses the first jobs for good, in its own words.
+        """
+        adaptive = self._cluster.adapt(Adaptive=Elastic, **self._elastic)
+        seen, shown = 0.0, ""
+        while self._stop.signal is None and self._cluster.scheduler.status == Status.running:
+            for entry in [e for e in tuple(adaptive.decisions) if e["time"] > seen]:
+                seen = entry["time"]
+                if (text := summary(entry)) != shown:
+                    shown = text
+                    yield f"{time.strftime('%H:%M:%S', time.localtime(seen))}  {text}"
+            time.sleep(_LOOK)
+
+
+@contextmanager
+def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: Any) -> Iterator[Standing]:
+    """Start a configuration's cluster, without jobs, and close it with all its jobs at the end.
+
+    Parameters
+    ----------
+    config : JobConfig
+    scheduler_file : Path, optional
+        Where the scheduler writes its address while it runs.
+    **keywords
+        Of the cluster's class, over the configuration's.
+
+    Raises
+    ------
+    ConfigError
+        When the cluster cannot start here.
+    """
+    if scheduler_file is not None:
+        keywords["scheduler_options"] = {"scheduler_file": str(scheduler_file)}
+    with _Stop() as stop:
+        cluster = config.cluster(**keywords)
+        try:
+            yield Standing(cluster, config.elastic, stop)
+        finally:
+            # What a client has shut down is not asked to end: Dask would try to reach it for 30 s.
+            cluster.shutdown_scheduler = cluster.scheduler.status == Status.running
+            cluster.close()
+
+
+def summary(decision: Mapping[str, Any]) -> str:
+    """Return what a decision of the controller found and did, in a line.
+
+    >>> summary({"jobs": {"running": 2, "pending": 1}, "actions": []})
+    '1 pending, 2 running'
+    >>> summary({"jobs": {}, "actions": [], "closed": {"gpu": {"mode": "paused"}}})
+    'no jobs; gpu is paused'
+    """
+    counts = [f"{decision['jobs'][state]} {state}" for state in _STATES if decision["jobs"].get(state)]
+    closed = decision.get("closed") or {}
+    ruled = [f"{pool} is {MODES[told['mode']]}" for pool, told in closed.items() if told.get("mode") in MODES]
+    return "; ".join([", ".join(counts) or "no jobs", *decision["actions"], *ruled])
+
+
+class _Stop:
+    """The first of some signals is kept for whoever looks; the second is a KeyboardInterrupt.
+
+    A handler that raised at once could leave a cluster half started.  What the caller ignores (nohup) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)

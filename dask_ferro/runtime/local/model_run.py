@@ -1,0 +1,295 @@
+"""One trial: a model on a cluster, measured, beside what was projected.  The value behind `dask ferro run`.
+
+A model is checked, and so are its inputs, before a cluster is started.  The first of several runs is cold
+(workers open the model and build sessions): the median is that of the others.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from distributed import Client
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph import workloads
+from dask_ferro.graph.bundle import Granularity
+from dask_ferro.graph.dag import dag
+from dask_ferro.graph.summary import OpRow, bound, over_chunks, per_op
+from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.inventory import slices, spec_as_dict
+from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
+from dask_ferro.runtime.local.array_files import read, save
+from dask_ferro.runtime.local.cluster_context import Place, connected, started
+from dask_ferro.runtime.local.execute import Watch, WorkerShare, execute
+from dask_ferro.runtime.telemetry.tracing import checked, traced_to
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, where, and how often; the options of `dask ferro run`, which explains them."""
+
+    model: str | None = None
+    dag: str | None = None
+    params: Sequence[tuple[str, int | float]] = ()
+    source: Path | None = None
+    sink: Path | None = None
+    workers: int | None = None
+    threads: int | None = None
+    batch: int | None = None
+    rows: int | None = None
+    scheduler: str | None = None
+    granularity: Granularity = "auto"
+    dashboard: bool = False
+    repeat: int = 1
+    trace: str | None = None
+    quiet: bool = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What ran, where, how long it took, and how long it should have taken.
+
+    Attributes
+    ----------
+    rows, batch : int or None
+        Rows in all and per task; None for a graph that has no batch.
+    runs : int
+        How often the model's nodes ran: chunks, times the slices of a fixed batch size.
+    seconds : tuple of float
+        Of each repetition, from submission until the result was in the client.
+    projected : float
+        Makespan with Dask's overheads, for the kernels' speed on a laptop's core.
+    bound : float
+        max(work / threads, critical path), from the same seconds.
+    shares : tuple of WorkerShare
+        Of the last repetition.
+    """
+
+    name: str
+    digest: str
+    source: str
+    inputs: tuple[ValueSpec, ...]
+    outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    place: Place
+    ops: tuple[OpRow, ...]
+    bundles: int
+    chunks: int
+    rows: int | None
+    batch: int | None
+    runs: int
+    seconds: tuple[float, ...]
+    projected: float
+    bound: float
+    shares: tuple[WorkerShare, ...]
+    sink: str | None
+
+    @property
+    def median(self) -> float:
+        """Seconds of a run that is not the first, where there is one."""
+        return median(self.seconds[1:] or self.seconds)
+
+    @property
+    def ops_per_s(self) -> float:
+        """Nodes that ran in a second."""
+        return self.runs * sum(row.nodes for row in self.ops) / self.median
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Rows that were answered in a second."""
+        return None if self.rows is None else self.rows / self.median
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the trial in JSON's types."""
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "source": self.source,
+            "inputs": [spec_as_dict(s) for s in self.inputs],
+            "outputs": {n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.outputs.items()},
+            "cluster": {
+                "scheduler": self.place.scheduler,
+                "dashboard": self.place.dashboard,
+                "workers": dict(self.place.threads),
+            },
+            "rows": self.rows,
+            "batch": self.batch,
+            "chunks": self.chunks,
+            "bundles": self.bundles,
+            "runs": self.runs,
+            "ops": [row._asdict() for row in self.ops],
+            "seconds": list(self.seconds),
+            "median_seconds": self.median,
+            "ops_per_s": self.ops_per_s,
+            "rows_per_s": self.rows_per_s,
+            "projected_seconds": self.projected,
+            "bound_seconds": self.bound,
+            "workers": [share._asdict() for share in self.shares],
+            "output": self.sink,
+        }
+
+
+def trial(
+    request: Request,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    watching: Callable[[], AbstractContextManager[Watch | None]] = lambda: nullcontext(None),
+) -> Trial:
+    """Run a model or a built-in graph, and return what was measured beside what was projected.
+
+    Parameters
+    ----------
+    request : Request
+    tell : callable
+        Told in a line what happens next.
+    watching : callable
+        Returns a context, entered once for each run, of a function that is told how far it is.
+
+    Raises
+    ------
+    ModelError, UnsupportedOp
+        Before a cluster is started.
+    ConfigError
+        For inputs, outputs or an address that do not fit.
+    Exception
+        The error of a task that failed.
+    """
+    model = _model(request)
+    arrays, origin = _inputs(request, model)
+    _check_sink(request.sink, model)
+    if request.trace:
+        checked(request.trace)
+    model(arrays)  # what does not fit is told before a cluster is started
+    with _cluster(request) as (client, place):
+        tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
+        if place.dashboard:
+            tell(f"dashboard at {place.dashboard}")
+        batch = request.batch
+        if batch is None and request.model:
+            batch = chunk_per_thread(model, arrays, place.slots)
+        bound_model = model(arrays, batch=batch)
+        seconds = []
+        for number in range(request.repeat):
+            is_last = number + 1 == request.repeat  # a trace is of one run, and the last one is warm
+            with traced_to(client, request.trace if is_last else None), watching() as watch:
+                measured = execute(client, bound_model, watch=watch)
+            seconds.append(measured.seconds)
+            tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
+        if request.trace:
+            tell(f"trace in {request.trace}")
+        results = _named(bound_model, measured.result)
+        if request.sink:
+            save(request.sink, results)
+        ran = _Ran(place, batch, tuple(seconds), measured.workers, results)
+        return _compared(request, bound_model, arrays, origin, ran)
+
+
+def _cluster(request: Request) -> AbstractContextManager[tuple[Client, Place]]:
+    if request.scheduler:
+        return connected(request.scheduler)
+    return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
+
+
+# ---- before it runs ----------------------------------------------------------------------------------------
+
+
+def _model(request: Request) -> ModelGraph:
+    source = request.model if request.model else workloads.build(str(request.dag), **dict(request.params))
+    return from_onnx(source, granularity=request.granularity)
+
+
+def _inputs(request: Request, model: ModelGraph) -> tuple[dict[str, Any], str]:
+    """The arrays by name, and where they come from."""
+    sig = model._opened.signature
+    if request.source is None:
+        # With rows of its own, a model of fixed batch size is run slice by slice.
+        free = replace(sig, batch=None) if request.rows else sig
+        return synthetic(free, request.rows), "synthetic, seeded"
+    return by_name(sig, read(request.source), str(request.source)), str(request.source)
+
+
+def _check_sink(sink: Path | None, model: ModelGraph) -> None:
+    if sink is None:
+        return
+    specs = model._opened.signature.outputs
+    if sink.suffix == ".npy" and len(specs) > 1:
+        names = ", ".join(s.name for s in specs)
+        raise ConfigError(
+            f"output {str(sink)!r} holds one array, the model has {len(specs)} ({names}): use .npz"
+        )
+    other = [f"{s.name} is a {s.kind}" for s in specs if s.kind != "tensor"]
+    if other:
+        raise ConfigError(f"output {str(sink)!r} holds arrays, but {', '.join(other)}; run it from Python")
+
+
+def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
+    """Return the length of the inputs along the batch axis; None where the model declares no batch."""
+    carried = [arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c]
+    return len(carried[0]) if carried else None
+
+
+def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int) -> int | None:
+    """Return the rows of a chunk so that each thread has one; None where rows are not known to be independent."""
+    sig = model._opened.signature
+    rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
+    if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
+        return None
+    (count,) = rows
+    if threads < 2 or count < 2 or model._opened.row_dependence(arrays):
+        return None
+    return ceil(count / threads)
+
+
+# ---- after it ran ------------------------------------------------------------------------------------------
+
+
+def _named(model: ModelGraph, result: Any) -> dict[str, Any]:
+    specs = model._opened.signature.outputs
+    return {specs[0].name: result} if len(specs) == 1 else dict(result)
+
+
+class _Ran(NamedTuple):
+    place: Place
+    batch: int | None
+    seconds: tuple[float, ...]
+    shares: tuple[WorkerShare, ...]
+    results: Mapping[str, Any]
+
+
+def _compared(
+    request: Request, model: ModelGraph, arrays: Mapping[str, Any], origin: str, ran: _Ran
+) -> Trial:
+    sig, chunks = model._opened.signature, model.chunks
+    rows = row_count(sig, arrays) if request.model else None
+    of_chunk = rows if rows is None else min(rows, ran.batch or rows)
+    types = model._opened.sized(arrays, of_chunk).types
+    ir_model = model._opened.loaded.model
+    repeats = slices(sig, of_chunk) if of_chunk else 1
+    whole = bound(dag(ir_model, types))
+    return Trial(
+        name=model.name,
+        digest=model.digest,
+        source=origin,
+        inputs=sig.inputs,
+        outputs={
+            n: (str(getattr(r, "dtype", type(r).__name__)), np.shape(r)) for n, r in ran.results.items()
+        },
+        place=ran.place,
+        ops=tuple(per_op(ir_model, types)),
+        bundles=len(model.bundles),
+        chunks=chunks,
+        rows=rows,
+        batch=ran.batch,
+        runs=chunks * repeats,
+        seconds=ran.seconds,
+        projected=over_chunks(model.plan, chunks, workers=ran.place.slots, slices=repeats),
+        bound=whole.over(ran.place.slots, chunks * repeats),
+        shares=ran.shares,
+        sink=str(request.sink) if request.sink else None,
+    )

@@ -1,0 +1,1 @@
+"""The scheduler plugin: what Dask's scheduler is told, asked and made to do."""

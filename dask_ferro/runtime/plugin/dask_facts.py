@@ -1,0 +1,171 @@
+"""What the scheduling core is told of Dask's tasks: where their inputs lie, who may run them, and what they take.
+
+Rows are built from Dask's own state at the moment of a look, for the few tasks that a policy looks at: those at the
+end of long queues, and the one that is being placed.  What is decided from them is not known here.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from distributed import Scheduler
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.row import Entry, Row
+from dask_ferro.policy.snapshot import Key, Replica, Task
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.annotations import wish_of
+from dask_ferro.runtime.plugin.device_memory import Devices
+from dask_ferro.runtime.upstream import nbytes_of
+
+# Inputs of a task that are shown one by one; more are summed up by who holds them.
+_FEW_INPUTS = 8
+# Of a task that many wait for, so many are looked at.
+_FEW_DEPENDENTS = 16
+
+
+class Shown:
+    """Tasks of a scheduler as rows for a policy: the core's `Facts`.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    devices : Devices
+        What is known of the workers' devices.
+    moving : callable () -> mapping of task to mapping
+        What is on its way, and to which "thief".
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Set by who owns both.
+    """
+
+    ledger: Ledger
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        devices: Devices,
+        moving: Callable[[], Mapping[TaskState, Mapping[str, Any]]],
+    ) -> None:
+        self.scheduler = scheduler
+        self.devices = devices
+        self.live = devices.live
+        self._moving = moving
+        self._thieves: Sequence[str] = ()  # of the step that is being taken
+        self._fetching: list[str] = []  # those of them that are being sent inputs of what they were given
+        self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
+
+    def begin(self, thieves: Sequence[str]) -> None:
+        """Begin a look at tasks, for some thieves."""
+        workers = self.scheduler.workers
+        self._thieves = thieves
+        self._fetching = [a for a in thieves if a in workers and workers[a].needs_what]
+        self._coming.clear()
+        for ts, info in self._moving().items():
+            self._sends(ts, info["thief"].address)
+
+    def reserve(self, key: Key, victim: str, thief: str) -> bool:
+        """Return whether a task may be asked for, and note that its resources will be taken at the thief."""
+        ts, to = self.task(key), self.scheduler.workers.get(thief)
+        if ts is None or to is None or ts.processing_on is None or ts.processing_on.address != victim:
+            return False
+        if not self._has_resources(ts, to):
+            return False
+        self._sends(ts, thief)
+        return True
+
+    def task(self, key: Key) -> TaskState | None:
+        """Return a task by its key."""
+        return self.scheduler.tasks.get(key)  # type: ignore[call-overload, no-any-return]
+
+    def _sends(self, ts: TaskState, thief: str) -> None:
+        for resource, amount in (ts.resource_restrictions or {}).items():
+            self._coming[thief, resource] += amount  # type: ignore[assignment]
+
+    def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
+        """Whether the thief has free what the task needs, less what is already on its way there."""
+        for resource, amount in (ts.resource_restrictions or {}).items():
+            used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
+            if amount > thief.resources.get(resource, 0) - used:
+                return False
+        return True
+
+    def waiting(self, entry: Entry, row: Row) -> Task | None:
+        """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""
+        ts = self.task(entry.key)
+        if ts is None or ts.actor or ts.processing_on is None or ts in self._moving():
+            return None
+        allowed, preferred = self.restrictions(ts)
+        if ts.resource_restrictions:
+            workers = self.scheduler.workers
+            has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
+            allowed = has if allowed is None else has & allowed
+        inputs = tuple(self.inputs(ts, self._fetching))
+        wish = wish_of(ts.annotations)
+        return Task(
+            ts.key,
+            entry.seconds,
+            entry.known,
+            inputs,
+            allowed,
+            preferred,
+            entry.origins,
+            entry.device,
+            self.ledger.others(entry),
+            entry.nbytes,
+            self.devices.headroom(ts, self.ledger),
+            wish.must,
+            wish.likes,
+        )
+
+    def holds(self, address: str) -> int:
+        """Return the bytes of the results that a worker holds."""
+        ws = self.scheduler.workers.get(address)
+        return 0 if ws is None else ws.nbytes
+
+    def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """Return the workers that a task must run on, and those that it would rather run on; None: any."""
+        if not upstream.is_restricted(ts):
+            return None, None
+        valid = upstream.allowed_workers(self.scheduler, ts)
+        addresses = None if valid is None else frozenset(ws.address for ws in valid)
+        return (None, addresses) if ts.loose_restrictions else (addresses, None)
+
+    def inputs(self, ts: TaskState, fetching: Collection[str]) -> Iterator[Replica]:
+        """Yield a task's inputs; workers of `fetching` that are being sent one count as its holders."""
+        if len(ts.dependencies) > _FEW_INPUTS:
+            held: Counter[tuple[frozenset[str], str]] = Counter()
+            for dts in ts.dependencies:
+                where = frozenset(ws.address for ws in dts.who_has or ())
+                held[where, self.devices.kind(dts)] += nbytes_of(dts)
+            yield from (Replica(nbytes, *where) for where, nbytes in held.items())
+            return
+        workers = self.scheduler.workers
+        for dts in ts.dependencies:
+            holders = {ws.address for ws in dts.who_has or ()}
+            holders.update(a for a in fetching if a in workers and dts in workers[a].needs_what)
+            yield Replica(nbytes_of(dts), frozenset(holders), self.devices.kind(dts), dts.key)
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        """Return those of waiting tasks that are not told to run on one worker alone: of thousands at a time."""
+        tasks = self.scheduler.tasks
+        return [
+            entry
+            for entry in entries
+            if (ts := tasks.get(entry.key)) is not None  # type: ignore[call-overload]
+            and not ts.actor
+            and (not ts.worker_restrictions or len(ts.worker_restrictions) > 1 or ts.loose_restrictions)
+        ]
+
+    def unlocks(self, key: Key) -> bool:
+        """Whether a task is the last that some other one waits for."""
+        ts = self.task(key)
+        return ts is not None and any(
+            len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on
+        )

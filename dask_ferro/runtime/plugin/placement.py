@@ -1,0 +1,331 @@
+"""Where the scheduler puts a ready task: the policy's choice, from the few workers that can be the best one.
+
+Those are the holders of its inputs and the workers on which a task would start first; all that a restriction admits,
+where there is one.  Tasks that Dask queues at the scheduler (many, alike, without large inputs) go to a worker with
+a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
+
+Where devices differ, the first workers of each class are weighed, and what is queued goes to a slow one only while the
+fast ones would not be done with all of it before.  A task for which no device has room now waits as well, as does one
+that requires a class of which there is no worker; both are tried again as soon as bytes are freed.
+
+Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it will be done by then.  If no
+worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of its queue.
+Dask's `no-workers-timeout` is not for those that wait by our choice; for who requires a class that is not there, it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import inf
+from typing import Any
+
+from distributed import Scheduler
+from distributed.metrics import monotonic, time
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
+from dask_ferro.policy.place import share
+from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
+from dask_ferro.policy.snapshot import Task, Worker, kind_of
+from dask_ferro.policy.waits import Wait, waits_at_scheduler
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.annotations import estimate_of, wish_of
+from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.upstream import nbytes_of
+
+logger = logging.getLogger(__name__)
+
+# Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
+_RETRIED = 256
+# Those that are looked at in one tick, for what to tell of them.
+_TOLD = 32
+# Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
+_RETRIED_AT_ONCE = 16
+# Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
+_RANKED = 20_000
+
+
+class Placing:
+    """Placement of a scheduler's tasks by a `policy.place.Placement`."""
+
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
+        self.scheduler = scheduler
+        self.stealing = stealing
+        self.settings = settings
+        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current)
+        self._waiting: dict[
+            TaskState, int
+        ] = {}  # for a fresh worker, or for bytes of a device: the number of the wait
+        self._since: dict[TaskState, float] = {}  # when each began to wait: Dask's own book is kept young
+        self._for_room: list[
+            tuple[bool, tuple[float, ...], int, TaskState]
+        ] = []  # a heap; ended waits are skipped
+        self._waits_begun = 0
+        self._is_due = False
+        self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
+        stealing.after_tick = self.retry
+        stealing.after_freeing = self._freed
+        stealing.waits.elsewhere = self._idle_waits
+
+    def ready(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker for a ready task, or None where no worker may have it."""
+        chosen = None
+        if not ts.actor and self.scheduler.running:
+            try:
+                chosen, waits = self._choose(ts)
+                if chosen is None and (waits or self._waits(ts)):
+                    self._wait(ts)
+                    return None
+                if self._since:
+                    self._since.pop(ts, None)
+            except Exception:
+                logger.exception("dask_ferro could not place %r; Dask does", ts.key)
+        return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
+
+    def is_tied(self, ts: TaskState) -> bool:
+        """Whether a task has to run on a device class, or would rather."""
+        wish = wish_of(ts.annotations)
+        return bool(wish.must or wish.likes)
+
+    def _choose(self, ts: TaskState) -> tuple[WorkerState | None, bool]:
+        """Return the worker, and where there is none whether a device will have room, or be there, in time."""
+        now, candidates = time(), self.candidates
+        if candidates.are_alike and not self.is_tied(ts):
+            holder = self._only_holder(ts)
+            if holder is not None and self._stays(ts, holder, now):
+                return holder, False
+        task = self._task(ts)
+        held, nbytes = self._held(ts)
+        workers = candidates.candidates(task, held, nbytes, ts.priority, now)
+        task = task._replace(inputs=tuple(self.stealing.shown.inputs(ts, [w.address for w in workers])))
+        address = candidates.choose(task, workers, self._fresh(ts) if self.stealing.ledger.ends else 0.0)
+        if address is not None:
+            return self.scheduler.workers.get(address), False
+        return None, bool(task.must) or self.settings.placing.waits_for_room(task, workers)
+
+    def _task(self, ts: TaskState) -> Task:
+        """Return a task that nobody was given, without its inputs."""
+        stealing, wish = self.stealing, wish_of(ts.annotations)
+        allowed, preferred = stealing.shown.restrictions(ts)
+        takes = stealing.devices.takes(ts, stealing.ledger)
+        headroom = stealing.devices.headroom(ts, stealing.ledger)
+        device, seconds, known, others = self.candidates.seconds_by_class(
+            ts.prefix.name, estimate_of(ts.annotations)
+        )
+        return Task(
+            ts.key, seconds, known, (), allowed, preferred, (), device, others, takes, headroom, wish.must, wish.likes,
+            self._waited(ts),
+        )  # fmt: skip
+
+    def _held(self, ts: TaskState) -> tuple[dict[str, int], int]:
+        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        held: dict[str, int] = {}
+        total = 0
+        for dts in ts.dependencies:
+            nbytes = nbytes_of(dts)
+            total += nbytes
+            for ws in dts.who_has or ():
+                held[ws.address] = held.get(ws.address, 0) + nbytes
+        return held, total
+
+    def _waited(self, ts: TaskState) -> float:
+        """Return the seconds since a task was ready and given to nobody."""
+        without = self.scheduler.unrunnable
+        since = self._since.get(ts, without.get(ts)) if without else None
+        return 0.0 if since is None else monotonic() - since
+
+    def _fresh(self, ts: TaskState) -> float:
+        """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
+        tied = bool(ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
+        tied = tied or bool(
+            ts.resource_restrictions
+        )  # the pool with the longest walltime may have other resources
+        return 0.0 if tied else self.stealing.ledger.fresh
+
+    def _waits(self, ts: TaskState) -> bool:
+        """Whether a task that was given to nobody waits for a fresh worker, and Dask is not to place it."""
+        return self.candidates.waits(*self._seconds(ts), self._fresh(ts))
+
+    def retry(self) -> None:
+        """Look again for workers for what waits: what they run may be done early, and nobody may come after all."""
+        self._declined = None
+        tried = list(islice(self._waiting, _RETRIED))
+        for ts in tried:
+            del self._waiting[ts]
+        tried += self._preferring()
+        ledger = self.stealing.ledger
+        if tried or (self.scheduler.queued and (ledger.ends or not self.candidates.are_alike)):
+            self._try(tried)
+        if len(self._since) > len(self._waiting):
+            self._since = {ts: since for ts, since in self._since.items() if ts in self._waiting}
+        classes = self._present_classes()
+        upstream.keep_waiting(
+            self.scheduler, (ts for ts in self._waiting if wish_of(ts.annotations).must in classes)
+        )
+
+    def _preferring(self) -> list[TaskState]:
+        """Return tasks that would rather run on workers that are gone: Dask looks again when those come back only."""
+        without = self.scheduler.unrunnable if self.scheduler.running else ()
+        return list(
+            islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _RETRIED)
+        )
+
+    def _idle_waits(self, idle: list[Worker]) -> list[Wait]:
+        """Return what waits at the scheduler although some worker has nothing to do."""
+        patience, now = self.settings.parameters.patience, monotonic()
+        waits = []
+        for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
+            waited = now - self._since.get(ts, since)
+            if waited >= patience:
+                waits.append(waits_at_scheduler(ts.key, waited, idle, self._why(ts)))
+        return waits
+
+    def _why(self, ts: TaskState) -> str:
+        """Return the reason for which nobody was given a task."""
+        must = wish_of(ts.annotations).must
+        if must and must not in self._present_classes():
+            return "class"
+        if ts in self._waiting:
+            return "fresh" if self._waits(ts) else "room"
+        return "nobody"
+
+    def _try(self, tasks: list[TaskState]) -> None:
+        """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
+        ledger, devices = self.stealing.ledger, self.stealing.devices
+        growing = [ts for ts in tasks if ledger.counts_bytes and devices.grows(ts, ledger)]
+        if growing:
+            taken = set(growing)
+            upstream.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
+            tasks = growing
+        upstream.place_again(self.scheduler, tasks)
+
+    def _wait(self, ts: TaskState) -> None:
+        """Note that a task waits; who frees bytes is tried before who takes more, whatever their priorities."""
+        self._waits_begun += 1
+        self._waiting[ts] = self._waits_begun
+        self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
+        ledger = self.stealing.ledger
+        if ledger.counts_bytes and wish_of(ts.annotations).must in self._present_classes():
+            grows = self.stealing.devices.grows(ts, ledger)
+            heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
+            if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
+                self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]
+                heapify(self._for_room)
+
+    def _present_classes(self) -> set[str]:
+        """Return what tasks may require for which there are workers; "": nothing."""
+        return {"", *map(kind_of, self.stealing.ledger.devices)}
+
+    def _freed(self) -> None:
+        """Look again, soon, for what waits for bytes: not now, in the middle of the transition that frees them."""
+        if not self._is_due and (self._waiting or self.scheduler.queued):
+            self._is_due = True
+            self.scheduler.loop.call_later(self.settings.coalesce, self._retry_some)
+
+    def _retry_some(self) -> None:
+        self._is_due = False
+        if self.scheduler.extensions.get("stealing") is not self.stealing:
+            return  # it was taken off meanwhile
+        self._declined = None
+        tried: list[TaskState] = []
+        while self._for_room and len(tried) < _RETRIED_AT_ONCE:
+            *_, number, ts = heappop(self._for_room)
+            if self._waiting.get(ts) == number:
+                del self._waiting[ts]
+                tried.append(ts)
+        self._try(tried)
+
+    def _only_holder(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker that alone holds all inputs, of a task that may go anywhere."""
+        if upstream.is_restricted(ts):
+            return None
+        holder: WorkerState | None = None
+        for dts in ts.dependencies:
+            who = dts.who_has
+            if not who or len(who) > 1:
+                return None
+            (ws,) = who
+            if holder is not None and ws is not holder:
+                return None
+            holder = ws
+        return holder
+
+    def _stays(self, ts: TaskState, holder: WorkerState, now: float) -> bool:
+        if not self.stealing.waits.is_open(holder):
+            return False
+        largest = max(nbytes_of(dts) for dts in ts.dependencies)
+        return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
+
+    def queued(self, ts: TaskState) -> WorkerState | None:
+        """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
+        free: Collection[WorkerState] = self.scheduler.idle_task_count
+        waits = self.stealing.waits
+        if waits.silent:
+            free = [ws for ws in free if waits.is_open(ws)]
+        if not self.candidates.are_alike:
+            event = ts, self.stealing.ledger.version
+            if event == self._declined:  # Dask asks once for each free slot, in one go
+                return None
+            free = self._helping(ts, free)
+            self._declined = None if free else event
+        return self._least_busy(self._in_time(ts, free) if self.stealing.ledger.ends else free)
+
+    def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
+        """Return the worker that would be done first with a task, of those with room that help with the queue."""
+        task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
+        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]  # in order, they would have to be sorted
+        takes = [
+            self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
+        ]
+        queued = queued_seconds(takes, max(len(self.scheduler.queued), 1))
+        address = self.candidates.helping(task, (ws.address for ws in free), queued, time())
+        return () if address is None else (self.scheduler.workers[address],)
+
+    def _in_time(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
+        """Return those of the workers that have the time for a task, or whom to take where none has."""
+        addresses, fresh = (ws.address for ws in free), self._fresh(ts)
+        having = self.candidates.in_time(*self._seconds(ts), addresses, fresh, time())
+        return [self.scheduler.workers[address] for address in having]
+
+    def _least_busy(self, free: Collection[WorkerState]) -> WorkerState | None:
+        if len(free) == 1:
+            return next(iter(free))
+        ledger, now, alike = self.stealing.ledger, time(), self.settings.placing.alike
+
+        def busy(ws: WorkerState) -> tuple[float | int | str, ...]:
+            load = len(ws.processing) / ws.nthreads
+            if ws.address not in ledger.rows:
+                return load, 1.0, 0, 0, ws.address
+            return load, ledger.rows[ws.address].slowness, *share(ledger.worker(ws.address, now), alike)
+
+        return min(free, key=busy, default=None)
+
+    def _current(self, worker: Worker) -> Worker:
+        """Return the row with the worker's status of this moment."""
+        ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
+        accepts = ws is not None and self.stealing.waits.is_open(ws)
+        return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
+
+    def _seconds(self, ts: TaskState) -> tuple[float, bool]:
+        """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
+        return self.candidates.seconds(ts.prefix.name, estimate_of(ts.annotations))
+
+    def rank(self, keys: list[Any]) -> None:
+        """Give the new tasks of a narrow graph the order of their upward ranks."""
+        tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
+        new: Mapping[Any, TaskState] = {ts.key: ts for ts in tasks if ts.state == "released" and ts.priority}
+        if not any(ts.dependents for ts in new.values()):
+            return
+        dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}
+        seconds = {key: self._seconds(ts)[0] for key, ts in new.items()}
+        ranks = upward_ranks(dependents, seconds)
+        if not is_narrow(dependents, ranks, seconds, self.scheduler.total_nthreads):
+            return
+        orders = {key: ts.priority or (0,) for key, ts in new.items()}
+        places = order_by_rank(ranks, {key: order[-1] for key, order in orders.items()})
+        for key, ts in new.items():
+            ts.priority = (*orders[key][:-1], places[key])

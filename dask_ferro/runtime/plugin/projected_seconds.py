@@ -1,0 +1,129 @@
+"""What tasks take that are not done: projected seconds, by the best that is known of each.
+
+In this order: its own annotation (seconds, or operations and bytes on a device whose speed is known), corrected by
+what its like took; the ledger's measurements by device class; Dask's mean of the prefix; twice what one of the prefix
+has run for by now; a guess.  An annotation that makes no sense says nothing.  A task that runs has its past taken off,
+and one that has run for longer than was projected is projected to run for as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from distributed import Scheduler
+from distributed.metrics import time
+from distributed.scheduler import TaskState
+
+from dask_ferro.policy.cost import Estimate, is_duration
+from dask_ferro.policy.remaining import left, unmeasured
+from dask_ferro.runtime.plugin.annotations import estimate_of
+from dask_ferro.runtime.plugin.stealing import Stealing
+
+# What a task says of itself: seconds, or more; None: nothing.
+Told = Estimate | float | None
+
+
+class Seconds:
+    """Projected seconds of tasks, as of one moment.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    guess : float
+        Of a task whose like was never seen.
+
+    Attributes
+    ----------
+    is_placed : bool
+        Whether tasks are placed by our plugin, which keeps the ledger.
+    """
+
+    def __init__(self, scheduler: Scheduler, guess: float) -> None:
+        stealing = scheduler.extensions.get("stealing")
+        self._ledger = stealing.ledger if isinstance(stealing, Stealing) else None
+        self.is_placed = self._ledger is not None
+        self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
+        self._guess = guess
+        self._now = time()
+        self._known: dict[str, float] = {}
+        self._left: dict[TaskState, float] = {}
+
+    def left(self, ts: TaskState) -> float:
+        """Return the seconds that a task still takes; what it ran already is off."""
+        found = self._left.get(ts)
+        if found is None:
+            found = self._left[ts] = left(self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts))
+        return found
+
+    def _of(self, ts: TaskState) -> float:
+        name, told = ts.prefix.name, estimate_of(ts.annotations)
+        if told is not None:
+            seconds = self._measured(name, told)
+            return self._stock(ts) if seconds is None else seconds
+        if name not in self._known:
+            self._known[name] = self._measured(name, None) or self._stock(ts)
+        return self._known[name]
+
+    def _measured(self, prefix: str, told: Told, device: str | None = None) -> float | None:
+        """Return what is known of a task beside Dask's own mean: of its like, or by its own estimate."""
+        if self._ledger is None:
+            seconds = told.seconds if isinstance(told, Estimate) else told
+            return seconds if seconds is not None and is_duration(seconds) else None
+        first = device or (self._devices[0] if self._devices else "cpu")
+        seconds, known = self._ledger.durations.of(prefix, first, told)
+        return seconds if known else None
+
+    def _stock(self, ts: TaskState) -> float:
+        """Return Dask's own estimate: the mean, or twice what one has run for by now, or a guess."""
+        if ts.prefix.duration_average >= 0:
+            return ts.prefix.duration_average
+        return unmeasured(ts.prefix.max_exec_time, self._guess)
+
+    def _ran(self, ts: TaskState) -> float:
+        entry = self._ledger.entries.get(ts.key) if self._ledger is not None else None
+        if entry is not None and entry.started is not None:
+            return self._now - entry.started
+        return ts.processing_on.executing.get(ts, 0.0) if ts.processing_on is not None else 0.0
+
+    def mean(self, tasks: Collection[TaskState]) -> float:
+        """Return the mean seconds of some tasks; 0 of none."""
+        return sum(map(self.left, tasks)) / len(tasks) if tasks else 0.0
+
+    def chain(self, ts: TaskState) -> float:
+        """Return the seconds of a chain through a waiting task, from the first that waits for none to the last."""
+        total = self.left(ts)
+        for follow in (_one_before, _one_after):
+            other = follow(ts)
+            while other is not None:
+                total += self.left(other)
+                other = follow(other)
+        return total
+
+    def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
+        """Return how many times faster than projected other device classes run some tasks, where that is known."""
+        if len(self._devices) < 2:
+            return {}
+        work: dict[str, float] = {}
+        told: dict[str, Told] = {}  # of a prefix, one task's: those of its like differ in size
+        for ts in tasks:
+            name = ts.prefix.name
+            work[name] = work.get(name, 0.0) + self.left(ts)
+            if name not in told:
+                told[name] = estimate_of(ts.annotations)
+        total, found = sum(work.values()), {}
+        for device in self._devices[1:]:
+            own = 0.0
+            for prefix, seconds in work.items():
+                here = self._measured(prefix, told[prefix])
+                there = self._measured(prefix, told[prefix], device)
+                own += seconds * (there / here if here and there else 1.0)
+            found[device] = total / own if own > 0 else 1.0
+        return found
+
+
+def _one_before(ts: TaskState) -> TaskState | None:
+    return next(iter(ts.waiting_on or ()), None)
+
+
+def _one_after(ts: TaskState) -> TaskState | None:
+    return next((other for other in ts.dependents if other.state == "waiting"), None)

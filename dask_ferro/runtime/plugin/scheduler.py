@@ -1,0 +1,215 @@
+"""The scheduler plugin: what `ff.install` puts on a running scheduler, and takes off again.
+
+It joins the parts and decides nothing: stealing (`stealing`), placement (`placement`), and the intervals at which
+messages leave, and the worker plugin, which measures.  Taking it off gives stock Dask back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin import reach
+from dask_ferro.runtime.plugin.placement import Placing
+from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.telemetry import prometheus
+from dask_ferro.runtime.telemetry.drawings import handed
+from dask_ferro.runtime.telemetry.events import Events
+from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy, warn_once
+from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME
+from dask_ferro.runtime.worker.plugin import FerroWorker
+
+logger = logging.getLogger(__name__)
+
+NAME = "ferro"
+# What a client calls to take the plugin off, and to ask for its figures.
+REMOVE = "ferro_remove"
+FIGURES = "ferro_figures"
+
+
+# One comes on or goes off at a time.
+_turns: WeakKeyDictionary[Scheduler, asyncio.Lock] = WeakKeyDictionary()
+
+
+def recordings_of(client: str) -> str:
+    """Return what the names of a client's recordings begin with, here and on the workers."""
+    return f"ferro-trace-{client}-"
+
+
+def _turn(scheduler: Scheduler) -> asyncio.Lock:
+    return _turns.setdefault(scheduler, asyncio.Lock())
+
+
+NOT_INSTALLED = "dask_ferro is not installed on this cluster; ff.install(client) does it"
+
+
+def stays_off() -> str:
+    """Return why the plugin cannot be used with the installed Dask, with the remedy; empty: it can."""
+    lacks = missing(SCHEDULER)
+    return remedy(lacks, "the scheduler plugin stays off, and stock Dask goes on") if lacks else ""
+
+
+class FerroScheduler(SchedulerPlugin):
+    """Adaptive stealing and placement, as a plugin of Dask's scheduler.
+
+    Parameters
+    ----------
+    settings : Settings, optional
+        Default: the configuration's.
+    """
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings if settings is not None else Settings.configured()
+        self.stealing: Stealing | None = None
+        self.placing: Placing | None = None
+        self.events: Events | None = None
+        self._scheduler: Scheduler | None = None
+        self._had_stealing = True
+        self.late: list[str] = []  # workers that had not answered when the latest call returned
+        self._take_pages_off: Callable[[], None] | None = None
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent.
+
+        Where the installed Dask lacks what that needs it stays off, with a warning, and stock Dask goes on.
+        """
+        if sentence := stays_off():
+            warn_once(sentence)
+            scheduler.loop.add_callback(self._leave, scheduler)  # whoever starts it adds it now
+            return
+        async with _turn(scheduler):
+            current = scheduler.plugins.get(NAME)
+            if self.stealing is not None or current is self:
+                return
+            if isinstance(current, FerroScheduler):  # another client was quicker
+                await current.take_off()
+            try:
+                await self._put_on(scheduler)
+            except BaseException:
+                await self.take_off()
+                raise
+
+    def _leave(self, scheduler: Scheduler) -> None:
+        if scheduler.plugins.get(NAME) is self:
+            del scheduler.plugins[NAME]
+
+    async def remove(self, comm: Any = None) -> list[str]:
+        """Give the scheduler its own stealing, placement and intervals back.  Idempotent.
+
+        Returns
+        -------
+        list of str
+            Addresses of workers that have not answered yet; they are what they were when they do.
+        """
+        if self._scheduler is not None:
+            async with _turn(self._scheduler):
+                await self.take_off()
+        return self.late
+
+    async def _put_on(self, scheduler: Scheduler) -> None:
+        stock = upstream.stealing_of(scheduler)
+        self._scheduler, self._had_stealing = scheduler, stock is not None
+        await upstream.quiet(stock, scheduler)
+        settings = self.settings.resolved(stock is not None)
+        self.stealing = Stealing(scheduler, settings)
+        upstream.put_stealing(scheduler, self.stealing, stock)
+        await self.stealing.start()
+        self.placing = Placing(scheduler, self.stealing, settings)
+        self.events = Events(scheduler, self.stealing, self.settings.events)
+        if self.settings.placement:
+            ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
+            upstream.put_placement(scheduler, ready, queued, self.placing.is_tied)
+        self.events.start()
+        prometheus.put_on(scheduler, self.events)
+        scheduler.handlers[REMOVE] = self.remove
+        scheduler.handlers[FIGURES] = self.figures
+        self._take_pages_off = handed().put_pages(scheduler, self.stealing)
+        await self._put_on_workers(scheduler)
+
+    async def _put_on_workers(self, scheduler: Scheduler) -> None:
+        plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
+        try:
+            self.late = await reach.put_on(scheduler, WORKER_NAME, plugin, self.settings.answer)
+        except RuntimeError as error:  # whatever a worker lacks; without the plugin nothing is measured there
+            logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
+
+    async def take_off(self) -> None:
+        """Do what `remove` does, for one whose turn it is."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        if self._take_pages_off is not None:
+            self._take_pages_off()
+            self._take_pages_off = None
+        self._end_events()
+        if self.stealing is not None:
+            await self.stealing.stop()
+        upstream.put_stock_placement(scheduler)
+        if self._had_stealing:
+            await upstream.put_stock_stealing(scheduler, self.stealing)
+        else:
+            upstream.put_stealing(scheduler, None, self.stealing)
+        for name in (NAME, Stealing.name):
+            scheduler.plugins.pop(name, None)
+        for handler in (REMOVE, FIGURES):
+            scheduler.handlers.pop(handler, None)
+        upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
+        self.stealing = self.placing = self.events = self._scheduler = None
+        self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
+
+    async def close(self) -> None:
+        """Publish and count no more: the scheduler is going."""
+        self._end_events()
+
+    def _end_events(self) -> None:
+        if self.events is not None and self._scheduler is not None:
+            self.events.stop()
+            prometheus.take_off(self._scheduler)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Pass on what somebody logged."""
+        if self.events is not None:
+            self.events.heard(topic, msg)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget what is counted of a worker."""
+        if self.events is not None:
+            self.events.left(worker)
+
+    def figures(self, comm: Any = None) -> dict[str, Any]:
+        """Return what was moved so far, and each worker's threshold in seconds."""
+        assert self.stealing is not None
+        return {
+            "counts": dict(self.stealing.counts),
+            "thresholds": dict(self.stealing.state.thresholds),
+            "stealing": self.stealing.settings.stealing,
+            "late": self.late,
+        }
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """End the recordings of a client that went without doing so."""
+        mine = recordings_of(client)
+        if self.stealing is not None:
+            telemetry = self.stealing.telemetry
+            for who in telemetry.wanted:
+                if str(who).startswith(mine):
+                    telemetry.stop_for(who)
+        for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
+            scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
+        """Order the tasks of a new graph."""
+        if self.settings.rank and self.placing is not None:
+            self.placing.rank(tasks)

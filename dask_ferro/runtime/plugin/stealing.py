@@ -1,0 +1,365 @@
+"""The scheduler's stealing extension: what happens on a Dask scheduler as events, and instructions as messages.
+
+It takes the place of Dask's own and keeps its protocol (`upstream_stealing`).  What is decided, and when, is the
+business of `policy.scheduling_core`; what it is told of tasks is in `shown`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from distributed import Scheduler, Status
+from distributed.metrics import time
+from distributed.scheduler import TaskState, WorkerState
+from tornado.ioloop import PeriodicCallback
+
+from dask_ferro.policy.cost import Links
+from dask_ferro.policy.events import (
+    Answered,
+    Arrived,
+    Ask,
+    Assigned,
+    Due,
+    Event,
+    Finished,
+    HandOver,
+    Heard,
+    Hurry,
+    Instruction,
+    Joined,
+    Left,
+    Opened,
+    PlaceAgain,
+    Restarted,
+    Switched,
+    Tick,
+    Unsent,
+    Wake,
+)
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.policies import named
+from dask_ferro.policy.scheduling_core import HISTORY, SchedulingCore
+from dask_ferro.policy.steal import Policy, State
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.annotations import estimate_of
+from dask_ferro.runtime.plugin.dask_facts import Shown
+from dask_ferro.runtime.plugin.device_memory import Devices
+from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.plugin.waits import Waits
+from dask_ferro.runtime.telemetry.history import Watch, level_of
+from dask_ferro.runtime.telemetry.recorder import Telemetry
+from dask_ferro.runtime.upstream_stealing import EntryPoints
+from dask_ferro.runtime.worker.plugin import METRIC, sent
+
+logger = logging.getLogger(__name__)
+
+# States whose end gives a worker bytes back.
+_HELD = ("memory", "processing")
+
+
+class Stealing(EntryPoints):
+    """Work stealing by a policy of `dask_ferro.policy.steal`.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    settings : Settings
+
+    Attributes
+    ----------
+    core : SchedulingCore
+        What decides.
+    ledger : Ledger
+        What every worker is believed to be doing: the core's.
+    links : Links
+        What moving bytes costs.
+    thresholds : deque of (time, address, seconds)
+        How the workers' thresholds changed, the newest last.
+    counts : mapping of str to float
+        "requests", "confirmed", "refused", "stale"; "seconds moving", projected, of the confirmed ones; "seconds
+        worked": measured, by workers in tasks that they stole.  No thread works at two at a time, so this is time
+        that was filled; seconds by which tasks finish earlier are no such thing, for many wait at once.
+    watch : Watch
+        What is kept for the dashboard's pages.
+    devices : Devices
+        What is known of the workers' devices.
+    shown : Shown
+        What a policy is shown of a task.
+    after_tick : callable ()
+        Called after each slow tick.
+    after_freeing : callable ()
+        Called when a device may have room again.
+    """
+
+    name = "ferro-stealing"
+
+    def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
+        self.settings = settings
+        self.links = Links()
+        self.devices = Devices(scheduler, self.links)
+        self.shown = Shown(scheduler, self.devices, lambda: self.asked)
+        policy = named(settings.stealing, settings.parameters)
+        self.core = SchedulingCore(
+            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick
+        )
+        self.ledger: Ledger = self.core.ledger
+        self.shown.ledger = self.ledger
+        for prefix in upstream.prefixes(scheduler):
+            if prefix.duration_average > 0:  # what Dask has seen before us
+                self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
+        self.counts: dict[str, float] = self.core.counts
+        self.telemetry = Telemetry(settings.recorded_tasks)
+        self.watch = Watch()
+        self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=HISTORY)
+        self.waits = Waits(self, self.tell, self._called)
+        self.after_tick: Callable[[], None] = lambda: None
+        self.after_freeing: Callable[[], None] = lambda: None
+        self._kick: Any = None
+        self._beats: dict[str, int] = {}
+        self._refused = False
+        self._acts: dict[type, Callable[[Any, float], None]] = {
+            Ask: self._request,
+            HandOver: self._hand_over,
+            PlaceAgain: self._place_again,
+            Wake: self._wake,
+            Hurry: self._hurry,
+            Arrived: self._arrived,
+        }
+        self._lines: list[tuple[Any, ...]] = []  # of the log, of the requests that are being sent
+        super().__init__(scheduler)
+        for worker in scheduler.workers.values():
+            for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
+                if task not in worker.long_running:
+                    self._assigned(task)
+
+    @property
+    def policy(self) -> Policy:
+        """The stealing policy."""
+        return self.core.policy
+
+    @property
+    def state(self) -> State:
+        """What the policy remembers."""
+        return self.core.state
+
+    # -- from start to stop --------------------------------------------------------------------------------
+
+    async def start(self, scheduler: Any = None) -> None:
+        """Take steps when something happens, and start the slow tick.  Idempotent; also after `stop`."""
+        self._refused = False
+        if "stealing" not in self.scheduler.periodic_callbacks:
+            ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
+            self.scheduler.periodic_callbacks["stealing"] = ticks
+            ticks.start()
+            self._settle_asked()
+            self.tell(Switched(True))
+
+    async def stop(self) -> None:
+        """Take no more steps; return when no request is on its way.  Idempotent."""
+        self._switch_off()
+        await upstream.quiet(self, self.scheduler)
+
+    def teardown(self) -> None:
+        """Take no more steps: the scheduler is going."""
+        self._switch_off()
+        super().teardown()
+
+    def _switch_off(self) -> None:
+        self._refused = True
+        self._unkick()
+        self.tell(Switched(False))
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Tell the core of an event, and do what it decides."""
+        now = time()
+        if decided := self.core.handle(event, now):
+            self._enact(decided, now)
+
+    def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
+        """Open the worker's page; it is a thief until it has something to do."""
+        ws = self.scheduler.workers[worker]
+        self.telemetry.joined(worker, ws.nthreads)
+        accepts, resources = ws.status == Status.running, ws.resources
+        self.tell(Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
+        self._heard(ws)
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Close the worker's page.  Its tasks have been taken back by now."""
+        self.tell(Left(worker))
+        self.devices.left(worker)
+        self.telemetry.left(worker)
+        self._beats.pop(worker, None)
+        self._settle_asked()
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
+        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+            ws = self.scheduler.workers.get(topic)
+            if ws is not None:
+                self.tell(Opened(topic, ws.status == Status.running))
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Keep the book."""
+        try:
+            if start == "processing":
+                self._left(key, finish, kwargs)
+            if finish == "processing":
+                self._assigned(self.scheduler.tasks[key])
+            if self.ledger.counts_bytes and start in _HELD:
+                self.after_freeing()
+            if self.ledger.starting:
+                self.waits.listen_soon()
+        except Exception:  # Dask would swallow it
+            logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
+            raise
+
+    def _seceded(self, ts: TaskState) -> None:
+        if ts not in self.asked:
+            self.tell(Finished(ts.key))
+
+    def restart(self, scheduler: Any) -> None:
+        """Forget tasks; what things cost stays known."""
+        self.tell(Restarted())
+
+    def _assigned(self, ts: TaskState) -> None:
+        ws = ts.processing_on
+        if ws is None:
+            return
+        told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
+        self.tell(
+            Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes)
+        )
+
+    def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
+        ts = self.scheduler.tasks[key]
+        info = self._forget_asked(ts)
+        if info is not None:  # it was done before the victim was asked
+            self.watch.moved(time(), key, info, "stale")
+        seconds, is_done = None, finish == "memory"
+        if is_done:
+            spans = message.get("startstops") or ()
+            for span in reversed(spans):  # a worker that ran the task before sends that run too
+                if span["action"] == "compute":
+                    seconds = span["stop"] - span["start"]
+                    break
+            self.devices.done(ts, message.get("nbytes") or 0, self.ledger)
+            if self.telemetry.is_on:
+                thread = message.get("thread")
+                self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
+        self.tell(Finished(key, is_done, seconds))
+
+    # -- when to take a step -------------------------------------------------------------------------------
+
+    def _wake(self, told: Wake, now: float) -> None:
+        self._unkick()
+        self._kick = self.scheduler.loop.call_at(
+            self.scheduler.loop.time() + told.at - time(), self.waits.step, told.at
+        )
+
+    def _called(self, due: float) -> None:
+        if not self._refused:
+            self._step(Due(due))
+
+    def _unkick(self) -> None:
+        if self._kick is not None:
+            self.scheduler.loop.remove_timeout(self._kick)
+            self._kick = None
+
+    def _look_at_all(self) -> None:
+        for address, row in list(self.ledger.rows.items()):
+            ws = self.scheduler.workers.get(address)  # None: it is being removed
+            accepts = ws is not None and self.waits.is_open(ws)
+            if row.accepts != accepts:
+                self.tell(Opened(address, accepts))
+            if ws is not None:
+                self._heard(ws)
+        self._step(Tick())
+
+    def _step(self, event: Event) -> None:
+        """Let the core take a step, and note how thresholds changed."""
+        now, before = time(), self.state.thresholds
+        decided = self.core.handle(event, now)
+        if self.state.thresholds is not before:
+            changed = ((a, t) for a, t in self.state.thresholds.items() if before.get(a) != t)
+            self.thresholds.extend((now, address, threshold) for address, threshold in changed)
+        self._enact(decided, now)
+
+    def _tick(self) -> None:
+        """Look at everybody, whatever the events said."""
+        self._look_at_all()
+        self.waits.tick()
+        self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)
+        self.after_tick()
+
+    def _heard(self, ws: WorkerState) -> None:
+        """Learn from a worker's heartbeat: its device, and what its transfers took."""
+        told = upstream.metrics_of(ws).get(METRIC)
+        if ws.executing:
+            self.tell(Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
+        if not told and ws.address not in self._beats:
+            self._beats[ws.address] = 0
+            self.devices.guess(ws, self.ledger)
+        if not told or self._beats.get(ws.address) == told["beat"]:
+            return
+        self._beats[ws.address] = told["beat"]
+        self.devices.heard(ws, told, self.ledger)
+        for sender, sample in sent(told, self.ledger.hosts):
+            self.devices.received(sender, ws.address, sample)
+
+    # -- what is decided -----------------------------------------------------------------------------------
+
+    def _enact(self, decided: list[Instruction], now: float) -> None:
+        for told in decided:
+            self._acts[type(told)](told, now)
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._log_requests(lines)
+
+    def _hurry(self, told: Hurry, now: float) -> None:
+        soon = self.settings.scheduler_sends
+        upstream.put_sends(
+            self.scheduler, [told.worker], soon if told.soon else max(upstream.WORKER_SENDS, soon)
+        )
+
+    def _request(self, told: Ask, now: float) -> None:
+        if not self._ask_for(told):  # the victim is going; Dask will take its tasks back
+            self.tell(Unsent(told.key))
+            return
+        cost = told.seconds + told.cost
+        level = level_of(told.cost, told.seconds)
+        self._lines.append((now, level, told.key, cost, told.victim, told.before, told.thief, told.after))
+
+    def _hand_over(self, told: HandOver, now: float) -> None:
+        ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
+        upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
+
+    def _place_again(self, told: PlaceAgain, now: float) -> None:
+        self._place_anew(told.key)
+
+    def _arrived(self, told: Arrived, now: float) -> None:
+        ts = self.scheduler.tasks[cast(Any, told.key)]
+        self.counts["seconds worked"] += told.worked
+        self.watch.worked(now, told.worked)
+        started = told.requested + told.delay
+        self.telemetry.stolen(told.key, told.victim, told.thief, told.requested, started, ts.prefix.name)
+
+    # -- the answer ----------------------------------------------------------------------------------------
+
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
+        answer = {"confirmed": "given", "refused": "kept", "stale": "gone"}[outcome]
+        if answer == "kept" and ts in info["victim"].long_running:
+            answer = "seceded"
+        now = time()
+        decided = self.core.handle(Answered(ts.key, answer), now)
+        if outcome == "confirmed" and not any(type(told) is HandOver for told in decided):
+            outcome = "stale"
+        if outcome == "confirmed":
+            self.counts["seconds moving"] += info["cost"]
+        self._enact(decided, now)
+        self.watch.moved(time(), ts.key, info, outcome)
+        return outcome

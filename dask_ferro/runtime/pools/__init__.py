@@ -1,0 +1,1 @@
+"""Pools of jobs: how they open, close, and change while a cluster runs."""

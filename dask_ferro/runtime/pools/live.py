@@ -1,0 +1,316 @@
+"""The pools of a cluster while it runs: `cluster.pools`, and what its user does with them.
+
+    cluster.pools                      # (Pool(name='default', ...), Pool(name='gpu', ...))
+    cluster.pools.add("gpu", queue="gpu", maximum=4)
+    cluster.pools.pause("gpu")
+    cluster.pools.resume("gpu")
+    cluster.pools.remove("gpu")
+
+One order is carried out at a time, and the controller looks at once what follows from it.  It decides about no job: a
+pool that is paused or removed is a fact for `policy.scale`.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from distributed import Status
+from distributed.metrics import time
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import REMOVED, Pool
+from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.elastic.controller import Elastic
+from dask_ferro.runtime.jobs.cluster_options import check_options
+from dask_ferro.runtime.jobs.cluster_repr import PoolWords
+from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.pools.pool import JobPool, overrides_of
+from dask_ferro.runtime.pools.providers import DEFAULT, MODES, told_closed
+from dask_ferro.runtime.pools.shortage import is_shut
+from dask_ferro.runtime.telemetry.events import POOL, TOPIC
+from dask_ferro.runtime.upstream_jobqueue import job_keywords
+
+logger = logging.getLogger(__name__)
+
+_WHO = "ff.SLURMCluster"
+# Stands in scripts that are rendered before there is a scheduler.
+ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
+# What a user calls waits so long for the controller's look; it goes on by itself.
+_LOOKED = 3.0
+
+
+class LivePools(Sequence[Pool]):
+    """The pools of a cluster, as they are whenever one looks: a sequence of `Pool`; called, it is a tuple of them.
+
+    Parameters
+    ----------
+    facts : callable
+        The pools now.
+    order : callable
+        Carries out an order: (what, name, options).
+    """
+
+    def __init__(self, facts: Callable[[], tuple[Pool, ...]], order: Callable[..., Any]) -> None:
+        self._facts, self._order = facts, order
+
+    def __call__(self) -> tuple[Pool, ...]:
+        return self._facts()
+
+    def __len__(self) -> int:
+        return len(self._facts())
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(self._facts())
+
+    @overload
+    def __getitem__(self, at: int) -> Pool: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Pool, ...]: ...
+    def __getitem__(self, at: int | slice) -> Pool | tuple[Pool, ...]:
+        return self._facts()[at]
+
+    def __eq__(self, other: object) -> bool:
+        return self._facts() == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self._facts())
+
+    def add(self, name: str, **options: Any) -> Any:
+        """Have one more kind of jobs, which the controller asks for from now on.
+
+        Parameters
+        ----------
+        name : str
+        **options
+            As in ``pools={name: {...}}`` when the cluster is made.
+
+        Raises
+        ------
+        ConfigError
+            For a name or an option that is none, or when SLURM would never start such jobs: it is asked before.
+        """
+        return self._order("add", name, options)
+
+    def remove(self, name: str) -> Any:
+        """Have no more jobs of a pool.  Returns when that is under way.
+
+        Queued ones are cancelled; running ones end what they run, and go when what they hold has moved elsewhere.  The
+        name is free again when the last has ended.
+
+        Raises
+        ------
+        ConfigError
+            For the last pool.
+        """
+        return self._order("remove", name)
+
+    def pause(self, name: str) -> Any:
+        """Ask for no more jobs of a pool until it is resumed; those in the queue stay there, and running ones go on."""
+        return self._order("pause", name)
+
+    def resume(self, name: str) -> Any:
+        """Ask for jobs of a pool again: one that was paused, or that failures closed."""
+        return self._order("resume", name)
+
+
+class PoolOrders:
+    """The pools of an `ff.SLURMCluster`; mixed in before dask-jobqueue's class."""
+
+    @property
+    def pools(self: Any) -> LivePools:
+        """The kinds of jobs, with what was measured of them and why one is closed or paused at the moment."""
+        live: LivePools = self._live_pools
+        return live
+
+    def resources(self: Any, pool: str) -> dict[str, float]:
+        """Return the abstract resources that each worker of a pool has."""
+        found: dict[str, float] = self._kind(pool).job.resources
+        return found
+
+    def _first_job(self: Any) -> WorkerJob:
+        """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
+        self._records()
+        job: WorkerJob = self._template
+        return job
+
+    def _records(self: Any) -> dict[str, JobPool]:
+        """Return the pools by name; other threads read this, so that it is replaced and never changed."""
+        if not self._pool_records:
+            self._pool_records = {name: self._built(name, options) for name, options in self._kinds.items()}
+            self._template = self._pool_records[DEFAULT].job
+        records: dict[str, JobPool] = self._pool_records
+        return records
+
+    def _built(self: Any, name: str, overrides: Mapping[str, Any]) -> JobPool:
+        prefix = self._names.prefix(name)
+        return JobPool.built(
+            name, self.job_cls, ADDRESS, job_keywords(self), self._guesses | overrides, prefix
+        )
+
+    def _kind(self: Any, pool: str) -> JobPool:
+        records = self._records()
+        if pool not in records:
+            raise ConfigError(f"{_WHO}: no pool {pool!r}; there are {', '.join(records)}")
+        found: JobPool = records[pool]
+        return found
+
+    def _pool_facts(self: Any) -> tuple[Pool, ...]:
+        now = time()
+        # The latter may be there still as well: they count for the maximum.
+        ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
+        lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
+        # Strays of which nobody knows what they are: of lost submissions, mostly of the first pool.
+        unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
+        lingering[next(iter(self._records()))] += len(unknown)
+        return tuple(
+            kind.pool(now, self._submission.trouble(name), self._site.preemptible)._replace(
+                lingering=lingering[name]
+            )
+            for name, kind in self._records().items()
+        )
+
+    def _pool_words(self: Any) -> list[PoolWords]:
+        """Return them as `repr` and HTML show them; nothing is built for that."""
+        now, found = time(), []
+        for name, kind in self._pool_records.items():
+            told: tuple[Any, ...] = (self._submission.trouble(name),)
+            if kind.mode:
+                told = kind.told_mode(), 0.0, MODES[kind.mode]
+            elif now < kind.closed_until:
+                told = kind.closed, kind.closed_until
+            found.append(PoolWords(name, kind.offer.minimum, kind.offer.maximum, *told))
+        return found
+
+    def _pool_rows(self: Any) -> list[dict[str, Any]]:
+        """Return of each pool what a table shows, in msgpack's types."""
+        states = Counter((job.pool, job.state) for job in self._book.values())
+        return [
+            {
+                "name": pool.name,
+                "state": pool.mode or ("closed" if pool.closed else "open"),
+                "why": pool.closed,
+                "until": pool.closed_until or None,
+                "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
+                "minimum": pool.minimum,
+                "maximum": None if pool.maximum == float("inf") else pool.maximum,
+                "processes": pool.processes,
+                "threads": pool.threads,
+                "queue": ",".join(self._kind(pool.name).job.partitions),
+            }
+            for pool in self._pool_facts()
+        ]
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def _order_pool(self: Any, what: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        """Carry out an order; on an event loop, return what can be awaited for it."""
+        if self.asynchronous or self.called_from_running_loop:
+            return asyncio.ensure_future(self._carry_out(what, name, options))
+        return self.sync(self._carry_out, what, name, options)
+
+    async def _carry_out(self: Any, what: str, name: str, options: Mapping[str, Any] | None = None) -> None:
+        if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
+            raise ConfigError(f"{_WHO}: pool {name!r}: the cluster is closed")
+        async with self._orders:
+            match what:
+                case "add":
+                    await self._add_pool(name, options or {})
+                case "remove":
+                    await self._remove_pool(name)
+                case "pause":
+                    await self._pause_pool(name)
+                case _:
+                    await self._resume_pool(name)
+        logger.info("dask_ferro: %s pool %s", what, name)
+        if self.status == Status.running:
+            self._closings.begin(self._tell_order(what, name))
+        await self._look_now()
+
+    async def _tell_order(self: Any, what: str, name: str) -> None:
+        """Publish an order; where no pool is open after it, each client warns, for somebody may wait."""
+        await self._publish(TOPIC, {"action": POOL, "time": time(), "pool": name, "order": what})
+        pools = self._pool_facts()
+        if what in ("pause", "remove") and all(map(is_shut, pools)):
+            text = f"dask_ferro: pool {told_closed(pools)}"
+            logger.warning("%s", text)
+            await self._publish("warn", text)
+
+    async def _add_pool(self: Any, name: str, options: Mapping[str, Any]) -> None:
+        checked = overrides_of({name: options})
+        if (there := self._records().get(name)) is not None:
+            state = f"is being removed, {there.told_mode()}" if there.mode == REMOVED else "is there already"
+            raise ConfigError(f"{_WHO}: pool {name!r} {state}; wanted another name")
+        check_options(self.job_cls, self._given, self._given, checked)
+        kind = self._built(name, checked[name])
+        why = await self._closings.trial(self._rendered(kind, 0))
+        if why:
+            raise ConfigError(f"{_WHO}: pool {name!r}: SLURM would never start jobs of it: {why}")
+        if why is not None:
+            self._closings.is_asked(name)
+        self._pool_records = {**self._records(), name: kind}
+
+    async def _remove_pool(self: Any, name: str) -> None:
+        kind = self._kind(name)
+        if all(other.mode == REMOVED for other in self._records().values() if other is not kind):
+            raise ConfigError(
+                f"{_WHO}: pool {name!r} is the last one and cannot be removed; "
+                "add another one before, pause it, or close the cluster"
+            )
+        kind.retire(time())
+        going = self._submission.waiting(name)
+        if not self._adapts():
+            going = [job for job in self._book.values() if job.pool == name and not job.started_at]
+        self._release_soon(going)
+        self._forget_removed()
+
+    async def _pause_pool(self: Any, name: str) -> None:
+        self._not_removed(name).pause(time())
+        self._release_soon(self._submission.waiting(name))
+
+    async def _resume_pool(self: Any, name: str) -> None:
+        self._not_removed(name).resume()
+        self._submission.retry(name)
+
+    def _not_removed(self: Any, name: str) -> JobPool:
+        kind: JobPool = self._kind(name)
+        if kind.mode == REMOVED:
+            raise ConfigError(f"{_WHO}: pool {name!r} is being removed, {kind.told_mode()}")
+        return kind
+
+    def _release_soon(self: Any, jobs: Sequence[Any]) -> None:
+        """End jobs in the background: commands may hang."""
+        if jobs:
+            self._closings.begin(self.release([job.name for job in jobs]))
+
+    def _adapts(self: Any) -> bool:
+        """Whether a controller looks after the jobs."""
+        adaptive = upstream_deploy.controller_of(self)
+        return isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
+
+    async def _look_now(self: Any) -> None:
+        """Let the controller look at once, and wait for that a moment."""
+        if not self._adapts():
+            return
+        look = asyncio.ensure_future(upstream_deploy.controller_of(self).adapt())
+        await asyncio.wait({look}, timeout=_LOOKED)
+        look.add_done_callback(_log)
+
+    def _forget_removed(self: Any) -> None:
+        """Forget pools that were removed, once nothing is left of their jobs."""
+        if all(kind.mode != REMOVED for kind in self._pool_records.values()):
+            return
+        there = {job.pool for job in (*self._followed(), *self._cancellation.jobs)}
+        gone = {n: kind for n, kind in self._pool_records.items() if kind.mode == REMOVED and n not in there}
+        if gone:
+            self._past |= gone
+            self._pool_records = {n: kind for n, kind in self._pool_records.items() if n not in gone}
+            logger.info("dask_ferro: removed pools are gone: %s", ", ".join(gone))
+
+
+def _log(look: asyncio.Future[None]) -> None:
+    if not look.cancelled() and (error := look.exception()) is not None:
+        logger.warning("dask_ferro: a look at the cluster failed: %r", error)

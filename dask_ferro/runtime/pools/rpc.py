@@ -1,0 +1,87 @@
+"""`cluster.pools` from another process: the cluster answers on its scheduler, and a command asks there.
+
+The handler is put on a scheduler that runs in the cluster's own process, as it does for `dask ferro cluster`; on any
+other, whoever asks is told that nobody answers.  Errors travel as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from distributed import Scheduler
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.telemetry.top import Line
+
+HANDLER = "ferro_pools"
+ORDERS = ("add", "remove", "pause", "resume")
+
+
+def serve(
+    scheduler: Any,
+    carry_out: Callable[[str, str, Mapping[str, Any]], Awaitable[None]],
+    rows: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Answer for a cluster's pools on its scheduler, where that is in this process.
+
+    Parameters
+    ----------
+    carry_out : callable
+        An order: (what, name, options).
+    rows : callable
+        The pools as a table.
+    """
+
+    async def answer(
+        comm: Any = None, what: str = "list", name: str = "", options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        try:
+            if what in ORDERS:
+                await carry_out(what, name, options or {})
+            return {"pools": rows()}
+        except ConfigError as error:
+            return {"error": str(error)}
+
+    if isinstance(scheduler, Scheduler):
+        scheduler.handlers[HANDLER] = answer
+
+
+async def _asked(dask_scheduler: Any, **words: Any) -> dict[str, Any]:
+    """Ask the cluster; runs on the scheduler."""
+    handler = dask_scheduler.handlers.get(HANDLER)
+    if handler is None:
+        return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its pools; wanted one that "
+                "`dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
+    answer: dict[str, Any] = await handler(**words)
+    return answer
+
+
+async def call(
+    where: Callable[[], str], what: str, name: str = "", options: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the pools of a running cluster as a table, after an order where there is one.
+
+    Parameters
+    ----------
+    where : callable
+        Gives the scheduler's address.
+    what : str
+        "list", "add", "remove", "pause" or "resume".
+
+    Raises
+    ------
+    ConfigError
+        For a scheduler that does not answer, and for what the cluster refuses.
+    """
+    line = Line(where)
+    try:
+        answer = await line.ask(_asked, what=what, name=name, options=dict(options or {}))
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"cannot ask the cluster: {error or type(error).__name__}") from error
+    finally:
+        await line.close()
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    pools: list[dict[str, Any]] = answer["pools"]
+    return pools

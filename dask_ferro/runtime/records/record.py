@@ -1,0 +1,315 @@
+"""What became of every job that a cluster asked for: one frozen record a job, and the book of them.
+
+The book takes in jobs as `batchjob` follows them, says which records have changed, and asks nobody anything.  It is
+bounded: of jobs that are over the newest are kept.  Durations are seconds, points in time epoch seconds.
+
+    submitting -> pending -> booting -> running -> ended        (pending again when SLURM requeues it)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.runtime.pools.providers import DEFAULT
+from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
+
+ENDED = "ended"
+# In the order of a job's life.
+STATES = (SUBMITTING, PENDING, BOOTING, RUNNING, ENDED)
+# Jobs that are over and are remembered: 10 MB at most.
+KEPT = 10_000
+
+# Names of workers that were before a requeue and are remembered with their job.
+_FORMER_WORKERS = 50
+
+# What is said of a job that ended otherwise than by its own or our wish.
+_BY_OTHERS = {"CANCELLED": "cancelled, and not by this cluster"}
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job that was asked for, from the reason why to the reason of its end.
+
+    Attributes
+    ----------
+    name, pool, job_id : str
+        Its name here, its pool, and SLURM's id; no id: SLURM never had it.
+    workers : tuple of str
+        The names of its workers at the scheduler, those before a requeue included, of many the newest.
+    why : str
+        Why it was asked for.
+    state : str
+        "submitting", "pending", "booting", "running" or "ended".
+    asked, submitted, started, connected, ended : float or None
+        When it was asked for, was in the queue, began to run, had all its workers, and was over.
+    ending : str
+        Why it is over; empty: it is not.
+    nodes, processes, restarts : int
+        Nodes that it runs on, worker processes, and how often SLURM requeued it.
+    before : float
+        Node-seconds of its starts before the newest requeue.
+    tasks : int
+        That its workers ended well.
+    order : int
+        Its number in its cluster, never used again.
+    run, kind : str
+        Which run of a cluster asked for it, and a digest of its script.
+    seen : float
+        When this was noted.
+    """
+
+    name: str
+    pool: str = DEFAULT
+    job_id: str = ""
+    workers: tuple[str, ...] = ()
+    why: str = ""
+    state: str = SUBMITTING
+    asked: float = 0.0
+    submitted: float | None = None
+    started: float | None = None
+    connected: float | None = None
+    ended: float | None = None
+    ending: str = ""
+    nodes: int = 1
+    processes: int = 1
+    restarts: int = 0
+    before: float = 0.0
+    tasks: int = 0
+    order: int = 0
+    run: str = ""
+    kind: str = ""
+    seen: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is over."""
+        return self.state == ENDED
+
+    def node_seconds(self, now: float | None = None) -> float:
+        """Return the seconds that it ran, times its nodes.
+
+        Parameters
+        ----------
+        now : float, optional
+            Of a job that runs; by default when this was noted.
+        """
+        if self.started is None:
+            return self.before
+        until = self.ended if self.ended is not None else self.seen if now is None else now
+        return self.before + max(until - self.started, 0.0) * self.nodes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in JSON's types."""
+        return {**asdict(self), "workers": list(self.workers)}
+
+    @staticmethod
+    def from_dict(told: Mapping[str, Any]) -> JobRecord:
+        """Return the record of what `as_dict` told; what a newer version tells beside it is left out.
+
+        Raises
+        ------
+        ValueError
+            When it is none.
+        """
+        known = {field.name for field in fields(JobRecord)}
+        try:
+            own = {name: value for name, value in told.items() if name in known}
+            workers = own.get("workers", ())
+            if not isinstance(workers, list | tuple):
+                raise TypeError(f"workers are {workers!r}")
+            record = JobRecord(**{**own, "workers": tuple(map(str, workers))})
+        except TypeError as error:
+            raise ValueError(f"no record of a job: {error}") from error
+        for name, kinds in _TYPES.items():
+            value = getattr(record, name)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not is_said(value):
+                raise ValueError(f"no record of a job: {name} is {value!r}")
+        if not record.name or record.state not in STATES:
+            raise ValueError(f"no record of a job: {record.name!r} is {record.state!r}")
+        return record
+
+
+def is_said(value: Any) -> bool:
+    """Whether a value is one that a record can have: no NaN, and no number that is beyond all."""
+    return not isinstance(value, int | float) or -_MOST < value < _MOST
+
+
+# Of all numbers of a record.
+_MOST = 1e100
+_MOMENTS = ("submitted", "started", "connected", "ended")
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("name", "pool", "job_id", "why", "state", "ending", "run", "kind"), str),
+    **dict.fromkeys(("nodes", "processes", "restarts", "tasks", "order"), int),
+    **dict.fromkeys(("asked", "before", "seen"), int | float),
+    **dict.fromkeys(_MOMENTS, int | float | None),
+}
+
+
+class JobBook:
+    """The records of one cluster.
+
+    Parameters
+    ----------
+    run : str
+        Which run of it.
+    most : int
+        Jobs that are over and are kept.
+    """
+
+    def __init__(self, run: str, most: int = KEPT) -> None:
+        self.run, self._most = run, most
+        self._records: dict[str, JobRecord] = {}
+        self._over: dict[str, None] = {}
+        self._changed: dict[str, None] = {}
+        self._noted: dict[str, tuple[Any, ...]] = {}
+        self._tasks: Mapping[str, int] = {}
+        # Of workers whose names are forgotten, by their job.
+        self._tasks_before: dict[str, int] = {}
+
+    @property
+    def records(self) -> tuple[JobRecord, ...]:
+        """All, in the order in which they were asked for."""
+        return tuple(one if one.name in self._over else self._counted(one) for one in self._records.values())
+
+    def get(self, name: str) -> JobRecord | None:
+        """Return a job's record, if it is kept."""
+        return self._records.get(name)
+
+    def changed(self) -> list[JobRecord]:
+        """Return the records that changed since this was asked last."""
+        names, self._changed = self._changed, {}
+        return [self._records[name] for name in names if name in self._records]
+
+    def put(self, record: JobRecord) -> None:
+        """Take in a record as it is: of a run before this one."""
+        self._records[record.name] = record
+        self._changed[record.name] = None
+        if record.is_over:
+            self._over[record.name] = None
+            while len(self._over) > self._most:
+                oldest = next(iter(self._over))
+                del self._over[oldest], self._records[oldest]
+                for facts in (self._changed, self._noted, self._tasks_before):
+                    facts.pop(oldest, None)  # type: ignore[attr-defined]
+
+    def asked(self, jobs: Iterable[BatchJob], why: str, now: float, kind: str = "") -> None:
+        """Take note of jobs that are asked for."""
+        for job in jobs:
+            self.put(
+                JobRecord(
+                    job.name, job.pool, workers=job.workers, why=why, asked=now, processes=job.processes,
+                    order=job.order, run=self.run, kind=kind, seen=now,
+                )
+            )  # fmt: skip
+
+    def note(self, job: BatchJob, now: float, connected: float | None = None) -> None:
+        """Take in a job as it is now.
+
+        Parameters
+        ----------
+        connected : float, optional
+            When the last of its workers came.
+        """
+        facts = (job.job_id, job.state, job.restarts, job.submitted_at, job.started_at, job.nodes)
+        record = self._records.get(job.name)
+        if record is None or self._noted.get(job.name) == facts:  # as it is with most jobs at most looks
+            return
+        self._noted[job.name] = facts
+        if job.restarts > record.restarts:
+            record = self._bounded(_requeued(record, job, now), job)
+        started = job.started_at if job.state in (BOOTING, RUNNING) else None
+        new = replace(
+            record,
+            job_id=job.job_id,
+            state=job.state,
+            submitted=record.submitted if job.submitted_at is None else job.submitted_at,
+            started=started,
+            connected=record.connected if job.state != RUNNING else record.connected or connected or now,
+            workers=_workers(record, job),
+            nodes=job.nodes,
+            ended=None,
+            ending="",
+        )
+        if new != record:
+            self._over.pop(job.name, None)  # it was thought over
+            self.put(replace(self._counted(new), seen=now))
+
+    def tally(self, tasks: Mapping[str, int]) -> None:
+        """Take in how many tasks workers have ended, by their names; nobody is told of that alone."""
+        self._tasks = tasks
+
+    def _bounded(self, record: JobRecord, job: BatchJob) -> JobRecord:
+        """Forget the oldest workers of a job that was requeued often; their tasks count."""
+        many = len(record.workers) - len(job.workers) - _FORMER_WORKERS
+        if many <= 0:
+            return record
+        forgotten = sum(self._tasks.get(worker, 0) for worker in record.workers[:many])
+        self._tasks_before[record.name] = self._tasks_before.get(record.name, 0) + forgotten
+        return replace(record, workers=record.workers[many:])
+
+    def _counted(self, record: JobRecord) -> JobRecord:
+        """Return a job's record with its tasks until now."""
+        done = sum(self._tasks.get(worker, 0) for worker in record.workers)
+        done += self._tasks_before.get(record.name, 0)
+        return record if done <= record.tasks else replace(record, tasks=done)
+
+    def over(
+        self, name: str, ending: str, now: float, ran: tuple[float | None, float | None] = (None, None)
+    ) -> None:
+        """Take note of the end of a job; of one that is over, nothing.
+
+        Parameters
+        ----------
+        ran : tuple of float or None
+            From when to when, where SLURM says it.
+        """
+        record = self._records.get(name)
+        if record is None or record.is_over:
+            return
+        self._noted.pop(name, None)
+        started = record.started if ran[0] is None or not record.job_id else ran[0]
+        ended = now if ran[1] is None else min(max(ran[1], started or ran[1]), now)
+        record = self._counted(record)
+        self.put(replace(record, state=ENDED, ending=ending, started=started, ended=ended, seen=now))
+
+    def amend(self, name: str, words: str) -> None:
+        """Add to the reason why a job is over."""
+        record = self._records.get(name)
+        if record is not None and record.is_over:
+            self.put(replace(record, ending=f"{record.ending}, {words}"))
+
+
+def _requeued(record: JobRecord, job: BatchJob, now: float) -> JobRecord:
+    """Return a record with its start until now counted."""
+    return replace(
+        record, before=record.node_seconds(now), started=None, connected=None, restarts=job.restarts,
+        workers=record.workers + job.workers,
+    )  # fmt: skip
+
+
+def _workers(record: JobRecord, job: BatchJob) -> tuple[str, ...]:
+    """Return the names of a job's workers: its shell may have made others of those in its script."""
+    earlier = record.workers[: len(record.workers) - len(job.workers)]
+    return earlier + job.workers
+
+
+def told_ending(why: str) -> str:
+    """Return why a job is over, of what SLURM says of one that nobody here has ended.
+
+    >>> told_ending("CANCELLED"), told_ending("NODE_FAIL"), told_ending("FAILED (NonZeroExitCode)")
+    ('cancelled, and not by this cluster', 'NODE_FAIL', 'FAILED (NonZeroExitCode)')
+    """
+    return _BY_OTHERS.get(why.partition(" ")[0], why)
+
+
+def gone_by_us(job: BatchJob, why: str) -> str:
+    """Return why a job is over that its cluster gave back.
+
+    >>> gone_by_us(BatchJob("a-1", "a", 1, 1, 0.0, state=PENDING), "adapt: no work")
+    'taken back before it started: adapt: no work'
+    """
+    done = "drained" if job.state in (BOOTING, RUNNING) else "taken back before it started"
+    return f"{done}: {why}" if why else done

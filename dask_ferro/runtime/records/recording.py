@@ -1,0 +1,195 @@
+"""The record of one cluster's jobs as it is kept: in memory, on the scheduler, and in a journal where there is one.
+
+`ff.SLURMCluster` says what happens; this tells it on, and asks the scheduler how many tasks workers ended.  A scheduler
+or a disk that does not answer costs the record something, and the cluster nothing.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from distributed.metrics import time
+from distributed.protocol.pickle import dumps
+
+from dask_ferro.runtime.records.counts import NAME, JobCounts
+from dask_ferro.runtime.records.journal import JobJournal, Told
+from dask_ferro.runtime.records.journal_writer import JournalWriter
+from dask_ferro.runtime.records.record import JobBook, JobRecord, gone_by_us, told_ending
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+
+logger = logging.getLogger(__name__)
+
+# For the scheduler's answer.
+_TOLD = 2.0
+# A job that is asked for so soon after one ended by itself replaces it.
+_REPLACES = 60.0
+# Jobs of a pool whose replacement is awaited.
+_MISSED = 100
+
+Tell = Callable[[list[dict[str, Any]]], Awaitable[Mapping[str, int]]]
+
+
+class Recording:
+    """The record of one cluster.
+
+    Parameters
+    ----------
+    run : str
+        The cluster's tag.
+    journal : JobJournal, optional
+    """
+
+    def __init__(self, run: str, journal: JobJournal | None = None) -> None:
+        self.book = JobBook(run)
+        self.journal = None if journal is None else JournalWriter(journal)
+        self._tell: Tell | None = None
+        # Whether the scheduler takes no plugin that could be told.
+        self._is_alone = False
+        self._because = ""
+        self._ends_because: dict[str, str] = {}
+        self._told: dict[str, JobRecord] = {}
+        self._missed: dict[str, deque[tuple[float, str]]] = defaultdict(lambda: deque(maxlen=_MISSED))
+
+    # -- the beginning and the end ---------------------------------------------------------------------------
+
+    async def begin(self, job_name: str) -> Told:
+        """Take the journal, if there is one; return what it told before.
+
+        Raises
+        ------
+        ConfigError
+            When another cluster has it, or it is none.
+        """
+        if self.journal is None:
+            return Told()
+        told = await self.journal.begin(job_name, time())
+        for record in told.records:
+            self.book.put(record)
+        self._told.update((record.name, record) for record in self.book.changed())
+        return told
+
+    async def connect(self, scheduler: Any, address: str) -> None:
+        """Publish on the scheduler from now on, and let jobs find it."""
+        if self.journal is not None:
+            await self.journal.announce(address)
+        try:
+            await scheduler.register_scheduler_plugin(plugin=dumps(JobCounts()), name=NAME, idempotent=True)
+        except Exception as error:  # noqa: BLE001 - a scheduler that takes no plugins still works
+            logger.info("dask_ferro: the scheduler keeps no record of jobs: %r", error)
+            self._is_alone = True
+            self._told.clear()
+            return
+        self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
+
+    async def release(self) -> None:
+        """Let the journal go: the cluster did not start."""
+        if self.journal is not None:
+            await self.journal.release(time())
+
+    async def end(self, *, jobs_left: bool) -> None:
+        """Write the last lines."""
+        now = time()
+        for record in self.book.records:
+            if not record.is_over and not jobs_left:
+                self.book.over(record.name, "its cluster ended", now)
+        self.write()
+        if self.journal is not None:
+            await self.journal.end(now, jobs_left=jobs_left)
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def because(self, why: str, jobs: Iterable[str] = ()) -> None:
+        """Say why the next jobs are asked for, or why those of these names are given back."""
+        names = list(jobs)
+        self._ends_because.update(dict.fromkeys(names, why))
+        if not names:
+            self._because = why
+
+    def asked(self, jobs: Iterable[BatchJob], kind: str) -> None:
+        """Jobs are asked for."""
+        now, why, self._because = time(), self._because, ""
+        for job in jobs:
+            missed = self._missed[job.pool]
+            while missed and now - missed[0][0] > _REPLACES:
+                missed.popleft()
+            replaces = f"replaces {missed.popleft()[1]}" if missed else ""
+            self.book.asked([job], "; ".join(filter(None, (why, replaces))), now, kind)
+        self.write()
+
+    def note(self, job: BatchJob, connected: float | None = None) -> None:
+        """A job may have changed; `write` follows."""
+        self.book.note(job, time(), connected)
+
+    def given_back(self, job: BatchJob) -> None:
+        """This cluster has ended a job."""
+        self.over(job, gone_by_us(job, self._ends_because.get(job.name, "")), by_us=True)
+
+    def over(self, job: BatchJob, ending: str, *, by_us: bool) -> None:
+        """A job is over.
+
+        Parameters
+        ----------
+        by_us : bool
+            Whether this cluster ended it.
+        """
+        now = time()
+        self._ends_because.pop(job.name, None)
+        ending = ending if by_us else told_ending(ending)
+        if not by_us:
+            self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {ending}"))
+        self.book.over(job.name, ending, now, job.ran)
+        self.write()
+
+    def amend(self, job: BatchJob, words: str) -> None:
+        """Add to the reason why a job is over."""
+        self.book.amend(job.name, words)
+        self.write()
+
+    def write(self) -> None:
+        """Write what changed into the journal."""
+        changed = self.book.changed()
+        if not self._is_alone:
+            self._told.update((record.name, record) for record in changed)
+        if self.journal is not None:
+            self.journal.add(changed)
+
+    def drop(self, tags: Iterable[str]) -> None:
+        """Let go of runs before this one of which there is no job any more: the next run need not look for them."""
+        live = {record.run for record in self.book.records if not record.is_over}
+        if self.journal is not None and (gone := [tag for tag in tags if tag not in live]):
+            self.journal.drop(gone, time())
+
+    # -- what is asked ---------------------------------------------------------------------------------------
+
+    async def exchange(self, *, only_news: bool = False) -> None:
+        """Tell the scheduler what changed, and learn how many tasks workers ended.
+
+        Parameters
+        ----------
+        only_news : bool
+            Whether nothing is asked where there is nothing to tell.
+        """
+        if self._tell is None or (only_news and not self._told):
+            return
+        told, self._told = self._told, {}
+        try:
+            async with asyncio.timeout(_TOLD):
+                tasks = await self._tell([record.as_dict() for record in told.values()])
+        except Exception as error:  # noqa: BLE001 - it closes, or is busy: it is told the next time
+            logger.debug("dask_ferro: the scheduler was not told of jobs: %r", error)
+            waiting = told | self._told  # of jobs that are still remembered
+            self._told = {name: one for name, one in waiting.items() if self.book.get(name) is not None}
+            return
+        if isinstance(tasks, Mapping):  # Dask answers nothing to what it does not know
+            self.book.tally(tasks)
+
+    async def records(self) -> tuple[JobRecord, ...]:
+        """Return all jobs as they are now."""
+        await self.exchange()
+        now = time()
+        return tuple(one if one.is_over else replace(one, seen=now) for one in self.book.records)

@@ -1,0 +1,60 @@
+"""The record of a cluster's jobs, for whoever asks: of its scheduler while it stands, of its journal at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from distributed import Security, rpc
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.records.journal import read
+from dask_ferro.runtime.records.record import JobRecord
+
+# One that is there takes a connection at once, and has 10,000 records told within a second.
+_CONNECT, _PATIENCE = 3.0, 15.0
+
+
+def of_journal(path: str | os.PathLike[str]) -> tuple[JobRecord, ...]:
+    """Return what a journal tells.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it cannot be read.
+    """
+    if not os.path.exists(path):
+        raise ConfigError(f"journal {os.fspath(path)!r}: no such file")
+    return read(path).records
+
+
+async def of_scheduler(where: Callable[[], str]) -> tuple[JobRecord, ...]:
+    """Return what a scheduler tells.
+
+    Parameters
+    ----------
+    where : callable
+        Gives its address.
+
+    Raises
+    ------
+    ConfigError
+        When nobody answers there, or keeps a record.
+    """
+    try:
+        address = where()
+        scheduler = rpc(address, timeout=_CONNECT, connection_args=Security().get_connection_args("client"))
+        try:
+            told: Sequence[dict[str, object]] | None = await asyncio.wait_for(
+                scheduler.ferro_jobs(), _PATIENCE
+            )
+        finally:
+            await scheduler.close_rpc()
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"no scheduler answers: {error}") from error
+    except (KeyError, AttributeError):
+        told = None  # Dask's answers to what it does not know
+    if told is None:
+        raise ConfigError(f"scheduler {address!r} keeps no record of jobs: it is of no ff.SLURMCluster")
+    return tuple(JobRecord.from_dict(one) for one in told)

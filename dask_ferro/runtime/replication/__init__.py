@@ -1,0 +1,1 @@
+"""Copies of results that a preemption without warning would lose."""

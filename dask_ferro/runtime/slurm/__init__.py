@@ -1,0 +1,1 @@
+"""`ff.SLURMCluster`, and the life of its jobs by SLURM's word."""

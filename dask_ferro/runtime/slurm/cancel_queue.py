@@ -1,0 +1,192 @@
+"""Jobs on their way out of SLURM's queue: `scancel`, until SLURM says that they are gone.
+
+A cancellation that SLURM did not hear is a job that runs for its whole walltime, unseen.  One that waited may have
+started by the time that SLURM hears: its workers leave before it is tried again.  That `squeue` does not list a job
+does not say that it is gone: other commands are asked.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
+from dask_ferro.runtime.slurm.site import Site
+
+logger = logging.getLogger(__name__)
+
+# Between two tries, at first and at most.
+_PAUSE, _PAUSE_MOST = 0.5, 30.0
+# Where no other command answers, a job is gone that squeue has not listed for so long.
+_UNLISTED = 60.0
+# A squeue that still lists a job as alive after so many looks may be old.
+_LOOKS = 3
+# For workers that are connected although their job was cancelled; then it ends with them.
+_LEAVING = 30.0
+
+
+@dataclass(eq=False)
+class _End:
+    """A job that is to end.
+
+    Attributes
+    ----------
+    job : BatchJob or None
+        None: nobody knows its workers.
+    leaves : asyncio.Task or None
+        Its workers' leaving.
+    until : float or None
+        When they have had their time; None while none was connected.
+    unlisted_at : float or None
+        Since when `squeue` has not listed it.
+    looks : int
+        How often SLURM was asked.
+    """
+
+    over: asyncio.Future[None]
+    job: BatchJob | None
+    leaves: asyncio.Task[bool] | None = None
+    until: float | None = None
+    unlisted_at: float | None = None
+    looks: int = 0
+
+
+class Cancellation:
+    """Jobs that are to end, and those who wait for that.
+
+    Parameters
+    ----------
+    site : Site
+    connected : callable
+        The addresses of a job's workers at the scheduler.
+    leave : callable
+        Lets workers leave the scheduler; returns whether they have.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        connected: Callable[[BatchJob], list[str]],
+        leave: Callable[[list[str]], Awaitable[bool]],
+    ) -> None:
+        self._site, self._connected, self._leave = site, connected, leave
+        self._ends: dict[str, _End] = {}
+        self._added = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def jobs(self) -> list[BatchJob]:
+        """Those that may be there still, as far as they were followed."""
+        return [end.job for end in self._ends.values() if end.job is not None]
+
+    @property
+    def job_ids(self) -> set[str]:
+        """The ids of all that may be there still."""
+        return set(self._ends)
+
+    def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
+        """End jobs, by their ids, in the background."""
+        loop = asyncio.get_running_loop()
+        for job_id, job in jobs.items():
+            if job_id not in self._ends:
+                self._ends[job_id] = _End(loop.create_future(), job)
+                self._added.set()
+        if self._ends and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._cancel_all())
+
+    async def gone(self, jobs: Iterable[BatchJob]) -> None:
+        """End jobs; return when SLURM says that they do."""
+        wanted = {job.job_id: job for job in jobs}
+        self.add(wanted)
+        if wanted:
+            await asyncio.wait([self._ends[job_id].over for job_id in wanted])
+
+    async def close(self) -> None:
+        """Stop trying; whoever waits is told that it is over."""
+        tasks = [self._task, *(end.leaves for end in self._ends.values())]
+        running = {task for task in tasks if task is not None and not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=1.0)
+        self._tell(list(self._ends))
+
+    async def _cancel_all(self) -> None:
+        pause = _PAUSE
+        while self._ends:
+            self._added.clear()
+            await self._site.cancel([job_id for job_id, end in self._ends.items() if self._may_end(end)])
+            await self._look(await self._listed())
+            if not self._ends:
+                return
+            try:
+                await asyncio.wait_for(self._added.wait(), pause)
+                pause = _PAUSE
+            except TimeoutError:
+                pause = min(pause * 2, _PAUSE_MOST)
+
+    def _may_end(self, end: _End) -> bool:
+        """Whether nobody of a job is at work, or all had their time; else let them leave, in the background."""
+        if end.job is None or not (addresses := self._connected(end.job)):
+            return True
+        now = asyncio.get_running_loop().time()
+        if end.until is None:
+            end.until = now + _LEAVING
+        if now >= end.until:
+            return True
+        if end.leaves is None or end.leaves.done():
+            end.leaves = asyncio.create_task(self._let_leave(addresses))
+        return False
+
+    async def _let_leave(self, addresses: list[str]) -> bool:
+        left = await self._leave(addresses)
+        if left:
+            self._added.set()
+        return left
+
+    async def _listed(self) -> dict[str, Row] | None:
+        """Return what `squeue` lists; None: it did not answer."""
+        try:
+            return await self._site.queue()
+        except Refused as refused:
+            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
+            return None
+
+    async def _look(self, answer: Mapping[str, Row] | None) -> None:
+        """Take in what `squeue` said, and what others say where it may be wrong or said nothing."""
+        listed = answer or {}
+        doubtful = [job_id for job_id, end in self._ends.items() if _is_doubtful(end, listed.get(job_id))]
+        others = await self._site.unlisted(doubtful) if doubtful else {}
+        now = asyncio.get_running_loop().time()
+        gone = []
+        for job_id, end in self._ends.items():
+            row = others.get(job_id) or listed.get(job_id)
+            if row is not None:
+                is_gone = row.phase in (ENDING, OVER)
+                end.unlisted_at = None
+                if end.job is not None and row.restarts > end.job.restarts:
+                    end.job.restarts = row.restarts  # its workers have other names then
+            else:
+                if answer is not None and end.unlisted_at is None:
+                    end.unlisted_at = now
+                for_long = end.unlisted_at is not None and now - end.unlisted_at >= _UNLISTED
+                is_gone = job_id in others or for_long
+            end.looks += 1
+            if is_gone:
+                gone.append(job_id)
+        self._tell(gone)
+
+    def _tell(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            end = self._ends.pop(job_id)
+            if not end.over.done():
+                end.over.set_result(None)
+
+
+def _is_doubtful(end: _End, row: Row | None) -> bool:
+    """Whether what `squeue` says of a job may be wrong."""
+    return row is None or (end.looks >= _LOOKS and row.phase not in (ENDING, OVER))

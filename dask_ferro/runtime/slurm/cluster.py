@@ -1,0 +1,488 @@
+"""`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
+
+Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue`
+a look tells which of them wait, run, are over or will never start; submissions are tried again, in arrays, and refused
+ones are told in SLURM's words; cancellations are seen through.  A look takes place in the background: whoever asks for
+the jobs waits for it a moment and takes what was said before where SLURM is slow.  No job outlives the cluster: not its
+end, an exception, nor the death of its process.
+It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed.metrics import time
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.elastic.cluster_mixin import Scaling
+from dask_ferro.runtime.jobs.cluster_options import check_options
+from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
+from dask_ferro.runtime.jobs.connections import Connections
+from dask_ferro.runtime.jobs.job_keys import OURS
+from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.jobs.worker_names import WorkerNames
+from dask_ferro.runtime.pools import failures
+from dask_ferro.runtime.pools.closing import Closings, is_young, never_ran
+from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
+from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of, read
+from dask_ferro.runtime.pools.providers import DEFAULT, SiteJob
+from dask_ferro.runtime.pools.rpc import serve
+from dask_ferro.runtime.pools.shortage import shortage
+from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.slurm.cancel_queue import Cancellation
+from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
+from dask_ferro.runtime.slurm.site import Site
+from dask_ferro.runtime.slurm.strays import Strays
+from dask_ferro.runtime.slurm.submit_queue import Submission
+from dask_ferro.runtime.upstream_jobqueue import JobCluster
+from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
+
+logger = logging.getLogger(__name__)
+
+_OWN_OPTIONS = tuple(sorted(key.replace("-", "_") for key in OURS))
+_PLUGIN = "dask_ferro.runtime.preload"
+# At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
+_LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
+# For the scheduler to take note that the cluster ends.
+_OVER_TOLD = 1.0
+# For one look at the queue; what it says later is taken in when it comes.
+_LOOK = 1.0
+
+
+class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
+    """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
+
+    Parameters
+    ----------
+    pools : mapping of str to mapping, optional
+        Further kinds of jobs: keywords of this class by name, which replace those given here.  The arguments
+        themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
+        second of one job, as a multiple of other pools'), ``queue_wait``, ``start_up`` and ``preemptible``.
+        `pools` of a running cluster are added, removed, paused and resumed (`LivePools`).
+    signal_ahead : float
+        Seconds before the end of a job's walltime at which SLURM tells its workers to leave, by
+        ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
+    grace : float, optional
+        Seconds that a preempted job has, from that same signal on.  By default what SLURM says that the partition
+        grants; 30 where it says nothing.
+    preemptible : bool, optional
+        Whether SLURM may end the jobs without a warning: then what only one of them holds is copied to other workers
+        while there is time.  By default what SLURM says of the partition; preemption by QOS has to be said here.
+    queue_wait, start_up : float
+        Seconds that a job is expected to wait in the queue, and to take from its start until its workers are
+        connected, until that was measured.
+    patience : Patience, optional
+        For how long what may pass is waited for, by name, as in ``{"stuck": 60}``.
+    name : str, optional
+        Of the cluster; the names of its workers begin with it, instead of with their pool's.  The job's shell replaces
+        variables, as in ``"run-$SLURM_JOB_ID"``.
+    job_name : str, optional
+        Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
+    journal : str or path, optional
+        A file for the record of all jobs (`jobs`).  A cluster that is started again on it, after the one before was
+        killed, adopts the jobs that wait, if they are what it would submit, and ends the others.
+    keep : float
+        Seconds for which the jobs of a cluster that was killed are left alone for that; 0: they end at once.
+    **options
+        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
+
+    Raises
+    ------
+    ConfigError
+        For pools that do not describe a job, or a job's name that SLURM's commands would split.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> cluster = ff.SLURMCluster(                                     # doctest: +SKIP
+    ...     queue="cpu", cores=8, memory="32GB", walltime="02:00:00",
+    ...     pools={"gpu": {"queue": "gpu", "job_extra_directives": ["--gres=gpu:1"], "maximum": 4}},
+    ... )
+    >>> cluster.adapt(minimum=0, maximum=64)                           # doctest: +SKIP
+    """
+
+    job_cls = WorkerJob  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        *args: Any,
+        pools: Mapping[str, Mapping[str, Any]] | None = None,
+        signal_ahead: float = 60.0,
+        grace: float | None = None,
+        preemptible: bool | None = None,
+        queue_wait: float = 1.0,
+        start_up: float = 3.0,
+        patience: Mapping[str, float] | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        keep: float = 0.0,
+        **options: Any,
+    ) -> None:
+        upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
+        checked = overrides_of(pools)
+        check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
+        failures.limits()  # what is no limit is told now
+        self._given = dict(options)
+        config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
+        job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
+        self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
+        self._guesses = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
+        self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
+        self._recording, kept = recording_of(self._tag, journal, keep)
+        # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
+        # adopted, which may have found no scheduler: that says nothing of their pool.
+        self._former: dict[str, BatchJob] = {}
+        self._adopted: set[str] = set()
+        self._pool_records: dict[str, JobPool] = {}
+        self._past: dict[str, JobPool] = {}  # that were removed
+        self._live_pools = LivePools(self._pool_facts, self._order_pool)
+        self._orders = asyncio.Lock()
+        self._names = WorkerNames(options.get("name"))
+        self._patience = read(Patience, "patience", patience or {})
+        self._book: dict[str, BatchJob] = {}
+        self._going: dict[str, BatchJob] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._strays = Strays()
+        self._count = 0
+        self._connected_at: dict[str, float] = {}
+        self._closing = False
+        self._beside: set[asyncio.Task[None]] = set()
+        self._closed_by = asyncio.Lock()
+        self._site = self._opened_site(job_name, kept)
+        self._submission = Submission(self._site, self._script, self._accepted, self._refused)
+        self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
+        self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
+        self._graces: dict[str, float] = {}
+        self._kill_wait: float | None = None
+        self._began = time()
+        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
+        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
+            del options["processes"]
+        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
+        super().__init__(*args, **options)
+
+    def _opened_site(self, job_name: str, keep: Any = None) -> Any:
+        """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
+        return Site(job_name, self._tag, keep)
+
+    async def _open_cluster(self) -> None:
+        self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
+        await super()._open_cluster()
+        serve(self.scheduler, self._carry_out, self._pool_rows)
+        for kind in self._records().values():
+            self._closings.foresee(kind)
+
+    # -- the kinds of jobs -----------------------------------------------------------------------------------
+
+    def job_script(self, pool: str | None = None) -> str:
+        """Return the batch script of a pool's jobs, by default the first's, but for the scheduler's address."""
+        return self._script(next(iter(self._records())) if pool is None else pool, 0)
+
+    def _script(self, pool: str, first: int) -> str:
+        return self._rendered(self._kind(pool), first)
+
+    def _rendered(self, kind: JobPool, first: int) -> str:
+        return self._addressed(kind.job.job_script(first, self._graces, self._kill_wait), ADDRESS)
+
+    # -- what is said of it ----------------------------------------------------------------------------------
+
+    def _known(self) -> Known:
+        adaptive: Any = upstream_deploy.controller_of(self)
+        bounds = (adaptive.minimum, adaptive.maximum) if self._adapts() else None
+        return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
+
+    def _written(self) -> list[Path]:
+        kinds = (*self._past.values(), *self._pool_records.values())
+        headers = {str(kind.job.job_header) for kind in kinds}
+        found = {
+            path: None for header in headers for path in outputs(header, self._site.job_name, self._began)
+        }
+        return list(found)
+
+    # -- what the controller asks for ------------------------------------------------------------------------
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        """Look into the queue once; return the jobs that are not over, forget the others and end what is left of them.
+
+        When SLURM does not answer, or not soon, what it said before still holds.
+        """
+        if self._closing:
+            return ()
+        self._reap_look()
+        if self._looking is None and self._site.was_used:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            await asyncio.wait({self._looking}, timeout=_LOOK)
+            self._reap_look()
+        self._forget_removed()
+        return () if self._closing else tuple(job.seen() for job in self._book.values())
+
+    def _reap_look(self) -> None:
+        """Let a look that is over make room for the next; raise what went wrong in it."""
+        if self._looking is not None and self._looking.done():
+            looked, self._looking = self._looking, None
+            if not looked.cancelled():
+                looked.result()
+
+    async def _look(self) -> None:
+        """Take in what SLURM says now."""
+        known = [job for job in self._book.values() if job.job_id]
+        attempts = self._submission.attempts
+        try:
+            rows = await self._site.queue()
+        except Refused as refused:
+            logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
+            return
+        await asyncio.gather(self._settle_former(rows), self._recording.exchange())
+        connected = self._connected_names()
+        unlisted = [
+            job.job_id
+            for job in known
+            if job.job_id not in rows and not any(worker in connected for worker in job.workers)
+        ]
+        others = await self._site.unlisted(unlisted) if unlisted else {}
+        on_nodes = any(row.node and row.phase != OVER for row in rows.values())
+        draining = await self._site.draining() if on_nodes else frozenset()
+        self._follow(known, rows, others, draining)
+        await self._recording.exchange(only_news=True)
+        if not self._submission.in_flight and attempts == self._submission.attempts:
+            self._look_after_strays(rows)
+
+    def request(self, pool: str, count: int) -> None:
+        """Ask for more jobs of a pool; they are submitted in the background, together."""
+        if pool in self._past and pool not in self._records():
+            return  # it was removed while that was decided
+        kind = self._kind(pool)
+        if self._closing or count < 1 or kind.mode:
+            return
+        processes = kind.job.worker_processes
+        first, self._count = self._count, self._count + count
+        prefix, names = self._names.prefix(pool), self._names.actual
+        jobs = [
+            BatchJob(f"{prefix}-{n}", pool, n, processes, time(), names=names)
+            for n in range(first, self._count)
+        ]
+        self._book.update((job.name, job) for job in jobs)
+        self._recording.asked(jobs, self._kind_digest(pool) or "")
+        self._submission.add(jobs)
+
+    async def release(self, names: Iterable[str]) -> None:
+        """End jobs, whatever they do; return when SLURM says that they are ending.  Jobs that are gone are no error."""
+        if self._closing:
+            return  # all of them are being ended
+        jobs = [self._book.pop(name) for name in set(names) if name in self._book]
+        self._going.update((job.name, job) for job in jobs)
+        try:
+            await self._submission.withdraw(jobs)
+            for job in jobs:
+                self._strays.forget(job)
+            await self._cancellation.gone(job for job in jobs if job.job_id)
+            await self._recording.exchange()
+        finally:
+            for job in jobs:
+                self._recording.given_back(job)
+                self._going.pop(job.name, None)
+            self._forget_removed()
+
+    def may_fail_at_once(self) -> bool:
+        """Whether a job of a pool that had no worker so far may be about to end: its script may be broken."""
+        now = time()
+        kinds = {name: kind for name, kind in self._pool_records.items() if not kind.is_proven}
+        jobs = [job for job in self._book.values() if job.pool in kinds]
+        return any(kinds[job.pool].failures or is_young(job, now) for job in jobs)
+
+    def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
+        """Wait until so many workers are connected.  A client of this cluster waits here too.
+
+        Raises
+        ------
+        ConfigError
+            When they cannot come for now, since the pools are closed or paused: why, until when, and the last lines
+            of the job that closed them.
+        TimeoutError
+            After `timeout` seconds.
+        """
+        if not isinstance(n_workers, int) or n_workers < 1:
+            return super().wait_for_workers(n_workers, timeout)
+        return self.sync(self._wait_unless_closed, n_workers, timeout)
+
+    async def _wait_unless_closed(self, count: int, timeout: float | None) -> None:
+        waits: Any = super().wait_for_workers(count, timeout)
+        await self._closings.unless_closed(waits, lambda: self._why_not(count))
+
+    def _why_not(self, count: int) -> str:
+        """Return why so many workers cannot come for now; empty: they may."""
+        there = upstream_deploy.names_of(self)
+        missing, jobs = count - len(there | self.plan), Counter(job.pool for job in self._book.values())
+        why = shortage(missing, jobs, self.pools())
+        return f"{count} workers cannot come for now: {why}" if why else ""
+
+    async def wait_submitted(self) -> None:
+        """Return when all that was requested is in the queue, or refused for good.
+
+        Raises
+        ------
+        ConfigError
+            In SLURM's own words.
+        """
+        if errors := [*await self._submission.settled(), *await self._closings.settled()]:
+            raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _accepted(self, jobs: Iterable[BatchJob]) -> None:
+        for job in jobs:
+            job.submitted_at = time()
+            job.enter(PENDING, job.submitted_at)
+            job.reason = ""
+            self._recording.note(job)
+            self._closings.check(self._kind(job.pool))
+        self._recording.write()
+
+    def _refused(self, jobs: Sequence[BatchJob], words: str) -> None:
+        logger.warning(
+            "dask_ferro: %s refuses %d jobs of pool %s: %s", self._site.word, len(jobs), jobs[0].pool, words
+        )
+        kind = self._kind(jobs[0].pool)
+        if kind.close(words, time()):
+            self._closings.tell(kind)
+        for job in jobs:
+            self._book.pop(job.name, None)
+            self._recording.over(job, f"refused: {words}", by_us=True)
+
+    def _never_starts(self, pool: str, words: str) -> bool:
+        """Close a pool whose jobs SLURM would never start, and take back those that wait; return whether some did."""
+        kind, jobs = self._records().get(pool), [job for job in self._book.values() if job.pool == pool]
+        if kind is None or kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
+            return False  # it did start some
+        if kind.close(words, time()):
+            self._closings.tell(kind)
+        self.because(words, [job.name for job in jobs])
+        self._release_soon(jobs)
+        return bool(jobs)
+
+    async def _publish(self, topic: str, message: Any) -> None:
+        scheduler = upstream_deploy.scheduler_rpc(self)
+        await scheduler.log_event(topic=topic, msg=message)
+
+    def _follow(
+        self,
+        jobs: Iterable[BatchJob],
+        rows: Mapping[str, Row],
+        others: Mapping[str, Row | None],
+        draining: frozenset[str],
+    ) -> None:
+        now, connected = time(), self._connected_names()
+        for job in jobs:
+            if job.name not in self._book:
+                continue  # released meanwhile
+            before, restarts, workers = job.state, job.restarts, job.workers
+            row = rows.get(job.job_id) or others.get(job.job_id)
+            is_gone = row is None and job.job_id in others
+            ending = job.follow(row, connected, now, self._patience, draining, is_sure=is_gone)
+            if job.restarts != restarts or (ending is not None and row is not None and row.is_ended):
+                self._soon(self._unblame(workers))
+            elif ending is not None and row is not None and row.phase == ENDING:
+                self._soon(self._learn_why(job.job_id, workers))
+            if ending is not None:
+                self._end(job, ending, now, is_lost=row is None)
+                if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
+                    self._cancellation.add({job.job_id: job})
+                continue
+            self._recording.note(job, self._connected(job))
+            if job.state != before:
+                self._kind(job.pool).measure(job, before, self._connected(job))
+        self._recording.write()
+
+    def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
+        """Forget a job."""
+        level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
+        logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
+        del self._book[job.name]
+        self._strays.forget(job, is_lost=is_lost)
+        self._recording.over(job, ending.why, by_us=False)
+        self._ask_exit(job, ending.why)
+        kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
+        if ending.refused and kind.close(why, now):
+            self._closings.tell(kind)
+        elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
+            self._closings.tell(kind, "" if never_ran(job) else job.job_id)
+
+    def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
+        """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
+        followed = {job.job_id for job in self._followed()}
+        found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
+        for job in found.back:
+            if job.pool not in self._pool_records:  # it was removed meanwhile
+                self._cancellation.add({job.job_id: job})
+                continue
+            logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
+            self._book[job.name] = job
+        if found.ends:
+            self._cancellation.add(found.ends)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _close_cluster(self) -> None:
+        self._closing = True
+        gone = False
+        async with self._closed_by:  # whoever comes second waits, and finds nothing left to do
+            try:
+                gone = await self._end_all()
+            finally:
+                try:
+                    await super()._close_cluster()
+                finally:
+                    self._site.close(jobs_left=not gone)
+                    await self._recording.end(jobs_left=not gone or bool(self._former))
+
+    async def _end_all(self) -> bool:
+        """End every job; return whether SLURM says that none is left."""
+        if tasks := {*self._beside, *filter(None, [self._looking])}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        landed = await self._submission.close(_LAST_SUBMISSION)
+        await self._closings.close()
+        await self._tell_over()
+        await self._recording.exchange()
+        there = {job.job_id for job in (*self._book.values(), *self._going.values()) if job.job_id}
+        there |= self._cancellation.job_ids
+        had_jobs = self._submission.had_jobs or self._site.former_tags
+        gone = not had_jobs or await self._site.cancel_all(_LAST_JOBS, there)
+        await self._cancellation.close()
+        self._book.clear()
+        if not (landed and gone):
+            text = (
+                "dask_ferro: jobs named %s are not known to be gone; a process stays and goes on cancelling"
+            )
+            logger.warning(text, f"{self._site.job_name} ({self._tag})")
+        return landed and gone
+
+    async def _tell_over(self) -> None:
+        """Let jobs that are cancelled end at once: nobody will need what their workers hold."""
+        scheduler = upstream_deploy.scheduler_rpc(self)
+        try:
+            async with asyncio.timeout(_OVER_TOLD):
+                await scheduler.ferro_over()
+        except Exception as error:  # noqa: BLE001 - no roster, no scheduler: they end all the same
+            logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
+
+
+def _with_plugin(options: Mapping[str, Any] | None, config: str) -> dict[str, Any]:
+    """Return the scheduler's options with our plugin as a preload, where they name none."""
+    given = (dask.config.get(f"{config}.scheduler-options", None) if options is None else options) or {}
+    configured = dask.config.get("distributed.scheduler.preload") or []
+    return {"preload": [*configured, _PLUGIN], **given}

@@ -1,0 +1,117 @@
+"""One command of SLURM's, run within a time limit.
+
+Each runs in an environment without what a batch job hands on, in a session of its own, and says in SLURM's words why
+it failed.  One that hangs is ended, with all that it started.  Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dask_ferro.runtime.slurm import parsing
+
+# A command answers within milliseconds, on a busy site within seconds.  `sbatch` itself gives up on a dead controller
+# after 9 s, and what it may have submitted has to be looked for when it is ended.
+_LIMIT, _LIMITS = 10.0, {"sbatch": 30.0}
+# For a command that was ended to be reaped.
+_REAPED = 2.0
+
+# A controller that runs in a job itself would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
+# user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
+_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SACCT_|SBATCH_ARRAY_INX$")
+
+
+class Refused(Exception):
+    """A command failed: its own words, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
+
+    def __init__(self, words: str, kind: str) -> None:
+        super().__init__(words)
+        self.words, self.kind = words, kind
+
+
+class Printed(NamedTuple):
+    """What a command that ended printed, and its status."""
+
+    status: int
+    out: str
+    err: str
+
+
+async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
+    """Return what a command printed.
+
+    It has a session of its own, so that a terminal's Ctrl-C does not end a submission halfway.
+
+    Raises
+    ------
+    Refused
+        With SLURM's words, or after the command's time limit.
+    """
+    printed = await called(*command, stdin=stdin, pass_fds=pass_fds, env=environment())
+    if printed.status:
+        text = printed.err or printed.out
+        said = parsing.words(text) or f"{command[0]} ended with status {printed.status}"
+        raise Refused(said, parsing.refusal(text))
+    return printed.out
+
+
+async def called(
+    *command: str,
+    stdin: str = "",
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    limit: float | None = None,
+) -> Printed:
+    """Return what a command of any batch system printed, whatever its status.
+
+    Raises
+    ------
+    Refused
+        For one that cannot be started, or after its time limit.
+    """
+    limit = limit or _LIMITS.get(command[0], _LIMIT)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise Refused(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
+    except OSError as error:  # no process or memory left, for now
+        raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
+    try:
+        async with asyncio.timeout(limit):
+            out, err = await process.communicate(stdin.encode())
+    except TimeoutError:
+        raise Refused(f"{command[0]} did not answer within {limit:g} s", parsing.TRANSIENT) from None
+    finally:
+        await _end(process)
+    return Printed(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a command that still runs, and its session: what a wrapper script started would hold its output open."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _REAPED)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of SLURM's commands."""
+    own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
+    # By default what is printed of a long array ends after 64 characters, in "...".
+    return own | {"SLURM_TIME_FORMAT": parsing.TIME_FORMAT, "SLURM_BITSTR_LEN": "0"}

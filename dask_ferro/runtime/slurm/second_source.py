@@ -1,0 +1,179 @@
+"""What SLURM says of jobs that `squeue` does not list: of each, whether it lives.
+
+An empty `squeue` with status 0, or one that is a cache half a minute old, is common: before a job is called gone,
+another command is asked.  Accounting where it is on (one `sacct` for all), and for jobs that it does not know, or
+without it, `scontrol show job`, once an array.  Three answers: a row, "no such job", and none at all.  An element that
+was cancelled while it waited leaves no record: the array is shown without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.commands import Refused, run
+from dask_ferro.runtime.slurm.parsing import Row
+
+logger = logging.getLogger(__name__)
+
+# Arrays asked for at a time, and in one look: 7 ms of a core each.  Of the others nothing is known until the next.
+_AT_ONCE, _MOST = 4, 32
+# Jobs of one sacct.
+_ACCOUNTED = 500
+
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_NO_ACCOUNTING = re.compile(r"disabled|not on the PATH|not (enabled|supported)", re.IGNORECASE)
+# What SLURM prints of a long array where nobody asks for all of it.
+_CUT = re.compile(r"\bArrayTaskId=\S*\.\.\.")
+_CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+
+
+class SecondSource:
+    """`sacct` and `scontrol`, for jobs by id."""
+
+    def __init__(self) -> None:
+        self._accounting = True
+
+    async def rows(self, job_ids: Iterable[str], most: int | None = _MOST) -> dict[str, Row | None]:
+        """Return what SLURM says of jobs by id; None: it knows no such job; left out: no answer.
+
+        Parameters
+        ----------
+        most : int or None
+            Arrays to ask for at most.
+        """
+        wanted = list(dict.fromkeys(job_ids))
+        found: dict[str, Row | None] = {**await self._accounted(wanted)} if wanted else {}
+        arrays: dict[str, list[str]] = {}
+        for job_id in wanted:
+            if job_id not in found:
+                arrays.setdefault(parsing.element(job_id)[0], []).append(job_id)
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(array: str, ids: list[str]) -> None:
+            async with turn:
+                said = await self._shown(array)
+            if said is not None:
+                rows, is_whole = said
+                listed = [job_id for job_id in ids if is_whole or job_id in rows]
+                found.update((job_id, rows.get(job_id) or _left_out(job_id, rows)) for job_id in listed)
+
+        await asyncio.gather(*(ask(array, ids) for array, ids in list(arrays.items())[:most]))
+        return found
+
+    async def named(self, nonce: str) -> str | None:
+        """Return the array that was submitted with a word in its comment and waits or runs.
+
+        Raises
+        ------
+        Refused
+            When SLURM does not answer.
+        """
+        text = await run("scontrol", "--oneliner", "show", "job")
+        lines = "\n".join(line for line in text.splitlines() if nonce in line)
+        live = (
+            row.job_id for row in shown(lines).values() if row.phase in (parsing.PENDING, parsing.STARTED)
+        )
+        return next((parsing.element(job_id)[0] for job_id in live), None)
+
+    async def _accounted(self, job_ids: list[str]) -> dict[str, Row]:
+        if not self._accounting:
+            return {}
+        found: dict[str, Row] = {}
+        for at in range(0, len(job_ids), _ACCOUNTED):
+            ids = ",".join(job_ids[at : at + _ACCOUNTED])
+            try:
+                text = await run("sacct", "-X", "-n", "-P", "-j", ids, "--format=JobID,State")
+            except Refused as refused:
+                if _NO_ACCOUNTING.search(refused.words):
+                    self._accounting = False
+                logger.info("dask_ferro: sacct: %s", refused.words)
+                return found
+            found |= accounted(text)
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    async def _shown(self, array: str) -> tuple[dict[str, Row], bool] | None:
+        """Return the rows of an array, or of a job by itself, and whether those are all; None: no answer."""
+        try:
+            text = await run("scontrol", "--oneliner", "show", "job", array)
+            return shown(text), _CUT.search(text) is None
+        except Refused as refused:
+            if _UNKNOWN_JOB.search(refused.words):
+                return {}, True
+            logger.warning("dask_ferro: scontrol failed: %s", refused.words)
+            return None
+
+
+def shown(text: str) -> dict[str, Row]:
+    """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
+    found = {}
+    for line in text.splitlines():
+        facts: dict[str, str] = {}
+        for name, value in _CELL.findall(line):
+            facts.setdefault(name, value)  # a comment of the user's may look like others
+        if "JobId" not in facts or "JobState" not in facts:
+            continue
+        row = Row(
+            facts["JobId"],
+            facts["JobState"].split(",")[0].upper(),
+            int(facts.get("Restarts") or 0),
+            parsing.moment(facts.get("SubmitTime", "")),
+            parsing.moment(facts.get("StartTime", "")),
+            parsing.moment(facts.get("EndTime", "")),
+            facts.get("NodeList", "").replace("(null)", ""),
+            "" if facts.get("Reason") == "None" else facts.get("Reason", ""),
+        )
+        for job_id in _ids(facts):
+            found[job_id] = row._replace(job_id=job_id)
+    return found
+
+
+def accounted(text: str) -> dict[str, Row]:
+    """Return the jobs that ``sacct -X -n -P --format=JobID,State`` printed, by id.
+
+    >>> accounted("12_[0-1]|PENDING\\n13|CANCELLED by 1000")["13"].state
+    'CANCELLED'
+    """
+    found = {}
+    for line in text.splitlines():
+        job_id, _, state = line.strip().partition("|")
+        array, _, elements = job_id.partition("_")
+        if not array.isdecimal() or not state.strip():
+            continue
+        for element in expanded(elements.strip("[]")) if elements else [""]:
+            name = f"{array}_{element}" if elements else array
+            found[name] = Row(name, state.split()[0].upper(), restarts=parsing.UNTOLD)
+    return found
+
+
+def _left_out(job_id: str, rows: dict[str, Row]) -> Row | None:
+    """Return the row of an element that its array is shown without; None where the array is not shown at all."""
+    array = parsing.element(job_id)[0]
+    if job_id == array or not any(parsing.element(other)[0] == array for other in rows):
+        return None
+    return Row(job_id, "CANCELLED", restarts=parsing.UNTOLD, reason="its array is there without it")
+
+
+def _ids(facts: dict[str, str]) -> Iterator[str]:
+    array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
+    if not array or not elements:
+        yield facts["JobId"]
+        return
+    for element in expanded(elements):
+        yield f"{array}_{element}"
+
+
+def expanded(elements: str) -> Iterator[int]:
+    """Return the elements that SLURM writes in short.
+
+    >>> list(expanded("0-2,5,8-12:2%1"))
+    [0, 1, 2, 5, 8, 10, 12]
+    """
+    for part in elements.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match:
+            first, last, step = match.groups()
+            yield from range(int(first), int(last or first) + 1, int(step or 1))

@@ -1,0 +1,209 @@
+"""What the plugin did, summed up: for events, for metrics, and by worker for those who look.
+
+It hears what is logged on the scheduler (each answer to a steal request, each decision of the elastic controller)
+and reads what workers report of their transfers; it decides nothing.  Events of topic "ferro" say what happened
+since the one before: at most one of a kind in an interval, and of bounded size, however many tasks there are.
+
+    {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
+    {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
+    {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
+    {"action": "pool", "pool": "gpu", "order": "add" | "remove" | "pause" | "resume"}
+    {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
+
+Durations are seconds, sizes bytes, times the scheduler's clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from distributed import Scheduler
+from distributed.metrics import time
+from distributed.scheduler import TaskState, WorkerState
+from tornado.ioloop import PeriodicCallback
+
+from dask_ferro.policy.staff import Action
+from dask_ferro.policy.waits import REASONS
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.upstream import metrics_of
+from dask_ferro.runtime.worker.plugin import LINKS, METRIC
+
+TOPIC = "ferro"
+# What an action of the elastic controller may be, by its class: one that policies learn later is counted as well.
+KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
+SCALINGS = tuple(KINDS.values())
+# Of a controller that is newer than this plugin.
+OTHER = "other"
+# What says that a pool of batch jobs has closed.
+CLOSED = "pool-closed"
+# What says that its user added, removed, paused or resumed a pool.
+POOL = "pool"
+OUTCOMES = ("confirmed", "refused", "stale")
+# Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
+# inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
+PLACES = ("holder", "fetches", "free", "root", "waits")
+
+# An event names the pairs of workers between which most was moved, and a few moves: 2 kB of it.
+_FLOWS = 16
+_SAMPLE = 4
+# Pairs that are counted one by one between two events; 1,000 workers have a million.
+_PAIRS = 1024
+# How often workers' reports are read where no events are wanted.
+_READ_EVERY = 5.0
+
+
+class Events:
+    """The sums of one scheduler, from the plugin's installation on.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    stealing : Stealing
+    every : float
+        Seconds from one event to the next of its kind; 0 publishes none.
+
+    Attributes
+    ----------
+    stolen_in, stolen_out : Counter of address
+        Tasks that a worker took from others, and that others took from it; of workers that are there.
+    placed : dict of str to int
+        Ready tasks, by where they were put.
+    received : dict of str to [int, int, float]
+        Transfers, bytes and seconds by class of link, as the receiving workers measured them.
+    scalings : Counter of str
+        Actions of the elastic controller, by kind.
+    elastic : mapping
+        Its newest decision, as it was published; empty: none.
+    """
+
+    def __init__(self, scheduler: Scheduler, stealing: Stealing, every: float) -> None:
+        self.scheduler, self.stealing = scheduler, stealing
+        self.stolen_in: Counter[str] = Counter()
+        self.stolen_out: Counter[str] = Counter()
+        self.placed = dict.fromkeys(PLACES, 0)
+        self.received: dict[str, list[Any]] = {link: [0, 0, 0.0] for link in LINKS}
+        self.scalings: Counter[str] = Counter()
+        self.elastic: Mapping[str, Any] = {}
+        self._every = every
+        self._since = time()
+        self._read: dict[tuple[str, str], Any] = {}  # by worker and link: what it had reported when last read
+        self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
+        self._flows: Counter[tuple[str, str]] = Counter()
+        self._sample: list[dict[str, Any]] = []
+        self._ticks = PeriodicCallback(self.tick, (every or _READ_EVERY) * 1000)
+
+    def start(self) -> None:
+        """Publish from now on.  A decision of before, of a controller that was there first, is taken over."""
+        for _, message in self.scheduler.get_events(TOPIC):
+            if isinstance(message, Mapping) and message.get("action") == "scale":
+                self.elastic = message
+        self._ticks.start()
+
+    def stop(self) -> None:
+        """Publish no more.  Idempotent."""
+        self._ticks.stop()
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def heard(self, topic: str, message: Any) -> None:
+        """Take note of what somebody logged on the scheduler."""
+        if topic == "stealing" and isinstance(message, tuple) and message[0] == "confirm":
+            _, key, _, victim, thief, _ = message
+            self._moved(key, victim, thief)
+        elif topic == TOPIC and isinstance(message, Mapping) and message.get("action") == "scale":
+            self.elastic = message
+            kinds = [action.get("kind") for action in message.get("done", ())]
+            self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
+
+    def ready(
+        self, choose: Callable[[TaskState], WorkerState | None]
+    ) -> Callable[[TaskState], WorkerState | None]:
+        """Return a placement of ready tasks that is counted: 0.2 us a task, and 0.1 us an input."""
+
+        def counted(ts: TaskState) -> WorkerState | None:
+            chosen = choose(ts)
+            if chosen is None:
+                self.placed["waits"] += 1
+            elif not ts.dependencies:
+                self.placed["free"] += 1
+            else:
+                held = all(dts in chosen.has_what for dts in ts.dependencies)
+                self.placed["holder" if held else "fetches"] += 1
+            return chosen
+
+        return counted
+
+    def queued(
+        self, choose: Callable[[TaskState], WorkerState | None]
+    ) -> Callable[[TaskState], WorkerState | None]:
+        """Return a placement of what looks like a root that is counted; Dask may try again and again."""
+
+        def counted(ts: TaskState) -> WorkerState | None:
+            chosen = choose(ts)
+            self.placed["root"] += chosen is not None
+            return chosen
+
+        return counted
+
+    def left(self, worker: str) -> None:
+        """Forget what is kept of a worker."""
+        self.stolen_in.pop(worker, None)
+        self.stolen_out.pop(worker, None)
+        for link in LINKS:
+            self._read.pop((worker, link), None)
+
+    def _moved(self, key: Any, victim: str, thief: str) -> None:
+        self.stolen_out[victim] += 1
+        self.stolen_in[thief] += 1
+        if not self._every:
+            return
+        if len(self._flows) < _PAIRS or (victim, thief) in self._flows:
+            self._flows[victim, thief] += 1
+        if len(self._sample) < _SAMPLE:
+            self._sample.append({"key": str(key), "victim": victim, "thief": thief})
+
+    def read_workers(self) -> None:
+        """Add what workers received since they were last read."""
+        for address, ws in self.scheduler.workers.items():
+            told = metrics_of(ws).get(METRIC)
+            for link, now in (told or {}).get("received", {}).items():
+                before = self._read.get((address, link), (0, 0, 0.0))
+                if now[0] < before[0]:  # it counts from 0 again: its plugin was set up anew
+                    before = (0, 0, 0.0)
+                total = self.received[link]
+                self.received[link] = [t + n - b for t, n, b in zip(total, now, before, strict=True)]
+                self._read[address, link] = now
+
+    # -- what is published ---------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Read the workers, and publish what changed."""
+        self.read_workers()
+        if not self._every:
+            return
+        now = time()
+        steals = {name: self.stealing.counts.get(name, 0) for name in ("requests", *OUTCOMES)}
+        seconds = {
+            f"seconds_{n}": self.stealing.counts.get(f"seconds {n}", 0.0) for n in ("worked", "moving")
+        }
+        flows = [[victim, thief, tasks] for (victim, thief), tasks in self._flows.most_common(_FLOWS)]
+        self._publish("steal", now, {**steals, **seconds}, {"flows": flows, "sample": self._sample})
+        self._publish("place", now, dict(self.placed))
+        began = self.stealing.waits.began
+        newest = [wait.told() for wait in self.stealing.waits.now[:_SAMPLE]]
+        self._publish("wait", now, {reason: began[reason] for reason in REASONS}, {"sample": newest})
+        self._since, self._sample = now, []
+        self._flows.clear()
+
+    def _publish(
+        self, action: str, now: float, counts: Mapping[str, float], more: Mapping[str, Any] | None = None
+    ) -> None:
+        before = self._published.get(action, {})
+        new = {name: value - before.get(name, 0) for name, value in counts.items()}
+        if not any(new.values()):
+            return
+        self._published[action] = counts
+        message = {"action": action, "time": now, "seconds": now - self._since, **new, **(more or {})}
+        self.scheduler.log_event(TOPIC, message)

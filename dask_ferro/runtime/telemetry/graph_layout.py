@@ -1,0 +1,304 @@
+"""The graph on a scheduler as nodes and edges with places: tasks one by one, or of many tasks their groups.
+
+A graph of two thousand tasks and ten thousand dependencies is drawn as it is; of a larger one, the groups, or the
+prefixes of those.  So whatever a scheduler holds, a layout is of bounded size, and nothing is laid out while the
+graph stays the same but the states; and a picture that took long is not made again soon.  Layers are what came
+before: a node stands one to the right of the last that it waits for.
+
+The critical path is the chain of the most projected seconds; of groups, one task of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from distributed import Scheduler
+from distributed.metrics import monotonic
+
+from dask_ferro.policy.rank import upward_ranks
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.telemetry.timeline_feed import bundle_of
+from dask_ferro.runtime.upstream import nbytes_of
+
+# Tasks that are drawn one by one, groups that are drawn as such, and edges.
+TASKS = 2_000
+GROUPS = 500
+EDGES = 6_000
+# Dependencies that are laid out, whatever the nodes are: 20 to 100 ms of the loop.  Beyond them it is groups
+# instead of tasks, and prefixes instead of groups; any two of so many prefixes may wait for each other.
+LINKS = 10_000
+PREFIXES = 100
+# Pictures have a twentieth of the scheduler's time.
+_SHARE = 20
+# States in the order in which the least done one names a group.
+STATES = ("erred", "no-worker", "processing", "queued", "waiting", "memory", "released")
+
+
+class Node(NamedTuple):
+    """A task, or several: where it stands, and how far it is.
+
+    Attributes
+    ----------
+    name, prefix, note : str
+        The key, or a group's name; what a bundle computes.
+    x, y : float
+        Layer, and place in it around 0.
+    state : str
+        Of several, that of those which hold the others up.
+    tasks, done : int
+    seconds : float
+        Projected, of one task.
+    nbytes : int
+        Of the results in memory.
+    critical : bool
+    """
+
+    name: str
+    prefix: str
+    note: str
+    x: float
+    y: float
+    state: str
+    tasks: int
+    done: int
+    seconds: float
+    nbytes: int
+    critical: bool
+
+
+class Edge(NamedTuple):
+    """From what comes first to what waits for it, by the positions of nodes."""
+
+    start: int
+    stop: int
+    critical: bool
+
+
+class GraphPicture(NamedTuple):
+    """What the page of the graph shows.
+
+    Attributes
+    ----------
+    grain : str
+        "tasks", "groups" or "prefixes".
+    tasks : int
+    states : mapping of str to int
+        Tasks by state.
+    nodes : tuple of Node
+    edges : tuple of Edge
+        Of more than can be drawn, the critical ones and the first.
+    hidden : int
+        Edges that are not there.
+    path : float
+        Projected seconds of the critical path.
+    layout : int
+        Another one where nodes have other places.
+    """
+
+    grain: str
+    tasks: int
+    states: Mapping[str, int]
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    hidden: int
+    path: float
+    layout: int = 0
+
+
+class _Plan(NamedTuple):
+    """What stays while only states change: nodes in order, with their places, and edges."""
+
+    grain: str
+    names: tuple[Hashable, ...]
+    places: tuple[tuple[float, float], ...]
+    notes: tuple[str, ...]
+    critical: frozenset[Hashable]
+    edges: tuple[Edge, ...]
+    hidden: int
+    path: float
+
+
+class Chart:
+    """The graph of one open page: laid out again when tasks come or go, and else only looked at."""
+
+    def __init__(self, scheduler: Scheduler, durations: Any) -> None:
+        self._scheduler = scheduler
+        self._durations = durations
+        self._seen: Any = None
+        self._plan = _Plan("tasks", (), (), (), frozenset(), (), 0, 0.0)
+        self._last: tuple[int, GraphPicture] | None = None
+        self._due = 0.0
+        self._layouts = 0
+
+    def picture(self) -> GraphPicture:
+        """Return the graph of the moment; while nothing happens, or the last one has just been made, the same."""
+        scheduler = self._scheduler
+        count, began = scheduler.transition_counter, monotonic()
+        if self._last is not None and (self._last[0] == count or began < self._due):
+            return self._last[1]
+        picture = self._drawn()
+        self._last = count, picture
+        self._due = monotonic() + _SHARE * (monotonic() - began)
+        return picture
+
+    def _drawn(self) -> GraphPicture:
+        scheduler = self._scheduler
+        grain, things = self._things()
+        names = tuple(things)
+        if (grain, names) != self._seen:
+            self._seen = (grain, names)
+            self._layouts += 1
+            self._plan = self._laid_out(grain, things)
+        plan = self._plan
+        draw = self._task if grain == "tasks" else self._several
+        rows = zip(plan.names, plan.places, plan.notes, strict=True)
+        nodes = tuple(draw(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
+        states: Counter[str] = Counter()
+        for prefix in upstream.prefixes(scheduler):
+            states.update({s: c for s, c in prefix.states.items() if c and s != "forgotten"})
+        return GraphPicture(
+            grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path, self._layouts
+        )
+
+    def _things(self) -> tuple[str, dict[Any, Any]]:
+        """What the nodes are: tasks by key, groups by name, or the groups of each prefix."""
+        scheduler = self._scheduler
+        if len(scheduler.tasks) <= TASKS and _links(scheduler.tasks.values()) <= LINKS:
+            return "tasks", dict(scheduler.tasks)
+        groups = upstream.groups(scheduler)
+        if len(groups) <= GROUPS and _links(groups.values()) <= LINKS:
+            return "groups", {name: [group] for name, group in groups.items()}
+        found: dict[str, list[Any]] = {}
+        for group in groups.values():
+            if group.prefix is not None:
+                found.setdefault(group.prefix.name, []).append(group)
+        busiest = sorted(found, key=lambda name: -sum(len(g) for g in found[name]))[:PREFIXES]
+        return "prefixes", {name: found[name] for name in busiest}
+
+    def _laid_out(self, grain: str, things: Mapping[Any, Any]) -> _Plan:
+        before = _before_tasks(things) if grain == "tasks" else _before_groups(things)
+        after: dict[Hashable, list[Hashable]] = {name: [] for name in things}
+        for name, earlier in before.items():
+            for one in earlier:
+                after[one].append(name)
+        first = things.values() if grain == "tasks" else (groups[0] for groups in things.values())
+        seconds = {n: self._seconds(t.prefix) for n, t in zip(things, first, strict=True)}
+        ranks = upward_ranks(after, seconds)
+        path = critical_path(after, ranks, before)
+        layers = layered(before, after)
+        positions = {name: i for i, name in enumerate(things)}
+        steps = set(pairwise(path))
+        edges = [Edge(positions[a], positions[b], (a, b) in steps) for b in things for a in before[b]]
+        edges.sort(key=lambda e: not e.critical)
+        places = tuple(layers[name] for name in things)
+        longest = sum(seconds[name] for name in path)
+        shown = tuple(edges[:EDGES])
+        notes = tuple(bundle_of(self._scheduler, name)[0] if grain == "tasks" else "" for name in things)
+        hidden = len(edges) - len(shown)
+        return _Plan(grain, tuple(things), places, notes, frozenset(path), shown, hidden, longest)
+
+    def _seconds(self, prefix: Any) -> float:
+        return float(self._durations.of(prefix.name, "cpu", None)[0])
+
+    def _task(self, key: Any, ts: Any, note: str, x: float, y: float, critical: bool) -> Node:
+        done = ts.state == "memory" or (ts.state == "released" and not ts.waiting_on)
+        nbytes = nbytes_of(ts) if ts.state == "memory" else 0
+        seconds = self._seconds(ts.prefix)
+        return Node(str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical)
+
+    def _several(
+        self, name: Any, groups: Sequence[Any], note: str, x: float, y: float, critical: bool
+    ) -> Node:
+        states: Counter[str] = Counter()
+        for group in groups:
+            states.update({s: c for s, c in group.states.items() if c and s != "forgotten"})
+        tasks = states.total()
+        state = next((s for s in STATES if states[s]), "released")
+        seconds = self._seconds(groups[0].prefix)
+        nbytes = sum(group.nbytes_total for group in groups)
+        done = states["memory"] + states["released"]
+        prefix = groups[0].prefix.name
+        return Node(str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical)
+
+
+def _links(things: Iterable[Any]) -> int:
+    """How many others tasks, or groups, wait for."""
+    return sum(len(thing.dependencies) for thing in things)
+
+
+def _before_tasks(tasks: Mapping[Any, Any]) -> dict[Hashable, list[Hashable]]:
+    return {key: [d.key for d in ts.dependencies if d.key in tasks] for key, ts in tasks.items()}
+
+
+def _before_groups(things: Mapping[Any, Sequence[Any]]) -> dict[Hashable, list[Hashable]]:
+    """What each node waits for; groups may wait for tasks of their own, and for each other."""
+    home = {id(group): name for name, groups in things.items() for group in groups}
+    return {
+        name: list(
+            dict.fromkeys(
+                home[id(d)] for group in groups for d in group.dependencies if home.get(id(d), name) != name
+            )
+        )
+        for name, groups in things.items()
+    }
+
+
+def critical_path(
+    after: Mapping[Hashable, Sequence[Hashable]],
+    ranks: Mapping[Hashable, float],
+    before: Mapping[Hashable, Sequence[Hashable]],
+) -> list[Hashable]:
+    """Return the chain of the most seconds, from its first node to its last.
+
+    Nodes that wait for each other in a circle, as groups may, have no part in it.
+
+    >>> critical_path({"a": ["b", "c"], "b": [], "c": []}, {"a": 3.0, "b": 1.0, "c": 2.0}, {})
+    ['a', 'c']
+    """
+    roots = [name for name in ranks if not before.get(name)]
+    path: list[Hashable] = []
+    options: Sequence[Hashable] = roots
+    while options and len(path) < len(ranks):
+        path.append(max(options, key=lambda name: ranks[name]))
+        options = after[path[-1]]
+    return path
+
+
+def layered(
+    before: Mapping[Hashable, Sequence[Hashable]], after: Mapping[Hashable, Sequence[Hashable]]
+) -> dict[Hashable, tuple[float, float]]:
+    """Return each node's place: its layer, and its order there around 0, near what it waits for.
+
+    >>> layered({"a": [], "b": ["a"], "c": ["a"]}, {"a": ["b", "c"], "b": [], "c": []})
+    {'a': (0.0, 0.0), 'b': (1.0, -0.5), 'c': (1.0, 0.5)}
+    """
+    depths = dict.fromkeys(before, 0)
+    waiting = {name: len(earlier) for name, earlier in before.items()}
+    ready = [name for name, count in waiting.items() if not count]
+    for name in ready:  # grows
+        for later in after[name]:
+            depths[later] = max(depths[later], depths[name] + 1)
+            waiting[later] -= 1
+            if not waiting[later]:
+                ready.append(later)
+    layers: dict[int, list[Hashable]] = {}
+    for name, depth in depths.items():
+        layers.setdefault(depth, []).append(name)
+    places: dict[Hashable, tuple[float, float]] = {}
+    for depth in sorted(layers):
+        row = layers[depth]
+        if depth:
+            heights = {name: _mean(places[n][1] for n in before[name] if n in places) for name in row}
+            row = sorted(row, key=lambda name: heights[name])
+        middle = (len(row) - 1) / 2
+        for order, name in enumerate(row):
+            places[name] = (float(depth), order - middle)
+    return places
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0

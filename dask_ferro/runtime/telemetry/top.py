@@ -1,0 +1,235 @@
+"""What `dask ferro top` shows of a scheduler: one look at it, and the line to one that may go and come back.
+
+A look runs on the scheduler and takes it 7 us an idle worker.  It works with the plugin and without; thresholds,
+steals, devices and elastic state are the plugin's.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from dask.utils import key_split
+from distributed import Security, Status, rpc
+from distributed.comm import registry
+from distributed.comm.addressing import parse_address
+from distributed.metrics import time
+from distributed.protocol.pickle import dumps
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.steal import threshold_of
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.worker.plugin import METRIC
+
+# Of a worker with thousands of tasks, so many tell what the mix is.
+_MIX = 64
+# Prefixes that are named, cluster and worker.
+_MANY, _FEW = 8, 3
+# One that is there takes a connection at once.
+_CONNECT = 3.0
+# An answer takes this long on a scheduler that has a graph of 100,000 tasks to read.
+_PATIENCE = 15.0
+
+
+# ---- on the scheduler --------------------------------------------------------------------------------------
+
+
+def look(dask_scheduler: Any) -> dict[str, Any]:
+    """Return what there is to see, in msgpack's types.
+
+    Returns
+    -------
+    dict
+        "address", "time", "ferro" (whether the plugin is on), "stealing" (its policy, or None); "tasks" by state;
+        "ops": prefixes that are processing, the most first, as [name, tasks]; "steals": the plugin's counts;
+        "waits": lines of tasks that wait although a worker has nothing to do, the longest first;
+        "elastic": the newest decision of the controller, or None; "workers": see `_row`.
+    """
+    plugin = dask_scheduler.plugins.get(NAME)
+    on = plugin if isinstance(plugin, FerroScheduler) else None
+    states: Counter[str] = Counter()
+    ops: Counter[str] = Counter()
+    for prefix in upstream.prefixes(dask_scheduler):
+        states.update({state: count for state, count in prefix.states.items() if count})
+        ops[prefix.name] += prefix.states["processing"]
+    return {
+        "address": dask_scheduler.address,
+        "time": time(),
+        "ferro": on is not None,
+        "stealing": on.stealing.settings.stealing if on and on.stealing else None,
+        "tasks": dict(states),
+        "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
+        "steals": dict(on.stealing.counts) if on and on.stealing else {},
+        "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
+        "elastic": dict(on.events.elastic) if on and on.events else {},
+        "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
+    }
+
+
+def _row(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
+    """A worker: who and where it is, what it does, how much of that is left, what it holds, what was moved.
+
+    "backlog" is the seconds until a task that joined its queue would start; without the plugin it is Dask's own
+    occupancy, over the threads.
+    """
+    metrics = upstream.metrics_of(ws)
+    told = metrics.get(METRIC) or {}
+    mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
+    return {
+        "address": ws.address,
+        "name": str(ws.name),
+        "state": _state(ws),
+        "threads": ws.nthreads,
+        "cpu": metrics.get("cpu", 0.0),
+        "running": [_label(key) for key in islice(_running(ws, plugin), _FEW)],
+        "tasks": len(ws.processing),
+        "ops": [[name, count] for name, count in mix.most_common(_FEW)],
+        "memory": ws.memory.process,
+        "memory_limit": ws.memory_limit,
+        "spilled": ws.memory.spilled,
+        "device": told.get("device", "-"),
+        **_from_plugin(ws, plugin),
+    }
+
+
+def _from_plugin(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
+    stealing = plugin.stealing if plugin is not None else None
+    row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
+    if plugin is None or stealing is None or plugin.events is None or row is None:
+        backlog = ws.occupancy / max(ws.nthreads, 1)
+        return {"backlog": backlog, "threshold": None, "in": None, "out": None}
+    return {
+        "device": row.device,
+        "backlog": row.starts_in(time()),
+        "threshold": threshold_of(stealing.state, ws.address, stealing.settings.parameters),
+        "in": plugin.events.stolen_in[ws.address],
+        "out": plugin.events.stolen_out[ws.address],
+    }
+
+
+def _state(ws: Any) -> str:
+    """A worker's state in a word: what it does, where it may do anything."""
+    if ws.status == Status.running:
+        return "busy" if ws.processing else "idle"
+    return "leaving" if ws.status == Status.closing_gracefully else str(ws.status.name)
+
+
+def _running(ws: Any, plugin: FerroScheduler | None) -> list[Any]:
+    """Keys of what it is believed to run: by the plugin's book, or else by its last heartbeat."""
+    stealing = plugin.stealing if plugin is not None else None
+    row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
+    if row is not None:
+        return list(row.running)
+    return [ts.key for ts in ws.executing if ts in ws.processing]
+
+
+def _label(key: Any) -> str:
+    """A key in short: its prefix, and the numbers of bundle and chunk that follow the name."""
+    numbers = ",".join(str(part) for part in key[1:3]) if isinstance(key, tuple) else ""
+    return f"{key_split(key)} {numbers}".strip()
+
+
+# ---- from here ---------------------------------------------------------------------------------------------
+
+
+def where(address: str | None = None, scheduler_file: str | Path | None = None) -> Callable[[], str]:
+    """Return a function that gives the scheduler's address; a file is read anew each time.
+
+    Parameters
+    ----------
+    address : str, optional
+        Default: that of the configuration, which DASK_SCHEDULER_ADDRESS sets.
+    scheduler_file : path, optional
+        What ``dask scheduler --scheduler-file`` writes; a scheduler that comes back elsewhere is found by it.
+
+    Raises
+    ------
+    ConfigError
+        For an address that is none, or where neither is given.
+    """
+    if address and scheduler_file:
+        raise ConfigError("give either an ADDRESS or --scheduler-file")
+    if scheduler_file:
+        return lambda: _from_file(Path(scheduler_file))
+    found = address or dask.config.get("scheduler-address", None)
+    if not found:
+        raise ConfigError(
+            "no scheduler: give an ADDRESS such as tcp://host:8786, --scheduler-file, or set DASK_SCHEDULER_ADDRESS"
+        )
+    try:
+        registry.get_backend(parse_address(found)[0])
+        if ":" not in found.rpartition("://")[2]:
+            raise ValueError("no port")
+    except ValueError as error:
+        raise ConfigError(f"scheduler {found!r}: {error}; wanted for instance tcp://host:8786") from None
+    return lambda: found
+
+
+def _from_file(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OSError(f"scheduler file {str(path)!r}: {error}") from None
+
+
+class Line:
+    """A line to a scheduler, which may go and come back.
+
+    Parameters
+    ----------
+    where : callable () -> str
+        Gives the address.
+    """
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self._where = where
+        self._address = ""
+        self._rpc: Any = None
+
+    async def look(self) -> dict[str, Any]:
+        """Return what there is to see now; raises as `ask`."""
+        return await self.ask(look)
+
+    async def ask(self, function: Callable[..., Any], **words: Any) -> dict[str, Any]:
+        """Return what a function of this package returns on the scheduler.
+
+        Raises
+        ------
+        OSError
+            Nobody answers; the next call tries again.
+        ConfigError
+            The scheduler does not have dask_ferro.
+        """
+        address = self._where()
+        if self._rpc is None or address != self._address:
+            await self.close()
+            security = Security().get_connection_args("client")
+            self._address, self._rpc = address, rpc(address, timeout=_CONNECT, connection_args=security)
+        try:
+            answer = await asyncio.wait_for(
+                self._rpc.run_function(function=dumps(function), kwargs=dumps(words)), _PATIENCE
+            )
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
+            ) from error
+        except OSError:
+            await self.close()
+            raise
+        if answer["status"] != "OK":
+            raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
+        seen: dict[str, Any] = answer["result"]
+        return seen
+
+    async def close(self) -> None:
+        """Hang up.  Idempotent."""
+        if self._rpc is not None:
+            await self._rpc.close_rpc()
+            self._rpc = None

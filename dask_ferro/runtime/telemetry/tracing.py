@@ -1,0 +1,402 @@
+"""`ff.trace`: what a cluster did while a block ran, as a `Trace` in the client, and the files made of it.
+
+The scheduler's plugin records (`telemetry`), the workers' tapes record ops where they are wanted (`tape`): this
+module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
+the block.  Both are ring buffers: what did not fit is counted, never silently missing: tasks under "dropped", the
+rest under "dropped_steals" and "dropped_ops".  A worker that hangs holds nobody up: its ops are missing, which a
+warning tells with its address, and "workers_without_ops" counts such workers.
+
+    with ff.trace(client) as t:
+        y.compute()
+    t.report("run.html")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import warnings
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from distributed import Client, Scheduler
+from distributed.metrics import time
+from distributed.protocol.pickle import dumps
+
+from dask_ferro import config
+from dask_ferro.account import account
+from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.plugin import reach
+from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.telemetry.drawings import handed
+from dask_ferro.runtime.telemetry.mark import Mark
+from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
+from dask_ferro.sections import TraceOptions
+from dask_ferro.trace import Span, Trace, write_whole
+
+logger = logging.getLogger(__name__)
+
+# Of a path's name, what is written there.
+SUFFIXES = (".ferrotrace", ".json", ".html")
+# Ops that a trace has, of all workers together: 150 MB in the client.
+_OPS = 500_000
+# The names under which is counted what is missing: tasks, steals and ops that did not fit; workers that hang.
+_LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
+
+
+class _Begun(NamedTuple):
+    """What the scheduler said when a recording began: its clock, and what it had counted.
+
+    `answer` are the seconds for which a worker is waited for.
+    """
+
+    time: float
+    mark: Mark
+    counts: dict[str, float]
+    answer: float
+
+
+class _Ops(NamedTuple):
+    """What the workers' tapes had: spans, how many more there were, and the addresses of those that did not answer."""
+
+    spans: list[Span]
+    lost: int
+    hung: list[str]
+
+
+class _Ended(NamedTuple):
+    """What it says at the end; the trace is pickled there, beside the scheduler's loop."""
+
+    time: float
+    lost: tuple[int, int]
+    counts: dict[str, float]
+    trace: bytes
+
+
+class Tracing:
+    """A recording of a cluster: enter it, run, leave it, and ask for what was seen.
+
+    Attributes
+    ----------
+    trace : dask_ferro.trace.Trace
+        What finished within the block; there when the block has ended.
+    """
+
+    def __init__(self, client: Client, *, tasks: int, ops: bool) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
+        self._tape = TapePlugin(self._token) if ops else None
+        self._begun: _Begun | None = None
+        self._trace: Trace | None = None
+
+    # -- the block -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Tracing:
+        if self._client.asynchronous:
+            raise ConfigError("ff.trace: the client is asynchronous; use `async with ff.trace(client)`")
+        self._client.sync(self._begin)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._client.sync(self._finish, error is not None)
+
+    async def __aenter__(self) -> Tracing:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        await self._finish(error is not None)
+
+    async def _begin(self) -> None:
+        if self._begun is not None:
+            raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
+        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks)
+        if begun is None:
+            off = await self._client.run_on_scheduler(stays_off)
+            raise ConfigError(f"ff.trace: {off or NOT_INSTALLED}")
+        self._begun = begun
+        if self._tape is not None:
+            try:
+                late = await self._client.run_on_scheduler(_tape, dumps(self._tape), begun.answer)
+                self._tell(late, "its ops are recorded from when it answers")
+            except BaseException:
+                await self._client.run_on_scheduler(_end, self._token, begun)
+                await self._client.run_on_scheduler(_untape, self._token, begun.answer)
+                raise
+
+    async def _finish(self, failed: bool) -> None:
+        """Fetch the trace; after a block that failed, its own error is the one that is told."""
+        try:
+            self._trace = await self._fetch()
+        except Exception as error:
+            if not failed:
+                raise
+            logger.warning("ff.trace: nothing was fetched: %r", error)
+
+    async def _fetch(self) -> Trace:
+        assert self._begun is not None
+        ops = _Ops([], 0, [])
+        try:
+            ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
+            ops = await self._ops()
+        finally:
+            if self._tape is not None:
+                await self._client.run_on_scheduler(_untape, self._token, self._begun.answer, ops.hung)
+        if ended is None:
+            raise ConfigError(
+                "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
+            )
+        self._tell(ops.hung, "its ops are not in the trace")
+        trace: Trace = pickle.loads(ended.trace)
+        return replace(
+            _with_ops(trace, ops.spans, self._begun.time),
+            counts=_counts(self._begun, ended, (ops.lost, len(ops.hung))),
+        )
+
+    async def _ops(self) -> _Ops:
+        """What the workers' tapes have, and how many ops they do not; those of a worker that left went with it.
+
+        One worker after the other: the scheduler passes on the ops of one at a time.
+        """
+        if self._tape is None:
+            return _Ops([], 0, [])
+        assert self._begun is not None
+        spans: list[Span] = []
+        workers, hung = await self._client.run_on_scheduler(_answering, self._begun.answer)
+        processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
+        lost = 0
+        for place, worker in enumerate(workers):
+            most = (_OPS - len(spans)) // (len(workers) - place)
+            asked = self._client.run(
+                taped, self._token, self._begun.time, most, workers=[worker], on_error="ignore"
+            )
+            try:
+                answers = await asyncio.wait_for(asked, self._begun.answer)
+            except TimeoutError:  # it has answered just now, and hangs since
+                hung.append(worker)
+                continue
+            for answer in answers.values():
+                told: Taped = pickle.loads(answer)
+                spans += told.spans
+                lost += told.left_out
+                processes[told.process] = max(processes.get(told.process, 0), told.lost)
+        return _Ops(spans, lost + sum(processes.values()), hung)
+
+    def _tell(self, hung: Collection[str], what: str) -> None:
+        """Warn of workers that hang."""
+        if hung:
+            assert self._begun is not None
+            warnings.warn(
+                f"ff.trace: {', '.join(hung)} did not answer within {self._begun.answer:g} s"
+                f" (ferro.scheduler.answer): {what}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # -- what it saw ---------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded run."""
+        if self._trace is None:
+            raise ConfigError("ff.trace: the trace is there when the block has ended")
+        return self._trace
+
+    def summary(self) -> dict[str, float]:
+        """Return the run's figures by name: counts, seconds, bytes and shares."""
+        found = account(self.trace)
+        bounds = {"critical_path": found.critical_path, "lower_bound": found.lower_bound}
+        return {**self.trace.summary(), **bounds, "ops": sum(1 for _ in self.trace.of("op"))}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as it is, for `Trace.load` and `dask ferro replay`; by habit a ".ferrotrace"."""
+        self.trace.save(path)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed where it ends in ".gz"."""
+        write_whole(path, handed().chrome_json(self.trace).encode())
+
+    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
+        """Write one HTML file that needs no network: timeline, flows, utilization, critical path, figures."""
+        page = handed().run_report(self.trace, account(self.trace), title or Path(path).stem)
+        write_whole(path, page.encode())
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write what the path's name asks for: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
+        write = {".ferrotrace": self.save, ".json": self.to_chrome, ".html": self.report}
+        write[checked(path)](path)
+
+
+def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) -> Tracing:
+    """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous, for ``with``, or asynchronous, for ``async with``.
+    tasks : int, optional
+        That are kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
+    ops : bool, optional
+        Whether workers record the ops inside of bundles; default: `ferro.trace.ops`.
+
+    Raises
+    ------
+    ConfigError
+        On entering, where the plugin is not installed; on leaving, where it was taken off meanwhile.
+
+    Warns
+    -----
+    RuntimeWarning
+        Workers that did not answer within `ferro.scheduler.answer`, by address, where ops are recorded: on entering,
+        ops of such a worker are recorded from when it answers; on leaving, they are not in the trace.
+
+    Examples
+    --------
+    >>> with ff.trace(client) as t:                     # doctest: +SKIP
+    ...     y.compute()
+    >>> t.to_chrome("run.json"); t.report("run.html")   # doctest: +SKIP
+    """
+    if not isinstance(client, Client):
+        raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
+    given = {name: told for name, told in (("tasks", tasks), ("ops", ops)) if told is not None}
+    options = config.read(TraceOptions, "trace.", given, "ff.trace")
+    return Tracing(client, tasks=options.tasks, ops=options.ops)
+
+
+def checked(path: str | os.PathLike[str]) -> str:
+    """Return which of `SUFFIXES` a path asks for.
+
+    Raises
+    ------
+    ConfigError
+        For another one, or a folder that does not exist: before anything runs for nothing.
+    """
+    target = Path(path)
+    plain = target.with_suffix("") if target.suffix == ".gz" else target
+    if plain.suffix not in SUFFIXES or (plain is not target and plain.suffix == ".html"):
+        wanted = ".ferrotrace (for replay), .json (for Perfetto) or .html (a report)"
+        raise ConfigError(f"trace {str(target)!r}: its name says not what to write; wanted {wanted}")
+    if not target.parent.is_dir():
+        raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
+    return plain.suffix
+
+
+@contextmanager
+def traced_to(
+    client: Client, path: str | os.PathLike[str] | None, *, ops: bool | None = None
+) -> Iterator[None]:
+    """Record while the block runs and write what the path's name asks for; None: record nothing.
+
+    Raises
+    ------
+    ConfigError
+        As `checked` and `trace` do.
+    """
+    if path is None:
+        yield
+        return
+    checked(path)
+    with trace(client, ops=ops) as recording:
+        yield
+    recording.write(path)
+
+
+# ---- on the scheduler --------------------------------------------------------------------------------------
+
+
+def _stealing_of(scheduler: Scheduler) -> Stealing | None:
+    plugin = scheduler.plugins.get(NAME)
+    return plugin.stealing if isinstance(plugin, FerroScheduler) else None
+
+
+def _begin(token: str, tasks: int, dask_scheduler: Any = None) -> _Begun | None:
+    stealing = _stealing_of(dask_scheduler)
+    if stealing is None:
+        return None
+    stealing.telemetry.record_for(token, tasks)
+    answer = dask_scheduler.plugins[NAME].settings.answer
+    return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
+
+
+async def _tape(tape: bytes, seconds: float, dask_scheduler: Any = None) -> list[str]:
+    """Have all workers record ops, and return who has not answered; what a worker's own set-up raises is raised."""
+    try:
+        return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
+    except RuntimeError as error:
+        raised = error.__cause__ or error
+    raise raised  # out of the block: what has itself for its context cannot be pickled
+
+
+async def _answering(seconds: float, dask_scheduler: Any = None) -> tuple[list[str], list[str]]:
+    """Return the addresses of the workers that answer, and of those that do not."""
+    hung = await reach.silent(dask_scheduler, seconds)
+    return [address for address in dask_scheduler.workers if address not in hung], hung
+
+
+async def _untape(token: str, seconds: float, hung: Iterable[str] = (), dask_scheduler: Any = None) -> None:
+    """Have no worker record ops for a recording, those included that could not begin."""
+    await reach.take_off(dask_scheduler, token, seconds, list(hung))
+
+
+async def _end(token: str, begun: _Begun, dask_scheduler: Any = None) -> _Ended | None:
+    """What was recorded; None where this recorder was not told to."""
+    stealing = _stealing_of(dask_scheduler)
+    if stealing is None or token not in stealing.telemetry.wanted:
+        return None
+    telemetry = stealing.telemetry
+    now, lost = time(), telemetry.lost(begun.mark)
+    copy, counts = telemetry.copy(), dict(stealing.counts)
+    telemetry.stop_for(token)
+    # In a thread: 100,000 tasks take 1 s.
+    made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
+    return _Ended(now, lost, counts, made)
+
+
+# ---- what is made of it ------------------------------------------------------------------------------------
+
+
+def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
+    """The block's own counts, under the names that a simulated run has for them."""
+    counts = {
+        name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
+    }
+    lost = dict(zip(_LOST, (*ended.lost, *lost_ops), strict=True))
+    dropped = {name: float(count) for name, count in lost.items() if count}
+    return {**counts, "elapsed": ended.time - begun.time, **dropped}
+
+
+def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
+    """The trace with its tasks' ops, each in the lane and within the time of the computation that it is a part of."""
+    runs: dict[tuple[Any, str], list[Span]] = {}
+    for span in trace.of("compute"):
+        runs.setdefault((span.key, span.worker), []).append(span)
+    parts: dict[Span, list[Span]] = {}
+    for op in ops:
+        shifted = op._replace(start=op.start - zero, stop=op.stop - zero)
+        if of := runs.get((op.key, op.worker)):
+            starts = [run.start for run in of]
+            middle = (shifted.start + shifted.stop) / 2
+            parts.setdefault(of[max(bisect_right(starts, middle) - 1, 0)], []).append(shifted)
+    inner = (op for run, found in parts.items() for op in _within(run, found))
+    spans = sorted((*trace.spans, *inner), key=lambda s: (s.start, -s.stop, s.worker))
+    return replace(trace, spans=tuple(spans)) if parts else trace
+
+
+def _within(run: Span, ops: list[Span]) -> Iterator[Span]:
+    """Ops by the clock of their task: the worker's estimate of the scheduler's clock moves between the two."""
+    first, last = min(op.start for op in ops), max(op.stop for op in ops)
+    early, late = run.start - first, run.stop - last
+    shift = early if early > 0 else min(late, 0.0)
+    for op in ops:
+        start = min(max(op.start + shift, run.start), run.stop)
+        stop = min(max(op.stop + shift, start), run.stop)
+        yield op._replace(lane=run.lane, start=start, stop=stop)

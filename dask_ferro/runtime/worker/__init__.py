@@ -1,0 +1,1 @@
+"""The worker plugin, and what it measures."""
