@@ -1,6 +1,6 @@
 """What `dask ferro top` draws: a screen of as many lines and columns as there are, and a plain table for scripts.
 
-Drawn from one look at a scheduler (a dict, see `runtime.telemetry.top.look`) and from the rows that somebody else sorted
+Drawn from one look at a scheduler (a dict, see `runtime.telemetry.top.look`) and from the rows somebody else sorted
 and filtered.  Where columns do not fit, those that matter least go first; 80 columns hold all but the last five.
 Names are the users' own, and may hold anything: what does not print is replaced.
 """
