@@ -135,7 +135,7 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
         runs[f"{RESIDENT}, {count} thread{'s' * (count > 1)}"] = partial(pool, chain, values)
     with (
         ExitStack() as ended,
-        Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client,
+        Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=":0") as client,
         computing_on(device),
     ):
         for pool in pools.values():

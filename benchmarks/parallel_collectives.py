@@ -140,7 +140,7 @@ def main() -> None:
         arguments.workers, arguments.mib, arguments.rounds = [2], [0.01], 1
     cases = []
     for ranks in arguments.workers:
-        cluster = LocalCluster(n_workers=ranks, threads_per_worker=1, dashboard_address=None)
+        cluster = LocalCluster(n_workers=ranks, threads_per_worker=1, dashboard_address=":0")
         with cluster, Client(cluster) as client:
             cases += [case(client, ranks, int(mib * MIB) // 4 * 4, arguments.rounds) for mib in arguments.mib]
     settings = {"workers": arguments.workers, "mib": arguments.mib, "rounds": arguments.rounds}

@@ -134,7 +134,7 @@ def main() -> None:
     batches, held_x, held_y = digits()
     runs: dict[str, Run] = {}
     with (
-        LocalCluster(n_workers=arguments.workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=arguments.workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
     ):
         for name, plan in PLANS.items():

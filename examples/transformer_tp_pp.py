@@ -109,7 +109,7 @@ def main() -> None:
     built = whole_step(layers, width)
     alone = gather(Ranks.of(apply(built))({**batch, **built.bound}), scheduler="sync")
     with (
-        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
     ):
         applied = apply(built, PLANS / "transformer.yaml")

@@ -269,6 +269,15 @@ def test_files_hold_no_leftovers():
     assert found == []
 
 
+def test_no_cluster_of_a_test_takes_dasks_own_port():
+    """Without an address its dashboard takes port 8787: beside another test's, the warning of that is an error."""
+    missing = "dashboard_address=" + "None"
+    found = [
+        path.name for path in (ROOT / "tests").rglob("*.py") if missing in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
+
+
 @pytest.mark.needs("make")
 def test_make_help_lists_every_target_that_is_no_file():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -12,8 +12,9 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 # What was lost with a worker is told in messages, of which the first wakes the caller; before it runs again it reads
-# the rest for so long.  On a busy machine they come in waves, and another worker may die meanwhile.
-_WAITS_S = (0.05, 0.2, 0.5, 1.0)
+# the rest for so long.  On a busy machine they come in waves, and another worker may die meanwhile; one that starts
+# anew takes seconds.
+_WAITS_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 def retried(run: Callable[[], Any], renew: Callable[[], Any], waits: Sequence[float] = _WAITS_S) -> Any:

@@ -40,7 +40,7 @@ def call(*words: object) -> Any:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=0, dashboard_address=None) as found:
+    with LocalCluster(n_workers=0, dashboard_address=":0") as found:
         yield found
 
 

@@ -419,7 +419,7 @@ class TestStages:
             plan[name] = {key: value for key, value in region.items() if key not in left_out}
         with (
             LocalCluster(
-                n_workers=4, threads_per_worker=1, dashboard_address=None, processes=False
+                n_workers=4, threads_per_worker=1, dashboard_address=":0", processes=False
             ) as cluster,
             Client(cluster) as client,
         ):
@@ -448,7 +448,7 @@ class TestStages:
 def processes(workers):
     from distributed import LocalCluster
 
-    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", silence_logs=60)
 
 
 def killed_during(client, begin):
@@ -595,7 +595,7 @@ def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
     spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)}, outputs={"y": S(0)}))
     array = RNG.standard_normal((512, 2100))
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=False) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", processes=False) as cluster,
         Client(cluster) as client,
     ):
         order = sorted(client.scheduler_info(n_workers=-1)["workers"])

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 def local(workers: int) -> LocalCluster:
     return LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None, asynchronous=True
+        n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0", asynchronous=True
     )
 
 

@@ -31,7 +31,9 @@ def test_our_local_cluster_refuses_a_wrong_setting_before_it_starts():
 
 def test_a_preload_with_a_wrong_setting_ends_the_scheduler():
     async def run():
-        async with Scheduler(port=0, dashboard=False, preload=["dask_ferro.runtime.preload"]):
+        async with Scheduler(
+            port=0, dashboard=False, dashboard_address=":0", preload=["dask_ferro.runtime.preload"]
+        ):
             raise AssertionError("it runs")
 
     with dask.config.set(WRONG), pytest.raises(RuntimeError, match="failed to start") as failed:
