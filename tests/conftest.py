@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 import dask_ferro as ff
 from dask_ferro.kernels.host_memory import give_back
 from tests import needs, peak, quick
+from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 
 # How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -36,11 +36,11 @@ SLOW: dict[str, int] = {
 
 def is_quick(path: Path) -> bool:
     """Whether a file of tests is run by `make quick`."""
-    return path.relative_to(TESTS).as_posix() not in SLOW and not _starts(path)
+    return path.relative_to(TESTS).as_posix() not in SLOW and not starts(path)
 
 
 @cache
-def _starts(path: Path) -> bool:
+def starts(path: Path) -> bool:
     """Whether a module of the tests starts a process or a cluster, or imports one of them that does."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(_is_starter(node) for node in ast.walk(tree))
@@ -62,4 +62,4 @@ def _starts_by(name: str) -> bool:
     if parts[0] != "tests":
         return False
     files = (TESTS.joinpath(*parts[1:n]).with_suffix(".py") for n in range(2, len(parts) + 1))
-    return any(_starts(file) for file in files if file.is_file())
+    return any(starts(file) for file in files if file.is_file())

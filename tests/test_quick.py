@@ -58,7 +58,7 @@ def test_a_file_that_is_named_slow_is_not_quick(tests_at, monkeypatch):
 
 def test_the_files_that_are_named_slow_are_there_and_would_be_quick():
     files = [quick.TESTS / name for name in quick.SLOW]
-    assert [file for file in files if not file.is_file() or quick._starts(file)] == []
+    assert [file for file in files if not file.is_file() or quick.starts(file)] == []
 
 
 def test_the_decisions_are_quick():
