@@ -20,7 +20,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -50,6 +49,7 @@ from dask_ferro.kernels.resident import Residency  # noqa: E402
 from dask_ferro.lower import device as computing  # noqa: E402
 from dask_ferro.lower.device_engines import engines_on  # noqa: E402
 from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
+from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
 Note = Callable[[str], None]
@@ -142,11 +142,12 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
             ended.callback(pool.close)
         model = ff.from_onnx(networks.products(size.chains, size.length, m, dtype))
         task = model({f"x{i}": x for i, x in enumerate(hosts)})
+        keys = list(flatten(task.__dask_keys__()))
         runs[DASK] = partial(task.compute, scheduler=client)
         seconds = measure.in_turn(
             runs,
             rounds,
-            check=lambda name, result: _forgotten(client, task),
+            check=lambda name, result: await_forgotten(client, keys),  # else Dask gives the same again
             note=lambda line: note(f"{m} {dtype} {line}"),
         )
         traffic = {name: crossed(device, run) for name, run in runs.items()}
@@ -165,17 +166,6 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
         for name, times in seconds.items()
     }
     return {"side": m, "dtype": dtype, "contenders": contenders}
-
-
-def _forgotten(client: Client, task: Any, patience: float = 30.0) -> None:
-    """Return when the scheduler holds no result of `task`: computed again before that, it would be what was computed
-    then, and nothing would run."""
-    keys = list(flatten(task.__dask_keys__()))
-    deadline = time.monotonic() + patience
-    while any(key in client.cluster.scheduler.tasks for key in keys):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the scheduler still holds results after {patience:g} s")
-        time.sleep(0.002)
 
 
 @contextmanager

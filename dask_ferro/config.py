@@ -18,7 +18,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import Option, key_of, meant, nested, option_of, section_of
-from dask_ferro.origins import SECTION, layers, origin, parts_of, variable
+from dask_ferro.origins import SECTION, layers, look_up, origin, parts_of, variable
 from dask_ferro.sections import OF_JOB_FILES, OPTIONS
 
 T = TypeVar("T")
@@ -183,16 +183,12 @@ def strangers() -> list[str]:
     ]
     found = [clause for key in dotted if (clause := _flat(key))]
     section, known = tree.get(SECTION), defaults()[SECTION]
-    found += [clause for path, clause in _overwritten.items() if _at(tree, path) == _at(defaults(), path)]
+    found += [
+        clause for path, clause in _overwritten.items() if look_up(tree, path) == look_up(defaults(), path)
+    ]
     found += [clause for _, clause in _no_sections(section, (SECTION,), known)]
     found += _unknown(section, (SECTION,), known)
     return list(dict.fromkeys(found))
-
-
-def _at(tree: Any, path: Iterable[str]) -> Any:
-    for part in path:
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def problems() -> list[str]:

@@ -39,12 +39,12 @@ def origin(
     parts = parts_of(where) if isinstance(where, str) else tuple(where)
     found, label = _ABSENT, ""
     for name, tree in layers() if there is None else there:
-        if (value := _look_up(tree, parts)) is not _ABSENT:
+        if (value := look_up(tree, parts)) is not _ABSENT:
             found, label = value, name
     if current is _ABSENT:
         return label or _HERE
     if found is _ABSENT:
-        found, label = _look_up(_defaults(), parts), DEFAULT
+        found, label = look_up(_defaults(), parts), DEFAULT
     same = type(found) is type(current) and found == current
     return label if same else _HERE
 
@@ -82,7 +82,8 @@ def _defaults() -> Mapping[Any, Any]:
     return dask.config.merge(*dask.config.defaults)
 
 
-def _look_up(tree: Any, parts: Sequence[str]) -> Any:
+def look_up(tree: Any, parts: Sequence[str]) -> Any:
+    """Return what lies in a tree at a key's parts, however they are spelled; a mark where there is nothing."""
     for part in parts:
         if not isinstance(tree, Mapping):
             return _ABSENT

@@ -24,6 +24,7 @@ from dask_ferro.policy.copies import Copying
 from dask_ferro.policy.crew import Parameters as Scaling
 from dask_ferro.policy.place import Placement
 from dask_ferro.policy.policies import POLICIES as NAMED
+from dask_ferro.policy.scheduling_core import COALESCE, TICK
 from dask_ferro.policy.steal import Parameters as Stealing
 
 AUTO, OFF = "auto", "none"
@@ -133,9 +134,11 @@ class PluginOptions:
     )
     parameters: Stealing = section(Stealing)
     placing: Placement = section(Placement, name="place")
-    coalesce: float = seconds("1ms", "How long events are gathered before a step.")
+    coalesce: float = seconds(f"{1000 * COALESCE:g}ms", "How long events are gathered before a step.")
     tick: float = seconds(
-        "500ms", "How often a step is taken that looks at every worker, whatever the events said.", above=True
+        f"{1000 * TICK:g}ms",
+        "How often a step is taken that looks at every worker, whatever the events said.",
+        above=True,
     )
     scheduler_sends: float = seconds(
         "1ms",

@@ -56,8 +56,8 @@ class EntryPoints(WorkStealing):
         """Note that a task left its thread."""
 
     @abstractmethod
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
-        """Take a victim's answer, and return what came of it.
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], answer: str) -> str:
+        """Take a victim's answer (as `policy.events.Answered` has it), and return what came of it.
 
         "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was placed anew, as is one for
         a thief that no longer accepts tasks.
@@ -70,8 +70,8 @@ class EntryPoints(WorkStealing):
         """The requests that are not answered, by task: "victim", "thief", "stimulus_id", "gain", "cost", ..."""
         return cast(Any, self.in_flight)
 
-    def _ask_for(self, told: Ask) -> bool:
-        """Send the victim a request; whether it was sent: a victim that is going has no connection any more."""
+    def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
+        """Send the victim a request, and return its line of the log; None: the victim has no connection any more."""
         workers, cost = self.scheduler.workers, told.seconds + told.cost
         ts = self.scheduler.tasks[cast(Any, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
@@ -91,11 +91,11 @@ class EntryPoints(WorkStealing):
             self.scheduler.stream_comms[told.victim].send(message)
         except CommClosedError:
             self._remove_from_in_flight(ts)
-            return False
+            return None
         level = level_of(told.cost, told.seconds)
         self.metrics["request_count_total"][level] += 1
         self.metrics["request_cost_total"][level] += cost
-        return True
+        return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
 
     def _place_anew(self, key: Key) -> None:
         """Let the scheduler place a task anew, whose victim has answered."""
@@ -130,12 +130,11 @@ class EntryPoints(WorkStealing):
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         self._answering = stimulus_id
         if state in REJECTS:
-            said = "refused"
-        elif state in CONFIRMS and is_there and ts.processing_on is victim:
-            said = "confirmed"
+            answer = "seceded" if ts in victim.long_running else "kept"
         else:
-            said = "stale"
-        came = self._answered(ts, info, said)
+            is_given = state in CONFIRMS and is_there and ts.processing_on is victim
+            answer = "given" if is_given else "gone"
+        came = self._answered(ts, info, answer)
         if came == "stale":
             self.log(("reschedule", not is_there, *addresses))
         else:

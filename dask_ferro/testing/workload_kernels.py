@@ -117,11 +117,18 @@ def run(
     finally:
         for future in futures:
             future.release()
-        _await_forgotten(client, [task.key for task in graph.tasks])
+        await_forgotten(client, [task.key for task in graph.tasks])
     return seconds
 
 
-def _await_forgotten(client: Client, keys: Sequence[Key], patience: float = 30.0) -> None:
+def await_forgotten(client: Client, keys: Sequence[Key], patience: float = 30.0) -> None:
+    """Return when the scheduler knows none of the keys: computed again before that, they would be as they are.
+
+    Raises
+    ------
+    TimeoutError
+        After `patience` seconds.
+    """
     deadline = time.monotonic() + patience
     while left := client.run_on_scheduler(_known, keys=keys):
         if time.monotonic() > deadline:

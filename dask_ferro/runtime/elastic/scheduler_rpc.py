@@ -1,7 +1,7 @@
 """The roster: what scaling asks a scheduler, and what it asks of it.
 
     ferro_roster()                 who is there, what each holds and does, and what is left to do
-    ferro_leave(addresses, ...)    let workers go with nothing lost (`leaving`)
+    ferro_leave(addresses, ...)    let workers go with nothing lost (`retirement`)
     ferro_stay(addresses)          take that back
     ferro_ends(ends, ...)          when workers' jobs end
     ferro_fail(why)                fail the tasks that no worker has
@@ -223,7 +223,7 @@ class Roster(SchedulerPlugin):
         dict
             "workers": by address, of each its "name", "threads", "status", "idle_for" (0 while it has a task),
             "paused_for" (seconds; 0 while it takes tasks), "processing" (tasks), "nbytes" (of results), "unique" (of
-            those that nobody else holds), "free" (see `moving.free_bytes`), "ends_in" (None: nobody knows),
+            those that nobody else holds), "free" (see `evacuation.free_bytes`), "ends_in" (None: nobody knows),
             "resources", "device" and "host".
             "demands": for each kind of needs its "profile" as (seconds, width), "longest" (of the ready tasks),
             "resources", "workers" (addresses; None: anyone), "device" (a class; None: any) and "speeds" of device

@@ -11,7 +11,7 @@ On SIGUSR1 all workers of the process are let go, data first, and then it ends. 
 nobody has room, it is tried again until the job is killed: the replacement may be on its way.
 On SIGTERM (`scancel`, a node that shuts down) it is the same, for the time between the two signals; but the process
 ends by itself when that is over, and at once when nobody needs its workers: the cluster closes, the scheduler is gone.
-A second SIGTERM ends it at once as well (`terminate`).
+A second SIGTERM ends it at once as well (`sigterm`).
 When the scheduler is gone, killed with all that would have cancelled the job, the worker closes, and within seconds the
 process ends whatever its task does; one that never found a scheduler ends by Dask's ``--death-timeout``.
 Whoever else asks the scheduler to let them leave is no hindrance.  Durations are seconds.

@@ -1,7 +1,7 @@
 """The scheduler's stealing extension: what happens on a Dask scheduler as events, and instructions as messages.
 
 It takes the place of Dask's own and keeps its protocol (`upstream_stealing`).  What is decided, and when, is the
-business of `policy.scheduling_core`; what it is told of tasks is in `shown`.
+business of `policy.scheduling_core`; what it is told of tasks is in `dask_facts`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
-from dask_ferro.runtime.telemetry.history import Watch, level_of
+from dask_ferro.runtime.telemetry.history import Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.upstream_stealing import EntryPoints
 from dask_ferro.runtime.worker.plugin import METRIC, sent
@@ -128,7 +128,7 @@ class Stealing(EntryPoints):
             Hurry: self._hurry,
             Arrived: self._arrived,
         }
-        self._lines: list[tuple[Any, ...]] = []  # of the log, of the requests that are being sent
+        self._lines: list[tuple[object, ...]] = []  # of the log, of the requests that are being sent
         super().__init__(scheduler)
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
@@ -327,12 +327,11 @@ class Stealing(EntryPoints):
         )
 
     def _request(self, told: Ask, now: float) -> None:
-        if not self._ask_for(told):  # the victim is going; Dask will take its tasks back
+        line = self._ask_for(told, now)
+        if line is None:  # the victim is going; Dask will take its tasks back
             self.tell(Unsent(told.key))
-            return
-        cost = told.seconds + told.cost
-        level = level_of(told.cost, told.seconds)
-        self._lines.append((now, level, told.key, cost, told.victim, told.before, told.thief, told.after))
+        else:
+            self._lines.append(line)
 
     def _hand_over(self, told: HandOver, now: float) -> None:
         ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
@@ -350,15 +349,12 @@ class Stealing(EntryPoints):
 
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], outcome: str) -> str:
-        answer = {"confirmed": "given", "refused": "kept", "stale": "gone"}[outcome]
-        if answer == "kept" and ts in info["victim"].long_running:
-            answer = "seceded"
+    def _answered(self, ts: TaskState, info: Mapping[str, Any], answer: str) -> str:
         now = time()
         decided = self.core.handle(Answered(ts.key, answer), now)
-        if outcome == "confirmed" and not any(type(told) is HandOver for told in decided):
-            outcome = "stale"
-        if outcome == "confirmed":
+        outcome = "refused" if answer in ("kept", "seceded") else "stale"
+        if any(type(told) is HandOver for told in decided):
+            outcome = "confirmed"
             self.counts["seconds moving"] += info["cost"]
         self._enact(decided, now)
         self.watch.moved(time(), ts.key, info, outcome)

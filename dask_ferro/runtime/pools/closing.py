@@ -2,7 +2,7 @@
 
 A job that failed is asked for its last lines first.  Then a warning is logged, each client of the scheduler warns, and
 an event of topic "ferro" is published; `pools()` has the reason from then on, for whoever asks.  When the cluster
-starts, SLURM is asked of each pool whether it would ever start its jobs (`dryrun`), and where it would not, once more
+starts, SLURM is asked of each pool whether it would ever start its jobs (`dry_run`), and where it would not, once more
 when there are some.  All of it goes on in the background, with a bound: who waits for it waits for seconds.
 Durations are seconds.
 """

@@ -1,7 +1,7 @@
 """What became of every job that a cluster asked for: one frozen record a job, and the book of them.
 
-The book takes in jobs as `batchjob` follows them, says which records have changed, and asks nobody anything.  It is
-bounded: of jobs that are over the newest are kept.  Durations are seconds, points in time epoch seconds.
+The book takes in jobs as `slurm.job_lifecycle` follows them, says which records have changed, and asks nobody anything.
+It is bounded: of jobs that are over the newest are kept.  Durations are seconds, points in time epoch seconds.
 
     submitting -> pending -> booting -> running -> ended        (pending again when SLURM requeues it)
 """

@@ -1,6 +1,6 @@
 """A batch system other than SLURM, for the jobs of one cluster: submit, list, cancel, with what its commands can do.
 
-It has the methods of `slurmsite.Site`, so that pools, lost submissions, strays, cancellations and bounds are one code.
+It has the methods of `slurm.site.Site`, so that pools, lost submissions, strays, cancellations and bounds are one code.
 Each job is one submission.  A cluster's jobs are known by their ids, and by a word that a submission carries, where the
 listing shows it.  Three answers about a job: a row, "no such job", and none at all, which proves nothing.
 What is over stays over: it is not asked for again.  The watchdog is a Python process with the same commands (`guard`).

@@ -1,9 +1,9 @@
 """The watchdog of a batch system other than SLURM: `python -m dask_ferro.runtime.sites.guard WORDS... JSON`.
 
-It waits for the end of its standard input, as SLURM's does (`watchdog`): the kernel closes that when the cluster's
-process is gone, however it went.  Lines are "job ID" and, at an orderly end, "closed".  Then it ends the cluster's jobs
-with the same commands as the cluster itself, and tries for half an hour.  It is deaf to what a terminal or a batch
-system sends to a whole group, since that is when it is needed.  It loads neither Dask nor NumPy.
+It waits for the end of its standard input, as SLURM's does (`slurm.orphan_guard`): the kernel closes that when the
+cluster's process is gone, however it went.  Lines are "job ID" and, at an orderly end, "closed".  Then it ends the
+cluster's jobs with the same commands as the cluster itself, and tries for half an hour.  It is deaf to what a terminal
+or a batch system sends to a whole group, since that is when it is needed.  It loads neither Dask nor NumPy.
 """
 
 from __future__ import annotations

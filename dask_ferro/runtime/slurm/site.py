@@ -1,7 +1,7 @@
 """SLURM's commands, for the jobs of one cluster: submit, list, cancel.
 
 Each has a time limit, and says in SLURM's words why it failed.  One `squeue` runs at a time.  What it does not list is
-asked for elsewhere (`secondsource`).  The first submission starts the watchdog, so that nothing is ever in the queue
+asked for elsewhere (`second_source`).  The first submission starts the watchdog, so that nothing is ever in the queue
 without one.  What is tried again is decided elsewhere, but for the end of all jobs.  Which jobs are the cluster's own
 says a tag in their comment, and not their name, which is the user's: others may have it too.  Durations are seconds.
 """

@@ -2,7 +2,7 @@
 
 It judges nothing and draws nothing.  What happened often is kept by the second, what is looked at one by one is kept
 as it was, and each log has its length: after eight hours it is as large as after ten minutes, 2 MB at most.  Tasks
-are no matter of this module (they are `telemetry`'s, and recorded while somebody looks).
+are no matter of this module (they are `recorder`'s, and recorded while somebody looks).
 
 Times are the scheduler's clock, durations seconds.
 """

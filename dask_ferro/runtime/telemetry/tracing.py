@@ -1,6 +1,6 @@
 """`ff.trace`: what a cluster did while a block ran, as a `Trace` in the client, and the files made of it.
 
-The scheduler's plugin records (`telemetry`), the workers' tapes record ops where they are wanted (`tape`): this
+The scheduler's plugin records (`recorder`), the workers' tapes record ops where they are wanted (`op_recorder`): this
 module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
 the block.  Both are ring buffers: what did not fit is counted, never silently missing: tasks under "dropped", the
 rest under "dropped_steals" and "dropped_ops".  A worker that hangs holds nobody up: its ops are missing, which a

@@ -110,10 +110,10 @@ class Measured(Protocol):
     speed: Speed
 
     def links(self) -> Sequence[tuple[str, int, float]]:
-        """Return what copies take, as `speed.links` does."""
+        """Return what copies take, as `calibration.links` does."""
 
     def memory(self, worker: Worker) -> dict[str, Any]:
-        """Return the memory, as `speed.memory` does."""
+        """Return the memory, as `calibration.memory` does."""
 
 
 class Report:
