@@ -39,12 +39,12 @@ from iterated import Iterated, Tiles, tiles  # noqa: E402
 from slurm_jobs import Meter  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.scale import Parameters  # noqa: E402
-from dask_ferro.simulate.controllers import Scaling, StockAdaptive  # noqa: E402
-from dask_ferro.simulate.elastic import simulate_elastic  # noqa: E402
-from dask_ferro.simulate.pools import VirtualPool  # noqa: E402
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
-from dask_ferro.simulate.tiles import iterated_gemm  # noqa: E402
+from dask_ferro.policy.scaling.step import ScalingParameters  # noqa: E402
+from dask_ferro.simulate.elastic.controllers import Scaling, StockAdaptive  # noqa: E402
+from dask_ferro.simulate.elastic.pools import VirtualPool  # noqa: E402
+from dask_ferro.simulate.elastic.run import simulate_elastic  # noqa: E402
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
+from dask_ferro.simulate.graphs.tiled_linalg import iterated_gemm  # noqa: E402
 
 CONTENDERS = ("stock", "ferro")
 TILED = ("gemm", "cholesky")
@@ -314,7 +314,7 @@ def _virtual_resize(nt: int, first: int, then: int) -> float:
     """The speed of the iterations after the third, over that of a run with the later number throughout."""
 
     def after(workers: int) -> float:
-        pinned = Scaling(Parameters(minimum=workers, maximum=workers), resize={BEFORE + 2: then})
+        pinned = Scaling(ScalingParameters(minimum=workers, maximum=workers), resize={BEFORE + 2: then})
         pool = VirtualPool(queue_wait=0.2, start_up=0.3)
         graph = iterated_gemm(nt, ITERATIONS, seconds=0.08, tile_bytes=64 * 1024)
         run = simulate_elastic(graph, [pool], pinned, at_start={pool.name: workers})
@@ -326,7 +326,7 @@ def _virtual_resize(nt: int, first: int, then: int) -> float:
 def _from_zero(workers: int, contender: str) -> dict[str, Any]:
     tasks = tuple(TaskSpec(("task-0", i), "task", "task-0", 2.0, 1000) for i in range(10 * workers))
     stock = contender == "stock"
-    controller = StockAdaptive(0, workers) if stock else Scaling(Parameters(maximum=workers))
+    controller = StockAdaptive(0, workers) if stock else Scaling(ScalingParameters(maximum=workers))
     pool = VirtualPool(queue_wait=5.0, start_up=3.0)
     run = simulate_elastic(
         TaskGraph("independent", tasks), [pool], controller, policy="stock" if stock else "informed"

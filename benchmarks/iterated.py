@@ -16,8 +16,8 @@ from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, wait
 
-from dask_ferro.simulate.taskgraph import Key, TaskGraph
-from dask_ferro.simulate.tiles import cholesky, gemm
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
+from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm
 from dask_ferro.testing import workload_kernels
 
 

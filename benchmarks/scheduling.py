@@ -37,15 +37,15 @@ from distributed import Client  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.events import Ask, Assigned, Joined, Sent, Tick, Withdrawn  # noqa: E402
-from dask_ferro.policy.policies import named  # noqa: E402
-from dask_ferro.policy.row import Entry, Row  # noqa: E402
+from dask_ferro.policy.facts import Key, Replica, TaskFacts  # noqa: E402
 from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
-from dask_ferro.policy.snapshot import Key, Replica, Task  # noqa: E402
-from dask_ferro.policy.steal import Parameters  # noqa: E402
+from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
+from dask_ferro.policy.stealing.policies import named  # noqa: E402
+from dask_ferro.policy.worker_load import Entry, WorkerLoad  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.engine import simulate  # noqa: E402
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec  # noqa: E402
-from dask_ferro.simulate.workloads import NAMES, build  # noqa: E402
+from dask_ferro.simulate.graphs.generators import NAMES, build  # noqa: E402
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
 from dask_ferro.testing import workload_kernels  # noqa: E402
 
 WORKERS = 8
@@ -315,8 +315,8 @@ class _Blocks:
     def begin(self, thieves: Sequence[str]) -> None:
         pass
 
-    def waiting(self, entry: Entry, row: Row) -> Task:
-        return Task(entry.key, entry.seconds, entry.known, (self.blocks[entry.key],))
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts:
+        return TaskFacts(entry.key, entry.seconds, entry.known, (self.blocks[entry.key],))
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
         return True
@@ -338,7 +338,7 @@ def _full_core(tasks: int, workers: int, hungry: int) -> SchedulingCore:
     """A core whose first workers have nothing to do, and the others all tasks."""
     addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
     facts = _Blocks()
-    core = SchedulingCore(facts, named("informed", Parameters()))
+    core = SchedulingCore(facts, named("informed", StealingParameters()))
     core.ledger.durations.add("task", "cpu", 0.05)
     for address in addresses:
         core.handle(Joined(address, 1, address.split(":")[1]), 0.0)

@@ -20,12 +20,12 @@ from dask_ferro.options import (
     section,
     size,
 )
-from dask_ferro.policy.copies import Copying
-from dask_ferro.policy.crew import Parameters as Scaling
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.policies import POLICIES as NAMED
+from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.replication.copies import Copying
+from dask_ferro.policy.scaling.fleet import ScalingParameters as Scaling
 from dask_ferro.policy.scheduling_core import COALESCE, TICK
-from dask_ferro.policy.steal import Parameters as Stealing
+from dask_ferro.policy.stealing.informed import StealingParameters as Stealing
+from dask_ferro.policy.stealing.policies import POLICIES as NAMED
 
 AUTO, OFF = "auto", "none"
 POLICIES = (AUTO, *NAMED)

@@ -23,9 +23,9 @@ import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.options import Option, option_of, options_of, section_of
 from dask_ferro.origins import variable
-from dask_ferro.policy.copies import Copying
-from dask_ferro.policy.snapshot import Outcome
-from dask_ferro.policy.steal import Parameters, State, adapted
+from dask_ferro.policy.facts import Outcome
+from dask_ferro.policy.replication.copies import Copying
+from dask_ferro.policy.stealing.informed import StealingParameters, StealingState, adapted
 from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS, Ferro
@@ -81,7 +81,7 @@ def test_all_parameters_of_the_policies_are_options_but_for_those_of_one_cluster
     }
     assert plain == {
         *(("Placement", name) for name in ("steals", "spare", "patience")),  # follow from those of stealing
-        *(("Parameters", name) for name in ("minimum", "maximum", "ordered")),
+        *(("ScalingParameters", name) for name in ("minimum", "maximum", "ordered")),
         *(("Limits", name) for name in ("structure_bytes", "nodes", "inlined_bytes", "nesting")),
     }
 
@@ -294,8 +294,8 @@ def test_the_threshold_follows_as_it_is_told():
         ({"threshold_dry": 2.0, "threshold_refused": 0.5}, 0.0825, 0.0025),
     ):
         p = Settings.configured(**given).parameters
-        assert adapted(State(), seen, p).thresholds["thief"] == pytest.approx(dry)
-        assert adapted(State(), refused, p).thresholds["thief"] == pytest.approx(less)
+        assert adapted(StealingState(), seen, p).thresholds["thief"] == pytest.approx(dry)
+        assert adapted(StealingState(), refused, p).thresholds["thief"] == pytest.approx(less)
 
 
 def test_parameters_of_placement_and_of_copies_are_set_by_key():
@@ -308,7 +308,7 @@ def test_parameters_of_placement_and_of_copies_are_set_by_key():
 
 
 def test_the_defaults_of_a_policy_are_those_of_the_configuration():
-    assert Settings.configured().parameters == Parameters()
+    assert Settings.configured().parameters == StealingParameters()
     assert config.read(Copying, "elastic.copy-") == Copying()
 
 

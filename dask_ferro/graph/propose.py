@@ -35,7 +35,7 @@ from dask_ferro.graph.shard import propagate
 from dask_ferro.graph.shard_plan import Compute, Move, Sharding
 from dask_ferro.graph.signal import BACKWARD, region_of
 from dask_ferro.graph.tensor_model import Built
-from dask_ferro.policy.cost import SAME_HOST, Link
+from dask_ferro.policy.estimates import SAME_HOST, Link
 
 # From the end of a task until one that waited for it starts on another worker.
 _HOP = 0.006

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.placements import WHOLE, Partial, Placement, Shard
-from dask_ferro.policy.cost import Link
+from dask_ferro.policy.estimates import Link
 
 Layout: TypeAlias = tuple[Placement, ...]  # one placement for each axis of the mesh
 

@@ -30,7 +30,7 @@ from dask_ferro.graph.placements import WHOLE, Partial, Placement, Replicate, Sh
 from dask_ferro.graph.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
 from dask_ferro.graph.shard_given import Placed, layouts, refuse
 from dask_ferro.graph.shard_plan import Compute, Entry, Folded, Move, Sharding
-from dask_ferro.policy.cost import SAME_HOST, Link
+from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dask_ferro.policy.cost import Estimate, Links
+from dask_ferro.policy.estimates import Estimate, Links
+from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Address, Task, Worker
+from dask_ferro.policy.placement import Placement
 
 # Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
 HOLDERS = 8
@@ -114,7 +114,7 @@ class Candidates:
         return self.placement.settles(seconds, known, starts_in, self.ledger.first(now), largest)
 
     def candidates(
-        self, task: Task, held: Mapping[Address, int], nbytes: int, priority: Any, now: float
+        self, task: TaskFacts, held: Mapping[Address, int], nbytes: int, priority: Any, now: float
     ) -> list[Worker]:
         """Return the workers to weigh for a ready task.
 
@@ -137,7 +137,7 @@ class Candidates:
         found += [ledger.worker(address, now, priority) for address in others]
         return [self._current(worker) for worker in found]
 
-    def _admitted(self, task: Task, priority: Any, now: float) -> list[Worker]:
+    def _admitted(self, task: TaskFacts, priority: Any, now: float) -> list[Worker]:
         """Return the workers that a restriction admits, where those are all that there is to weigh."""
         admitted = task.allowed if task.allowed is not None else task.preferred
         if not admitted or len(admitted) > _ADMITTED:
@@ -155,7 +155,7 @@ class Candidates:
         seen = {worker.address for worker in found}
         return found + [w for w in ledger.soonest(now, count, priority, lasting) if w.address not in seen]
 
-    def choose(self, task: Task, workers: Iterable[Worker], fresh: float) -> Address | None:
+    def choose(self, task: TaskFacts, workers: Iterable[Worker], fresh: float) -> Address | None:
         """Return the worker to give a ready task to; None: nobody may have it, or it waits.
 
         Parameters
@@ -173,7 +173,7 @@ class Candidates:
     # -- one of many in a queue ----------------------------------------------------------------------------
 
     def helping(
-        self, task: Task, free: Iterable[Address], queued: Mapping[str, float], now: float
+        self, task: TaskFacts, free: Iterable[Address], queued: Mapping[str, float], now: float
     ) -> Address | None:
         """Return the worker that would be done first with a task, of those with room that help with the queue.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from dask_ferro.policy.cost import Estimate
-from dask_ferro.policy.snapshot import Address, Key, Move
+from dask_ferro.policy.estimates import Estimate
+from dask_ferro.policy.facts import Address, Key, Move
 
 _T = TypeVar("_T", bound=tuple[Any, ...])
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Any
 
-from dask_ferro.policy.book import DEPTH, VICTIMS, Book
-from dask_ferro.policy.cost import Durations, Estimate
-from dask_ferro.policy.order import FEW
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Key, Task
+from dask_ferro.policy.estimates import Durations, Estimate
+from dask_ferro.policy.facts import Address, Key, TaskFacts
+from dask_ferro.policy.idle_order import FEW
+from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 __all__ = ["VICTIMS", "Ledger"]
 
@@ -28,7 +28,7 @@ __all__ = ["VICTIMS", "Ledger"]
 _ABOUT = 0.1
 
 
-class Ledger(Book):
+class Ledger(LedgerView):
     """The book, and what happens in it.
 
     Parameters
@@ -50,7 +50,7 @@ class Ledger(Book):
 
     def __init__(
         self,
-        describe: Callable[[Entry, Row], Task | None],
+        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
         durations: Durations | None = None,
         unlocks: Callable[[Key], bool] = lambda key: False,
         live: Callable[[Address], int] = lambda address: 0,
@@ -83,12 +83,12 @@ class Ledger(Book):
         device: str = "cpu",
         accepts: bool = True,
         resources: Mapping[str, float] | None = None,
-    ) -> Row:
+    ) -> WorkerLoad:
         """Open a worker's page; of one that is known, change its facts."""
         now = self._now
         row = self.rows.get(address)
         if row is None:
-            row = self.rows[address] = Row(address, nthreads, host, device, accepts)
+            row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
@@ -304,7 +304,7 @@ class Ledger(Book):
 
     # -- the entries' way through the book -----------------------------------------------------------------
 
-    def _join(self, now: float, entry: Entry, row: Row) -> None:
+    def _join(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         entry.worker, entry.started, entry.device, entry.since = row, None, row.device, now
         entry.is_sure = False
         row.turn = max(row.turn, entry.sequence)
@@ -319,7 +319,7 @@ class Ledger(Book):
             self._queue_up(now, entry, row)
         self._touch(row, now)
 
-    def _queue_up(self, now: float, entry: Entry, row: Row) -> None:
+    def _queue_up(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         if not row.queue:
             row.queue_since = now
         entry.expected = row.starts_in(now, entry.priority)
@@ -352,7 +352,7 @@ class Ledger(Book):
             pass
         self._touch(row, now)
 
-    def _doubt(self, now: float, row: Row) -> bool:
+    def _doubt(self, now: float, row: WorkerLoad) -> bool:
         """Put the last of those that are thought to run back in the queue, where they are more than the threads."""
         doubtful = [entry for entry in row.running.values() if not entry.is_sure]
         if len(row.running) <= row.nthreads or not doubtful:
@@ -363,7 +363,7 @@ class Ledger(Book):
         self._queue_up(now, last, row)
         return True
 
-    def _start(self, now: float, entry: Entry, row: Row) -> None:
+    def _start(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         """Let a task run; where the caller listens, from then on, as its message leaves no earlier."""
         entry.started = inf if self.listens else now
         row.running[entry.key] = entry
@@ -381,7 +381,7 @@ class Ledger(Book):
                 entry.started = now
         self.starting.clear()
 
-    def _fill(self, now: float, row: Row) -> None:
+    def _fill(self, now: float, row: WorkerLoad) -> None:
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
             entry: Entry | None = row.queue[0][2]
@@ -392,25 +392,25 @@ class Ledger(Book):
             self._take(row, entry)
             self._start(now, entry, row)
 
-    def _take(self, row: Row, entry: Entry) -> None:
+    def _take(self, row: WorkerLoad, entry: Entry) -> None:
         index = bisect_left(row.queue, (entry.priority, entry.sequence))  # type: ignore[arg-type, type-var]
         assert row.queue[index][2] is entry
         del row.queue[index]
         self._count(row, entry, -1)
 
-    def _count(self, row: Row, entry: Entry, sign: int) -> None:
+    def _count(self, row: WorkerLoad, entry: Entry, sign: int) -> None:
         self.waiting += sign
         row.unknown += 0 if entry.known else sign
         row.waiting_seconds = row.waiting_seconds + sign * entry.seconds if row.queue else 0.0
         guessed = 0.0 if entry.known else sign * entry.seconds
         row.guessed_seconds = row.guessed_seconds + guessed if row.queue else 0.0
 
-    def _announce(self, entry: Entry, thief: Row, sign: int) -> None:
+    def _announce(self, entry: Entry, thief: WorkerLoad, sign: int) -> None:
         thief.incoming += sign
         thief.promised += sign * (entry.nbytes + entry.moving)
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
-    def _settle(self, entry: Entry) -> Row:
+    def _settle(self, entry: Entry) -> WorkerLoad:
         """Take an entry off the way to its thief; return the thief's row."""
         thief = entry.thief
         assert thief is not None, f"{entry.key!r} was not asked back"
@@ -423,12 +423,14 @@ class Ledger(Book):
             del self._guessed[entry.prefix, entry.device][entry]
             entry.provisional = False
 
-    def _learn(self, now: float, entry: Entry, row: Row, seconds: float, was_provisional: bool) -> None:
+    def _learn(
+        self, now: float, entry: Entry, row: WorkerLoad, seconds: float, was_provisional: bool
+    ) -> None:
         """Take a measured duration: beside what was told from another class, it says nothing of the worker."""
         if entry.known and not was_provisional and entry.device == row.device:
             row.learn(entry.seconds, seconds)
         self.durations.add(entry.prefix, row.device, seconds, entry.annotated)
-        touched: dict[Row, None] = {}
+        touched: dict[WorkerLoad, None] = {}
         for other in self._guessed.pop((entry.prefix, row.device), ()):
             self._correct(other)
             touched[other.thief or other.worker] = None
@@ -449,7 +451,7 @@ class Ledger(Book):
         elif waits:
             self._count(entry.worker, entry, +1)
 
-    def _touch(self, row: Row, now: float) -> None:
+    def _touch(self, row: WorkerLoad, now: float) -> None:
         """Note a row's load and when a task would start there, which later turns out to be no earlier."""
         self._now = max(self._now, now)
         self.version += 1
@@ -459,23 +461,23 @@ class Ledger(Book):
             self._judge_end(row, now)
         self._load(row)
 
-    def _judge_end(self, row: Row, now: float) -> None:
+    def _judge_end(self, row: WorkerLoad, now: float) -> None:
         if row.queue and row.ends_at < now + row.starts_in(now) and self._is_here(row):
             self._outlasted[row.address] = None
         else:
             self._outlasted.pop(row.address, None)
 
-    def _is_here(self, row: Row) -> bool:
+    def _is_here(self, row: WorkerLoad) -> bool:
         return self.rows.get(row.address) is row
 
-    def _load(self, row: Row) -> None:
+    def _load(self, row: WorkerLoad) -> None:
         if row.load is not None:
             self._unload(row)
         if row.queue and self._is_here(row):
             row.load = (row.waiting_seconds * row.slowness / row.nthreads, row.address)
             insort(self._loads, row.load)
 
-    def _unload(self, row: Row) -> None:
+    def _unload(self, row: WorkerLoad) -> None:
         if row.load is not None:
             del self._loads[bisect_left(self._loads, row.load)]
             row.load = None

@@ -22,8 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from dask_ferro.policy.book import TASKS, VICTIMS
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
@@ -50,12 +49,13 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
+from dask_ferro.policy.facts import Address, Key, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.policies import overdue_moves
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Key, Move, Outcome, Task, Worker
-from dask_ferro.policy.steal import Policy, State, adapted, threshold_of, without
+from dask_ferro.policy.ledger_view import TASKS, VICTIMS
+from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
+from dask_ferro.policy.stealing.policies import overdue_moves
 from dask_ferro.policy.waits import Look, look
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 # Seconds in which what happens shares a step, and from one tick to the next, unless somebody says otherwise.
 COALESCE, TICK = 0.001, 0.5
@@ -78,7 +78,7 @@ class Facts(Protocol):
     def begin(self, thieves: Sequence[Address]) -> None:
         """Begin a look at tasks, for some thieves."""
 
-    def waiting(self, entry: Entry, row: Row) -> Task | None:
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
 
     def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
@@ -124,7 +124,7 @@ class SchedulingCore:
     ----------
     ledger : Ledger
         What every worker is believed to be doing.
-    state : State
+    state : StealingState
         The policy's.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale".
@@ -154,7 +154,7 @@ class SchedulingCore:
             unbound=facts.unbound,
         )
         self.ledger.listens = True
-        self.state = State()
+        self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
         self.steps = 0
         self.found: Look = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
@@ -272,7 +272,7 @@ class SchedulingCore:
             self._hungry.update(dict.fromkeys(self.ledger.rows))
             self._ask(now)
 
-    def _look_at(self, row: Row, now: float) -> None:
+    def _look_at(self, row: WorkerLoad, now: float) -> None:
         """Ask for a step when a worker has, or soon will have, less than its threshold to do."""
         if not row.may_take or row.address not in self.ledger.rows:
             return
@@ -443,7 +443,7 @@ class SchedulingCore:
         if asked.thief in self.ledger.rows:
             self._look_at(self.ledger.rows[asked.thief], now)
 
-    def _given(self, entry: Entry, asked: _Asked, thief: Row, now: float) -> None:
+    def _given(self, entry: Entry, asked: _Asked, thief: WorkerLoad, now: float) -> None:
         self.counts["confirmed"] += 1
         if entry.thief is None:  # nothing was heard of it for long
             self.ledger.request(now, entry.key, asked.thief)
@@ -460,7 +460,7 @@ class SchedulingCore:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _hurry(self, row: Row) -> None:
+    def _hurry(self, row: WorkerLoad) -> None:
         """Let the gathering of a worker's messages follow what it has to do."""
         soon = row.waiting_seconds * row.slowness < PLENTY * row.nthreads
         if soon != self._hurried.get(row.address):

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dask_ferro.policy.book import Book
-from dask_ferro.policy.cost import Links
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Address, Key, Task, Worker
-from dask_ferro.policy.stealing_facts import Snapshot
+from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.ledger_view import LedgerView
+from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 REASONS = {
     "restricted": "restrictions admit none of the idle workers",
@@ -72,7 +72,7 @@ class Wait(NamedTuple):
 
 
 def wait_of(
-    task: Task,
+    task: TaskFacts,
     worker: Address,
     idle: Sequence[Worker],
     needs: bool = False,
@@ -102,7 +102,7 @@ def waits_at_scheduler(key: Key, seconds: float, idle: Sequence[Worker], reason:
     return Wait(key, "", seconds, len(idle), tuple(worker.address for worker in idle[:_NAMED]), reason)
 
 
-def _narrowed(task: Task, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
+def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
     """Return the idle workers that may run a task, and what excludes the last of the others where none is left."""
     left = [w for w in idle if not task.must or w.device.partition(":")[0] == task.must]
     if not left:
@@ -129,19 +129,19 @@ class Look(NamedTuple):
     Attributes
     ----------
     idle : list of Worker
-    overdue : list of (Entry, Row, Task or None)
+    overdue : list of (Entry, WorkerLoad, TaskFacts or None)
         As `Book.overdue` has them.
     snapshot : Snapshot
         Of those, for a stealing policy.
     """
 
     idle: list[Worker]
-    overdue: list[tuple[Entry, Row, Task | None]]
+    overdue: list[tuple[Entry, WorkerLoad, TaskFacts | None]]
     snapshot: Snapshot
 
 
 def look(
-    book: Book,
+    book: LedgerView,
     now: float,
     idle: list[Worker],
     patience: float,

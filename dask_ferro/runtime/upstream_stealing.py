@@ -22,8 +22,8 @@ from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Ask, Event, Ordered
+from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.snapshot import Key, Move
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.telemetry.history import level_of
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from dask_ferro.policy.cost import Link
-from dask_ferro.policy.snapshot import Address
+from dask_ferro.policy.estimates import Link
+from dask_ferro.policy.facts import Address
 
 # A batch leaves at once, and the next one not before so many seconds: Dask's two timers, and the plugin's.
 STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
@@ -205,7 +205,7 @@ class VirtualCluster:
         return sum(worker.nthreads * worker.speed for worker in self.workers)
 
     def link(self, source: VirtualWorker, to: VirtualWorker) -> tuple[str, Link]:
-        """Return the class of the link between two workers, as `policy.cost.Links` has it, and its cost."""
+        """Return the class of the link between two workers, as `policy.estimates.Links` has it, and its cost."""
         near = source.host == to.host
         if near and self.peer is not None and source.device != "cpu" and to.device != "cpu":
             return "peer", self.peer

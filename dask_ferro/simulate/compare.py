@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.simulate import wfcommons
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.rules import Rules
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.workloads import build
+from dask_ferro.simulate.graphs import wfcommons
+from dask_ferro.simulate.graphs.generators import build
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.trace import MOST_SECONDS, Trace
 
 # By its name a file is a recorded run; any other is WfCommons' JSON.
@@ -110,7 +110,7 @@ def compare(
     cluster: VirtualCluster,
     policies: Sequence[str],
     *,
-    rules: Rules | None = None,
+    rules: SimulatedSettings | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Return what each policy makes of a graph; ours follow the rules."""

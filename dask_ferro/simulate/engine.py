@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dask_ferro.policy.policies import POLICIES as OWN
-from dask_ferro.policy.snapshot import Address
+from dask_ferro.policy.facts import Address
+from dask_ferro.policy.stealing.policies import POLICIES as OWN
+from dask_ferro.simulate.baselines.stock import Stock
+from dask_ferro.simulate.baselines.stock_stealing import StockStealing
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import (
     STOCK_TO_SCHEDULER,
@@ -19,15 +21,13 @@ from dask_ferro.simulate.cluster import (
     VirtualCluster,
     VirtualWorker,
 )
-from dask_ferro.simulate.jobs import Job, jobs_of, prioritize
-from dask_ferro.simulate.ours import Ours
-from dask_ferro.simulate.rules import Rules
-from dask_ferro.simulate.scheduler import Scheduler
-from dask_ferro.simulate.seat import Decider
-from dask_ferro.simulate.stock import Stock
-from dask_ferro.simulate.stock_stealing import StockStealing
-from dask_ferro.simulate.taskgraph import Key, TaskGraph
-from dask_ferro.simulate.worker import Held, LiveWorker, World
+from dask_ferro.simulate.core_adapter import CoreAdapter
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
+from dask_ferro.simulate.settings import SimulatedSettings
+from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_tasks import Job, jobs_of, prioritize
+from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
+from dask_ferro.simulate.worker_record import Decider
 from dask_ferro.trace import Trace, TracedTask
 
 STOCK = ("stock", "stock-none")
@@ -43,7 +43,7 @@ def simulate(
     cluster: VirtualCluster,
     *,
     policy: str = "informed",
-    rules: Rules | None = None,
+    rules: SimulatedSettings | None = None,
     seed: int = 0,
     order: Mapping[Key, int] | None = None,
     attach: Callable[[Site], None] | None = None,
@@ -55,7 +55,7 @@ def simulate(
     policy : str
         "informed", "last-victim" or "none" (our placement, and whose stealing); "stock" or "stock-none" (Dask's own
         placement, with and without its stealing).
-    rules : Rules, optional
+    rules : SimulatedSettings, optional
         Of the first three; default: what the plugin does without any configuration.
     seed : int
         Of ties and of random victims.
@@ -80,7 +80,7 @@ def simulate(
     if policy not in POLICIES:
         raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
     jobs = jobs_of(graph)
-    is_stock, rules = policy in STOCK, rules or Rules()
+    is_stock, rules = policy in STOCK, rules or SimulatedSettings()
     prioritize(jobs, order, max(sum(w.nthreads for w in cluster.at_start), 1), rules.rank and not is_stock)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
@@ -101,13 +101,13 @@ def simulate(
     return _trace(world, jobs, scheduler.first_done)
 
 
-def _decider(scheduler: Scheduler, policy: str, rules: Rules, seed: int) -> Decider:
+def _decider(scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> Decider:
     if policy == "stock":
         return StockStealing(scheduler, seed)
     if policy == "stock-none":
         return Stock(scheduler)
     placement = replace(rules.placement, steals=policy != "none")
-    return Ours(scheduler, policy, replace(rules, placement=placement), seed)
+    return CoreAdapter(scheduler, policy, replace(rules, placement=placement), seed)
 
 
 _COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked", "steps")
@@ -122,7 +122,7 @@ def _connect(world: World, scheduler: Scheduler) -> None:
 class Site:
     """A virtual cluster that runs, for who brings and takes its workers; without rules, under stock Dask's."""
 
-    def __init__(self, world: World, scheduler: Scheduler, rules: Rules | None) -> None:
+    def __init__(self, world: World, scheduler: Scheduler, rules: SimulatedSettings | None) -> None:
         self.world = world
         self.scheduler = scheduler
         cluster = world.cluster

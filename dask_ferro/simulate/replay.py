@@ -15,7 +15,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import Comparison, Outline, of_trace
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.rules import Rules
+from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.trace import MOST_SECONDS, Key, Trace
 
 # The name of the row that was measured.
@@ -27,7 +27,7 @@ def replay(
     policies: Sequence[str],
     *,
     name: str = "trace",
-    rules: Rules | None = None,
+    rules: SimulatedSettings | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Return what was measured, and what each policy would have made of it.
@@ -39,7 +39,7 @@ def replay(
         Some of `simulate.engine.POLICIES`.
     name : str
         Of the run.
-    rules : Rules, optional
+    rules : SimulatedSettings, optional
         Those that our policies follow.
     seed : int
         Of ties and of random victims.

@@ -19,7 +19,7 @@ from dask.sizeof import sizeof
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from dask_ferro.policy.cost import OUT_OF_DEVICE, Speed
+from dask_ferro.policy.estimates import OUT_OF_DEVICE, Speed
 from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.worker.plugin import DEVICE
 from dask_ferro.testing.emulated_device import OutOfMemory
@@ -78,7 +78,7 @@ class DeclaredDevice(WorkerPlugin):
         return {"utilization": 0, "memory-used": self.memory(worker)["used"]}
 
     def links(self) -> list[tuple[str, int, float]]:
-        """Return what a copy to the host and one from there take, as `policy.cost.Links` has it."""
+        """Return what a copy to the host and one from there take, as `policy.estimates.Links` has it."""
         return [("device", _LINK_BYTES, self.copying(_LINK_BYTES))] * 2
 
     def memory(self, worker: Worker) -> dict[str, Any]:

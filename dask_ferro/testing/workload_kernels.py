@@ -19,7 +19,7 @@ from distributed import Client, Future, get_worker, wait
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.upstream import List, Task, TaskRef
-from dask_ferro.simulate.taskgraph import Key, TaskGraph, TaskSpec
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 from dask_ferro.testing import declared_device
 
 # How much longer a task takes on the slow worker: coiled/benchmarks' straggler.

@@ -14,7 +14,7 @@ from dask_ferro.graph.propose import plan
 from dask_ferro.graph.redistribute import Mesh
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build
-from dask_ferro.policy.cost import Link
+from dask_ferro.policy.estimates import Link
 
 from .shard_run import assert_same, evaluate, evaluate_sharded
 

@@ -12,7 +12,7 @@ from dask_ferro.graph.redistribute import Mesh, price, steps, text
 from dask_ferro.graph.shapes import infer
 from dask_ferro.graph.shard import propagate
 from dask_ferro.graph.spmd import lower
-from dask_ferro.policy.cost import Link
+from dask_ferro.policy.estimates import Link
 
 from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts
 

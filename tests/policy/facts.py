@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.policy.cost import Durations, Link, Links
+from dask_ferro.policy.estimates import Durations, Link, Links
+from dask_ferro.policy.facts import Key, Move, Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Key, Move, Replica, Task, Worker
-from dask_ferro.policy.steal import Asked, Policy, State
-from dask_ferro.policy.stealing_facts import Snapshot
+from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState
+from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 MB = 1_000_000
 
@@ -20,12 +20,12 @@ class Stand(NamedTuple):
     """A worker, and its queue with the task that would start last first."""
 
     worker: Worker
-    queue: tuple[Task, ...]
+    queue: tuple[TaskFacts, ...]
 
 
-def task(key: Key, seconds: float = 0.05, **facts: object) -> Task:
+def task(key: Key, seconds: float = 0.05, **facts: object) -> TaskFacts:
     """A task of a known duration and without inputs, but for the facts given."""
-    return Task(key, seconds, **facts)  # type: ignore[arg-type]
+    return TaskFacts(key, seconds, **facts)  # type: ignore[arg-type]
 
 
 def needs(nbytes: int, *holders: str, device: str = "cpu") -> Replica:
@@ -35,7 +35,7 @@ def needs(nbytes: int, *holders: str, device: str = "cpu") -> Replica:
 
 def stand(
     address: str,
-    *queue: Task,
+    *queue: TaskFacts,
     running: float | None = None,
     nthreads: int = 1,
     slowness: float = 1.0,
@@ -86,11 +86,14 @@ def snapshot(
 
 
 def decided(
-    policy: Policy, stands: Sequence[Stand], state: State | None = None, hungry: Iterable[str] | None = None
+    policy: Policy,
+    stands: Sequence[Stand],
+    state: StealingState | None = None,
+    hungry: Iterable[str] | None = None,
 ) -> tuple[Move, ...]:
     """What a policy moves, shown whom it asks for."""
     workers = [s.worker.address for s in stands]
-    thieves, state = tuple(workers if hungry is None else hungry), state or State()
+    thieves, state = tuple(workers if hungry is None else hungry), state or StealingState()
     asked = policy.asks(thieves, sorted(workers), state)
     return policy.step(snapshot(stands, thieves, asked), state)
 
@@ -100,9 +103,9 @@ def free_links() -> Links:
     return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts", "device")})
 
 
-def shown(entry: Entry, _row: Row) -> Task:
+def shown(entry: Entry, _row: WorkerLoad) -> TaskFacts:
     """What a ledger shows of an entry."""
-    return Task(entry.key, entry.seconds, entry.known, origins=entry.origins)
+    return TaskFacts(entry.key, entry.seconds, entry.known, origins=entry.origins)
 
 
 def ledger(threads: Mapping[str, int], **seconds: float) -> Ledger:

@@ -1,4 +1,4 @@
-"""A stealing policy as somebody adds one: this module, and a line in `dask_ferro.policy.policies.POLICIES`."""
+"""A stealing policy as somebody adds one: this module, and a line in `dask_ferro.policy.stealing.policies.POLICIES`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dask_ferro.policy.desk import Desk, may, outlasts, returns
-from dask_ferro.policy.last_victim import drawn
-from dask_ferro.policy.snapshot import Address, Move
-from dask_ferro.policy.steal import Asked, Parameters, State, is_starving, threshold_of
-from dask_ferro.policy.stealing_facts import Snapshot
+from dask_ferro.policy.facts import Address, Move
+from dask_ferro.policy.stealing.informed import (
+    Asked,
+    StealingParameters,
+    StealingState,
+    is_starving,
+    threshold_of,
+)
+from dask_ferro.policy.stealing.last_victim import drawn
+from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, returns
 
 
 @dataclass(frozen=True)
 class RandomVictims:
     """Each starving worker asks one worker by chance, and takes a task."""
 
-    parameters: Parameters = field(default_factory=Parameters)
+    parameters: StealingParameters = field(default_factory=StealingParameters)
     seed: int = 0
     projects: ClassVar[bool] = False
 
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: State) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
         """Return one worker for each thief."""
         chance = (drawn(self.seed, state.turns, number) for number in range(len(thieves)))
         return {thief: (everyone[n % len(everyone)],) for thief, n in zip(thieves, chance, strict=True)}
 
-    def step(self, snapshot: Snapshot, state: State) -> tuple[Move, ...]:
+    def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return the last task that may move of each worker that is asked."""
-        desk, moves = Desk(snapshot), []
+        tentative, moves = Tentative(snapshot), []
         for address in snapshot.hungry:
-            thief = desk.worker(address)
+            thief = tentative.worker(address)
             if not is_starving(thief, threshold_of(state, address, self.parameters)):
                 continue
             for victim in snapshot.asked.get(address, ()):
-                able = (t for t in desk.queue(victim) if may(t, thief) and not returns(t, thief))
+                able = (t for t in tentative.queue(victim) if may(t, thief) and not returns(t, thief))
                 task = next((t for t in able if not outlasts(t, thief, self.parameters.spare)), None)
                 if task is not None and victim != address:
-                    desk.move(task, desk.worker(victim), thief, 0.0)
+                    tentative.move(task, tentative.worker(victim), thief, 0.0)
                     moves.append(Move(task.key, victim, address, 0.0, 0.0, task.bytes_on(thief)))
         return tuple(moves)

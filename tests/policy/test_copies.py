@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
+from dask_ferro.policy.replication.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 
 MB = 10**6
 COPYING = Copying(bandwidth=100e6, worth=2.0)

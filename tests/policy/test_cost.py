@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dask_ferro.policy.cost import Durations, Link, Links, Mean
-from dask_ferro.policy.snapshot import Replica, Worker
+from dask_ferro.policy.estimates import Durations, Link, Links, Mean
+from dask_ferro.policy.facts import Replica, Worker
 from tests.policy.facts import MB, free_links, needs, stand
 
 HERE: Worker = stand("a", host="h").worker

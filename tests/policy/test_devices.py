@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.cost import Durations, Estimate, Link, Links, Sizes, Speed
-from dask_ferro.policy.last_victim import LastVictim
+from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Sizes, Speed
+from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Replica, Task, Worker
-from dask_ferro.policy.steal import Informed, Parameters, Policy, State
+from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
+from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, needs, shown, snapshot, stand, task, ways
 
 PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
@@ -22,7 +22,7 @@ SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
 
 def gpu(
     address: str,
-    *queue: Task,
+    *queue: TaskFacts,
     room: int | None = None,
     most: int | None = None,
     host: str = "h",
@@ -34,12 +34,12 @@ def gpu(
     return made._replace(worker=made.worker._replace(device="gpu", room=room, most=most))
 
 
-def both(key: object, cpu: float, gpu: float, **facts: Any) -> Task:
+def both(key: object, cpu: float, gpu: float, **facts: Any) -> TaskFacts:
     """A task of known seconds on a CPU and on a GPU."""
     return task(key, cpu, others={"gpu": gpu}, **facts)
 
 
-def on_gpu(key: object, gpu: float, cpu: float | None = None, **facts: Any) -> Task:
+def on_gpu(key: object, gpu: float, cpu: float | None = None, **facts: Any) -> TaskFacts:
     """A task that waits on a GPU."""
     return task(key, gpu, device="gpu", others={} if cpu is None else {"cpu": cpu}, **facts)
 
@@ -306,7 +306,7 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
         ),
     ],
 )
-def test_a_ready_task(ready: Task, stands: list[Stand], wanted: str | None) -> None:
+def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
     assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
 
 
@@ -325,7 +325,7 @@ def test_a_ready_task(ready: Task, stands: list[Stand], wanted: str | None) -> N
         pytest.param(task("t"), [stand("c", accepts=False)], False, id="not a worker that is paused"),
     ],
 )
-def test_who_gets_no_worker_waits_for(ready: Task, stands: list[Stand], waits: bool) -> None:
+def test_who_gets_no_worker_waits_for(ready: TaskFacts, stands: list[Stand], waits: bool) -> None:
     workers = [s.worker for s in stands]
     assert PLACEMENT.choose(ready, workers, free_links(), {}) is None
     assert PLACEMENT.waits_for_room(ready, workers) is waits
@@ -360,10 +360,10 @@ def steps(stands: list[Stand], hungry: list[str], near: tuple[str, ...] = (), **
     """Moves of the informed policy."""
     hosts = {s.worker.address: s.worker.host for s in stands}
     seen = snapshot(stands, hungry, links=facts.pop("links", None), hosts=hosts)
-    return list(Informed(Parameters(**facts)).step(seen._replace(near=near), State()))
+    return list(Informed(StealingParameters(**facts)).step(seen._replace(near=near), StealingState()))
 
 
-def queue(count: int, seconds: float = 0.1, **facts: Any) -> list[Task]:
+def queue(count: int, seconds: float = 0.1, **facts: Any) -> list[TaskFacts]:
     """So many tasks that wait on a GPU."""
     return [on_gpu(f"t{n}", seconds, **facts) for n in range(count)]
 
@@ -460,7 +460,7 @@ def test_what_moves_to_a_device_fits_there_all_together(
         for n, (nbytes, block, reads) in enumerate(sizes)
     ]
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
-    policy: Policy = Informed(Parameters(reach=9.0)) if informed else LastVictim()
+    policy: Policy = Informed(StealingParameters(reach=9.0)) if informed else LastVictim()
     hungry = [thief.worker.address for thief in thieves]
     moves = decided(policy, [gpu("a", *tasks, running=0.1), *thieves], hungry=hungry)
     for thief, room in zip(thieves, rooms, strict=True):

@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.facts import Key
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.snapshot import Key
 from dask_ferro.policy.waits import look
 from tests.policy.facts import ledger
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LINE = """
-from dask_ferro.policy.policies import POLICIES
+from dask_ferro.policy.stealing.policies import POLICIES
 from tests.policy.random_victims import RandomVictims
 POLICIES["random"] = RandomVictims
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Task
+from dask_ferro.policy.facts import TaskFacts
+from dask_ferro.policy.placement import Placement
 from tests.policy.facts import MB, Stand, free_links, needs, stand, task
 
 PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
@@ -81,7 +81,7 @@ def only(*addresses: str) -> frozenset[str]:
         ),
     ],
 )  # fmt: skip
-def test_a_ready_task_goes(ready: Task, stands: list[Stand], wanted: str | None) -> None:
+def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
     assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
 
 

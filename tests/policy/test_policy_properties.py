@@ -15,12 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dask_ferro.policy import policies as registry
-from dask_ferro.policy.cost import Durations, is_duration
+from dask_ferro.policy.estimates import Durations, is_duration
+from dask_ferro.policy.facts import Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Outcome, Worker
-from dask_ferro.policy.steal import Parameters, Policy, State, adapted, is_starving, threshold_of
+from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.stealing import policies as registry
+from dask_ferro.policy.stealing.informed import (
+    Policy,
+    StealingParameters,
+    StealingState,
+    adapted,
+    is_starving,
+    threshold_of,
+)
 from tests.policy.facts import Stand, decided, free_links, needs, shown, snapshot, stand, task
 
 ADDRESSES = [f"w{i}" for i in range(6)]
@@ -241,7 +248,7 @@ TestLedger.settings = settings(
 # -- policies on any snapshot ------------------------------------------------------------------------------
 
 SECONDS = st.sampled_from([0.0005, 0.003, 0.02, 0.05, 0.3])
-PARAMETERS = Parameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002)
+PARAMETERS = StealingParameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002)
 # Every policy that has a name.
 POLICIES: list[Policy] = [registry.named(name, PARAMETERS) for name in registry.POLICIES]
 policies = pytest.mark.parametrize("policy", POLICIES, ids=list(registry.POLICIES))
@@ -292,9 +299,9 @@ def stands(draw: st.DrawFn) -> list[Stand]:
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def states(draw: st.DrawFn) -> StealingState:
     """What a policy may remember, also of workers that are gone."""
-    return State(
+    return StealingState(
         thresholds=draw(st.dictionaries(addresses, st.sampled_from([0.001, 0.01, 0.25]))),
         victims=draw(st.dictionaries(addresses, addresses)),
         turns=draw(st.integers(0, 99)),
@@ -318,7 +325,9 @@ properties = settings(max_examples=60, deadline=None, suppress_health_check=[Hea
 @policies
 @properties
 @given(stands=stands(), state=states(), heard=outcomes)
-def test_every_move_is_legal(policy: Policy, stands: list[Stand], state: State, heard: list[Outcome]) -> None:
+def test_every_move_is_legal(
+    policy: Policy, stands: list[Stand], state: StealingState, heard: list[Outcome]
+) -> None:
     shown, state = snapshot(stands), adapted(state, heard, PARAMETERS)
     found = decided(policy, stands, state)
     waiting = {t.key: (address, t) for address, queue in shown.queues.items() for t in queue}
@@ -337,7 +346,7 @@ def test_every_move_is_legal(policy: Policy, stands: list[Stand], state: State, 
 
 @properties
 @given(stands=stands(), state=states())
-def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: State) -> None:
+def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: StealingState) -> None:
     shown = snapshot(stands)
     found = POLICIES[0].step(shown, state)
     for address in {move.victim for move in found}:
@@ -352,7 +361,9 @@ def test_no_victim_is_left_under_its_threshold(stands: list[Stand], state: State
 
 @properties
 @given(stands=stands(), state=states())
-def test_a_thief_gets_what_its_reach_admits_and_one_task_more(stands: list[Stand], state: State) -> None:
+def test_a_thief_gets_what_its_reach_admits_and_one_task_more(
+    stands: list[Stand], state: StealingState
+) -> None:
     shown = snapshot(stands)
     found = POLICIES[0].step(shown, state)
     seconds = {t.key: t.seconds for queue in shown.queues.values() for t in queue}
@@ -366,7 +377,7 @@ def test_a_thief_gets_what_its_reach_admits_and_one_task_more(stands: list[Stand
 
 @properties
 @given(stands=stands(), state=states())
-def test_every_informed_move_gains(stands: list[Stand], state: State) -> None:
+def test_every_informed_move_gains(stands: list[Stand], state: StealingState) -> None:
     for move in POLICIES[0].step(snapshot(stands), state):
         assert move.gain > 0.0
         assert move.cost >= 0.0
@@ -387,7 +398,7 @@ def test_nothing_moves_when_balanced(
     nthreads: int,
     seconds: list[float],
     running: float | None,
-    state: State,
+    state: StealingState,
 ) -> None:
     alike = [
         stand(
@@ -405,7 +416,7 @@ def test_nothing_moves_when_balanced(
 @properties
 @given(stands=stands(), state=states(), chance=st.randoms(use_true_random=False))
 def test_equal_input_gives_equal_output_and_stays_as_it_was(
-    policy: Policy, stands: list[Stand], state: State, chance: random.Random
+    policy: Policy, stands: list[Stand], state: StealingState, chance: random.Random
 ) -> None:
     everyone = [s.worker.address for s in stands]
     shown = snapshot(stands, asked=policy.asks(everyone, sorted(everyone), state))
@@ -419,7 +430,7 @@ def test_equal_input_gives_equal_output_and_stays_as_it_was(
 @properties
 @given(stands=stands(), state=states(), chance=st.randoms(use_true_random=False))
 def test_the_order_in_which_workers_got_hungry_changes_no_informed_move(
-    stands: list[Stand], state: State, chance: random.Random
+    stands: list[Stand], state: StealingState, chance: random.Random
 ) -> None:
     shown = snapshot(stands)
     hungry, busiest = (tuple(chance.sample(a, len(a))) for a in (shown.hungry, shown.busiest))
@@ -429,7 +440,7 @@ def test_the_order_in_which_workers_got_hungry_changes_no_informed_move(
 
 @properties
 @given(heard=outcomes, state=states())
-def test_thresholds_stay_in_their_bounds(heard: list[Outcome], state: State) -> None:
+def test_thresholds_stay_in_their_bounds(heard: list[Outcome], state: StealingState) -> None:
     for value in adapted(state, tuple(heard), PARAMETERS).thresholds.values():
         assert PARAMETERS.threshold_least <= value <= PARAMETERS.threshold_most
 

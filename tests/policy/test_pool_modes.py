@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy.scale import Parameters, State, step
-from dask_ferro.policy.staff import (
+from dask_ferro.policy.scaling.facts import (
     BOOTING,
     LEAVING,
     PAUSED,
@@ -23,8 +22,9 @@ from dask_ferro.policy.staff import (
     Job,
     Keep,
     Recall,
-    Staff,
+    ScalingFacts,
 )
+from dask_ferro.policy.scaling.step import ScalingParameters, ScalingState, step
 from tests.policy.test_scale import (
     CPU,
     GB,
@@ -181,7 +181,7 @@ def test_says_why_jobs_of_a_removed_pool_stay() -> None:
 
 
 @st.composite
-def ruled(draw: st.DrawFn) -> Staff:
+def ruled(draw: st.DrawFn) -> ScalingFacts:
     """Facts of two pools, of which some are paused or removed."""
     staff = draw(staffs() | staffs(ends=True))
     modes = st.sampled_from(["", PAUSED, REMOVED])
@@ -191,7 +191,7 @@ def ruled(draw: st.DrawFn) -> Staff:
 @settings(deadline=None)
 @given(ruled(), PARAMETERS)
 def test_never_more_than_the_maximum_and_nothing_of_a_pool_that_is_not_open(
-    staff: Staff, parameters: Parameters
+    staff: ScalingFacts, parameters: ScalingParameters
 ) -> None:
     decision, _ = step(staff, OLD, parameters)
     pools = {pool.name: pool for pool in staff.pools}
@@ -209,7 +209,9 @@ def test_never_more_than_the_maximum_and_nothing_of_a_pool_that_is_not_open(
 
 @settings(deadline=None)
 @given(ruled(), PARAMETERS)
-def test_each_job_of_a_removed_pool_goes_or_it_is_said_why_not(staff: Staff, parameters: Parameters) -> None:
+def test_each_job_of_a_removed_pool_goes_or_it_is_said_why_not(
+    staff: ScalingFacts, parameters: ScalingParameters
+) -> None:
     decision, _ = step(staff, OLD, parameters)
     pools = {pool.name: pool for pool in staff.pools}
     stays = {
@@ -225,10 +227,10 @@ def test_each_job_of_a_removed_pool_goes_or_it_is_said_why_not(staff: Staff, par
 def test_step_by_step_all_jobs_are_others_and_nothing_was_lost(bounds: dict, held: int) -> None:
     """Two jobs of a pool that was removed; what they hold moves with them to whoever stays."""
     there = jobs(RUNNING, RUNNING, nbytes=held, unique=held, idle_for=0.0, **OF_GPU)
-    state, most, data = State(), 0, held * len(there)
+    state, most, data = ScalingState(), 0, held * len(there)
     for n in range(20):
-        staff = Staff(1000.0 + n, (CPU, GO), tuple(there), (WORK,))
-        decision, state = step(staff, state, Parameters(**bounds))
+        staff = ScalingFacts(1000.0 + n, (CPU, GO), tuple(there), (WORK,))
+        decision, state = step(staff, state, ScalingParameters(**bounds))
         there = _after(there, decision, n)
         most = max(most, len(there))
         assert sum(job.unique for job in there) == data

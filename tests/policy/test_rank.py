@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.rank import WIDE, is_narrow, order_by_rank, upward_ranks
-from dask_ferro.policy.snapshot import Key
+from dask_ferro.policy.facts import Key
+from dask_ferro.policy.ranking import WIDE, is_narrow, order_by_rank, upward_ranks
 
 Dependents = dict[Key, list[Key]]
 

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy import profile as profiles
-from dask_ferro.policy.crew import Crew
-from dask_ferro.policy.scale import Parameters, State, step
-from dask_ferro.policy.staff import (
+from dask_ferro.policy.scaling import work_profile as profiles
+from dask_ferro.policy.scaling.facts import (
     BOOTING,
     LEAVING,
     PENDING,
@@ -28,12 +26,14 @@ from dask_ferro.policy.staff import (
     Keep,
     Pool,
     Recall,
-    Staff,
+    ScalingFacts,
     Submit,
 )
+from dask_ferro.policy.scaling.fleet import Fleet
+from dask_ferro.policy.scaling.step import ScalingParameters, ScalingState, step
 
 GB = 10**9
-P = Parameters(notice=5.0)
+P = ScalingParameters(notice=5.0)
 CPU = Pool("cpu", threads=4, queue_wait=1.0, start_up=3.0)
 ONE = Pool("cpu", threads=1, queue_wait=1.0, start_up=3.0)
 GPU = Pool("gpu", threads=1, queue_wait=1.0, start_up=3.0, cost=4.0)
@@ -53,10 +53,10 @@ def work(*entries: tuple[float, float], **facts: Any) -> Demand:
 
 
 def decide(
-    pools: list[Pool], there: list[Job], *demands: Demand, state: State | None = None, **changes: Any
+    pools: list[Pool], there: list[Job], *demands: Demand, state: ScalingState | None = None, **changes: Any
 ) -> Decision:
-    staff = Staff(NOW, tuple(pools), tuple(there), demands)
-    return step(staff, state or State(), replace(P, **changes))[0]
+    staff = ScalingFacts(NOW, tuple(pools), tuple(there), demands)
+    return step(staff, state or ScalingState(), replace(P, **changes))[0]
 
 
 def asked(decision: Decision) -> dict[str, int]:
@@ -620,9 +620,9 @@ def test_makes_room_for_work_that_nobody_else_may_run() -> None:
 
 def test_nothing_goes_soon_after_a_change() -> None:
     there = [idle("a"), idle("b", 1)]
-    for state in (State(grown=NOW - 4.9), State(shrunk=NOW - 4.9)):
+    for state in (ScalingState(grown=NOW - 4.9), ScalingState(shrunk=NOW - 4.9)):
         assert gone(decide([CPU], there, state=state)) == []
-    assert gone(decide([CPU], there, state=State(NOW - 5, NOW - 5))) == ["b", "a"]
+    assert gone(decide([CPU], there, state=ScalingState(NOW - 5, NOW - 5))) == ["b", "a"]
 
 
 def test_a_shrink_that_was_not_possible_is_none() -> None:
@@ -632,16 +632,16 @@ def test_a_shrink_that_was_not_possible_is_none() -> None:
         ([BUSY, idle("a", unique=2 * GB), idle("b", 1)], NOW),
     ]
     for there, shrunk in staffed:
-        assert step(Staff(NOW, (CPU,), tuple(there)), State(), P)[1].shrunk == shrunk
+        assert step(ScalingFacts(NOW, (CPU,), tuple(there)), ScalingState(), P)[1].shrunk == shrunk
 
 
 def test_who_was_called_back_stays_for_a_while() -> None:
-    _, state = step(Staff(NOW, (CPU,), (leaver("a"),), (LONG,)), State(), P)
+    _, state = step(ScalingFacts(NOW, (CPU,), (leaver("a"),), (LONG,)), ScalingState(), P)
     assert state.grown == NOW
 
 
 def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() -> None:
-    there, state = jobs(*[PENDING] * 3), State()
+    there, state = jobs(*[PENDING] * 3), ScalingState()
     for at, demands, leaves in [
         (0, (work((1, 9)),), []),
         (1, (), []),
@@ -649,14 +649,14 @@ def test_pending_jobs_stay_while_they_could_do_something_and_a_while_longer() ->
         (11, (work((1, 5)),), ["j2"]),  # two of them are of use again
         (12, (work((1, 5)),), []),
     ]:
-        decision, state = step(Staff(at, (CPU,), tuple(there), demands), state, P)
+        decision, state = step(ScalingFacts(at, (CPU,), tuple(there), demands), state, P)
         assert gone(decision) == leaves
         there = [job for job in there if job.name not in leaves]
 
 
 def test_the_oldest_pending_job_is_the_last_to_be_cancelled() -> None:
     there = [job._replace(order=order) for job, order in zip(jobs(*[PENDING] * 3), (7, 2, 5), strict=True)]
-    state = State(surplus={"cpu": NOW - 100})
+    state = ScalingState(surplus={"cpu": NOW - 100})
     assert gone(decide([CPU], there, work((1, 4)), state=state)) == ["j0", "j2"]
 
 
@@ -669,7 +669,7 @@ class Site:
     def __init__(
         self,
         pools: list[Pool],
-        parameters: Parameters,
+        parameters: ScalingParameters,
         room: int,
         wait: float,
         boot: float,
@@ -680,7 +680,7 @@ class Site:
         self.pools, self.parameters, self.room, self.wait, self.boot = pools, parameters, room, wait, boot
         self.full: set[str] = set()  # pools that start nothing for now
         self.now = 0.0
-        self.state = State()
+        self.state = ScalingState()
         self.jobs: list[Job] = []
         self.count = 0
         self.acted: list[tuple[float, str]] = []
@@ -711,7 +711,7 @@ class Site:
             found.append(job)
         self.jobs = found
         self.node_seconds += sum(job.state != PENDING for job in self.jobs)
-        staff = Staff(self.now, tuple(self.pools), tuple(self.jobs), demands)
+        staff = ScalingFacts(self.now, tuple(self.pools), tuple(self.jobs), demands)
         decision, self.state = step(staff, self.state, self.parameters)
         self.enact(decision)
 
@@ -814,10 +814,10 @@ def test_where_two_queues_are_stuck_both_places_are_kept_until_one_moves() -> No
 
 
 def test_the_oldest_of_a_stuck_queue_is_not_expected_at_once_nor_a_new_job_before_it() -> None:
-    ages = Staff(NOW, (CPU,), tuple(jobs(PENDING, age=100.0) + jobs(PENDING, first=1)))
-    crew = Crew(ages, P)
-    assert [crew.arrival(job) for job in crew.jobs] == [102.0, 102.0]
-    assert crew.lead("cpu") == 103.0
+    ages = ScalingFacts(NOW, (CPU,), tuple(jobs(PENDING, age=100.0) + jobs(PENDING, first=1)))
+    fleet = Fleet(ages, P)
+    assert [fleet.arrival(job) for job in fleet.jobs] == [102.0, 102.0]
+    assert fleet.lead("cpu") == 103.0
 
 
 def test_work_is_done_at_the_efficiency_that_was_asked_for() -> None:
@@ -846,7 +846,7 @@ STATES = st.sampled_from([PENDING, BOOTING, RUNNING, LEAVING])
 
 
 @st.composite
-def staffs(draw: st.DrawFn, ends: bool = False) -> Staff:
+def staffs(draw: st.DrawFn, ends: bool = False) -> ScalingFacts:
     """Facts of two pools and of work for both, either, or none of them."""
     lingering = draw(st.sampled_from([0, 0, 2]))
     pools = (draw(POOLS), draw(POOLS)._replace(name="gpu", cost=4.0, lingering=lingering))
@@ -864,11 +864,11 @@ def staffs(draw: st.DrawFn, ends: bool = False) -> Staff:
     able = st.sampled_from([None, frozenset({"gpu"}), frozenset({"cpu"}), frozenset({"tpu"})])
     demand = st.tuples(PROFILES.map(tuple), able, st.just({}), SECONDS).map(lambda facts: Demand(*facts))
     demands = draw(st.lists(demand, max_size=3))
-    return Staff(NOW, pools, tuple(there), tuple(demands))
+    return ScalingFacts(NOW, pools, tuple(there), tuple(demands))
 
 
 PARAMETERS = st.builds(
-    lambda low, more, **rest: Parameters(minimum=low, maximum=low + more, **rest),
+    lambda low, more, **rest: ScalingParameters(minimum=low, maximum=low + more, **rest),
     st.integers(0, 6),
     st.sampled_from([0, 1, 5, inf]),
     efficiency=st.sampled_from([0.2, 0.6, 1.0]),
@@ -877,25 +877,25 @@ PARAMETERS = st.builds(
     surge=st.sampled_from([0, 0, 1, 4]),
 )
 untimed = settings(deadline=None)
-OLD = State(surplus={"cpu": 0.0, "gpu": 0.0})
+OLD = ScalingState(surplus={"cpu": 0.0, "gpu": 0.0})
 
 
 @untimed
 @given(staffs() | staffs(ends=True), PARAMETERS)
-def test_stays_within_the_bounds(staff: Staff, parameters: Parameters) -> None:
+def test_stays_within_the_bounds(staff: ScalingFacts, parameters: ScalingParameters) -> None:
     """Those that leave and those about to end count for the maximum, and not for the minimum."""
     decision, _ = step(staff, OLD, parameters)
-    crew = Crew(staff, parameters)
+    fleet = Fleet(staff, parameters)
     processes = {pool.name: pool.processes for pool in staff.pools}
 
     def workers_of(some: Iterable[Job]) -> int:
         return sum(processes[job.pool] for job in some)
 
-    spent = {job.name for job in crew.spent}
+    spent = {job.name for job in fleet.spent}
     lingering = sum(pool.lingering * pool.processes for pool in staff.pools)
     every = workers_of(staff.jobs) + lingering
     back = named(decision, Recall)
-    held = lingering + workers_of(job for job in crew.leaving if job.name not in back)
+    held = lingering + workers_of(job for job in fleet.leaving if job.name not in back)
     before = workers_of(job for job in staff.jobs if job.state != LEAVING and job.name not in spent)
     counts = [job for job in staff.jobs if job.state != LEAVING or job.name in back]
     after = workers_of(job for job in counts if job.name not in spent and job.name not in gone(decision))
@@ -912,7 +912,7 @@ def test_stays_within_the_bounds(staff: Staff, parameters: Parameters) -> None:
     assert swaps or after + new >= min(parameters.minimum, before)
     if parameters.max_pending == inf and not swaps:
         assert after + new >= min(
-            parameters.minimum, parameters.maximum - held - workers_of(crew.spent) - fixed
+            parameters.minimum, parameters.maximum - held - workers_of(fleet.spent) - fixed
         )
     if before > parameters.maximum:
         assert asked(decision) == {}
@@ -924,11 +924,13 @@ def test_stays_within_the_bounds(staff: Staff, parameters: Parameters) -> None:
 
 @untimed
 @given(staffs(ends=True), PARAMETERS)
-def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(staff: Staff, parameters: Parameters) -> None:
+def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(
+    staff: ScalingFacts, parameters: ScalingParameters
+) -> None:
     decision, _ = step(staff, OLD, parameters)
     states = {job.name: job.state for job in staff.jobs}
     assert {states[name] for name in named(decision, Cancel)} <= {PENDING}
-    excess = Crew(staff, parameters).workers() > parameters.maximum  # for which alone a booting one goes
+    excess = Fleet(staff, parameters).workers() > parameters.maximum  # for which alone a booting one goes
     assert {states[name] for name in named(decision, Drain)} <= ({RUNNING, BOOTING} if excess else {RUNNING})
     assert {states[name] for name in named(decision, Keep)} <= ({RUNNING, BOOTING} if excess else {RUNNING})
     assert {states[name] for name in named(decision, Recall)} <= {LEAVING}
@@ -940,7 +942,9 @@ def test_only_whole_jobs_go_and_each_in_the_way_of_its_state(staff: Staff, param
 
 @untimed
 @given(staffs(ends=True), PARAMETERS)
-def test_what_leavers_hold_fits_on_those_that_stay(staff: Staff, parameters: Parameters) -> None:
+def test_what_leavers_hold_fits_on_those_that_stay(
+    staff: ScalingFacts, parameters: ScalingParameters
+) -> None:
     decision, _ = step(staff, OLD, parameters)
     left = named(decision, Drain)
     drained = [job for job in staff.jobs if job.name in left]
@@ -952,7 +956,9 @@ def test_what_leavers_hold_fits_on_those_that_stay(staff: Staff, parameters: Par
 
 @untimed
 @given(staffs(), PARAMETERS)
-def test_never_lets_go_what_the_work_could_use_now(staff: Staff, parameters: Parameters) -> None:
+def test_never_lets_go_what_the_work_could_use_now(
+    staff: ScalingFacts, parameters: ScalingParameters
+) -> None:
     decision, _ = step(staff, OLD, parameters)
     pools = {pool.name: pool for pool in staff.pools}
     there = [job for job in staff.jobs if job.state != LEAVING]
@@ -974,7 +980,7 @@ def test_never_lets_go_what_the_work_could_use_now(staff: Staff, parameters: Par
     st.sampled_from(["wider", "more after it", "another"]),
 )
 def test_more_work_never_wants_fewer_jobs(
-    profile: list, pool: Pool, parameters: Parameters, data: st.DataObject, how: str
+    profile: list, pool: Pool, parameters: ScalingParameters, data: st.DataObject, how: str
 ) -> None:
     """Where something may run at any time: work that has to wait would come later, and be asked for later."""
     profile = [(seconds, max(width, 1.0)) for seconds, width in profile]
@@ -996,7 +1002,7 @@ def test_more_work_never_wants_fewer_jobs(
     else:
         more.append(Demand(((profiles.span(profile, inf), data.draw(st.sampled_from([1.0, 50.0]))),)))
     few, many = (
-        step(Staff(NOW, (pool,), (), tuple(demands)), State(), parameters)[0].wanted["cpu"]
+        step(ScalingFacts(NOW, (pool,), (), tuple(demands)), ScalingState(), parameters)[0].wanted["cpu"]
         for demands in ([Demand(tuple(profile))], more)
     )
     assert few <= many
@@ -1007,7 +1013,7 @@ def test_more_work_never_wants_fewer_jobs(
     staffs(), PARAMETERS, st.integers(0, 8), SECONDS, st.sampled_from([0.0, 3.0]), st.sampled_from([0.0, 4.0])
 )
 def test_constant_work_does_not_make_it_flap(
-    staff: Staff, parameters: Parameters, room: int, wait: float, boot: float, leave: float
+    staff: ScalingFacts, parameters: ScalingParameters, room: int, wait: float, boot: float, leave: float
 ) -> None:
     """A hundred seconds of the same work: jobs are asked for, a few may go, and none is asked for after that.
 
@@ -1050,7 +1056,7 @@ WHOLES = st.integers(-3, 10**12)
     NUMBERS,
 )  # fmt: skip
 def test_is_total(pools: list, there: list, demands: list, now: float) -> None:
-    decision, state = step(Staff(now, tuple(pools), tuple(there), tuple(demands)), State(), P)
+    decision, state = step(ScalingFacts(now, tuple(pools), tuple(there), tuple(demands)), ScalingState(), P)
     assert set(decision.wanted) == {pool.name for pool in pools}
     assert set(state.surplus) <= set(decision.wanted)
 
@@ -1066,7 +1072,7 @@ def test_is_total(pools: list, there: list, demands: list, now: float) -> None:
 )
 def test_parameters_without_meaning_are_refused(wrong: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Parameters(**wrong)
+        ScalingParameters(**wrong)
 
 
 def test_thousands_of_jobs_and_a_long_profile_are_bounded() -> None:

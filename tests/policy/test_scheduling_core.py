@@ -35,13 +35,13 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
-from dask_ferro.policy.policies import POLICIES, named
-from dask_ferro.policy.row import Entry, Row
+from dask_ferro.policy.facts import Key, Move, Outcome, TaskFacts
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.snapshot import Key, Move, Outcome, Task
-from dask_ferro.policy.steal import Parameters, Policy
+from dask_ferro.policy.stealing.informed import Policy, StealingParameters
+from dask_ferro.policy.stealing.policies import POLICIES, named
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-P = Parameters(threshold=0.01)
+P = StealingParameters(threshold=0.01)
 
 
 class Told:
@@ -56,10 +56,10 @@ class Told:
     def begin(self, thieves: Sequence[str]) -> None:
         self.looks.append(tuple(thieves))
 
-    def waiting(self, entry: Entry, row: Row) -> Task | None:
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         self.described += 1
         allowed = frozenset((row.address,)) if entry.key in self.bound else None
-        return Task(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
+        return TaskFacts(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
         return key not in self.refused

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.last_victim import LastVictim
-from dask_ferro.policy.policies import NoStealing, named
-from dask_ferro.policy.snapshot import Key, Outcome, Task, Worker
-from dask_ferro.policy.steal import (
+from dask_ferro.policy.facts import Key, Outcome, TaskFacts, Worker
+from dask_ferro.policy.stealing.informed import (
     Informed,
-    Parameters,
     Policy,
-    State,
+    StealingParameters,
+    StealingState,
     adapted,
     is_starving,
     threshold_of,
 )
+from dask_ferro.policy.stealing.last_victim import LastVictim
+from dask_ferro.policy.stealing.policies import NoStealing, named
 from tests.policy.facts import MB, Stand, decided, needs, snapshot, stand, task, ways
 
-P = Parameters(
+P = StealingParameters(
     threshold=0.01,
     threshold_least=0.001,
     threshold_most=0.25,
@@ -50,7 +50,7 @@ def many(count: int, seconds: float = 0.05, **facts: object) -> list:
 
 
 def moves(
-    policy: Policy, *stands: Stand, state: State | None = None, hungry: Sequence[str] | None = None
+    policy: Policy, *stands: Stand, state: StealingState | None = None, hungry: Sequence[str] | None = None
 ) -> Ways:
     """What a policy moves."""
     return ways(decided(policy, stands, state, hungry))
@@ -355,13 +355,13 @@ def test_a_paused_victim_gives_even_its_last_short_task() -> None:
 def test_a_thief_with_a_lower_threshold_waits_for_longer() -> None:
     stands = [stand("a", *many(9), running=0.1), stand("b", running=0.02)]
     assert moves(INFORMED, *stands) == []
-    assert moves(INFORMED, *stands, state=State(thresholds={"b": 0.05})) != []
+    assert moves(INFORMED, *stands, state=StealingState(thresholds={"b": 0.05})) != []
 
 
 def test_a_victim_with_a_higher_threshold_keeps_more() -> None:
     stands = [stand("a", *many(3), running=0.05), stand("b")]
     assert moves(INFORMED, *stands) != []
-    assert moves(INFORMED, *stands, state=State(thresholds={"a": 0.19})) == []
+    assert moves(INFORMED, *stands, state=StealingState(thresholds={"a": 0.19})) == []
 
 
 # -- the threshold -----------------------------------------------------------------------------------------
@@ -371,14 +371,14 @@ def outcome(kind: str, seconds: float = 0.0, dry: bool = False) -> Outcome:
     return Outcome(kind, "v", "t", seconds, dry)
 
 
-def after(*outcomes: Outcome, state: State = State()) -> float:  # noqa: B008
+def after(*outcomes: Outcome, state: StealingState = StealingState()) -> float:  # noqa: B008
     """The thief's threshold after what became of its moves."""
     return threshold_of(adapted(state, outcomes, P), "t", P)
 
 
 @pytest.mark.parametrize("first", [0.001, 0.01, 0.25])
 def test_a_threshold_follows_the_time_from_request_to_start(first: float) -> None:
-    settled = after(*[outcome("started", 0.02)] * 40, state=State(thresholds={"t": first}))
+    settled = after(*[outcome("started", 0.02)] * 40, state=StealingState(thresholds={"t": first}))
     assert settled == pytest.approx(P.reserve * 0.02, rel=0.01)
 
 
@@ -404,18 +404,18 @@ def test_a_threshold_is_bounded(outcomes: list[Outcome], bound: float) -> None:
 
 
 def test_a_threshold_is_of_one_worker() -> None:
-    state = adapted(State(), (outcome("refused"),), P)
+    state = adapted(StealingState(), (outcome("refused"),), P)
     assert (threshold_of(state, "v", P), list(state.thresholds)) == (P.threshold, ["t"])
 
 
 def test_a_success_is_remembered_until_a_failure() -> None:
-    started = adapted(State(), (outcome("started", 0.01),), P)
+    started = adapted(StealingState(), (outcome("started", 0.01),), P)
     assert (started.victims, started.delays) == ({"t": "v"}, {"t": 0.01})
     assert adapted(started, (outcome("refused"),), P).victims == {}
 
 
 def test_nothing_heard_is_nothing_learned() -> None:
-    state = State(thresholds={"t": 0.1})
+    state = StealingState(thresholds={"t": 0.1})
     assert adapted(state, (), P) is state
 
 
@@ -425,43 +425,45 @@ def test_nothing_heard_is_nothing_learned() -> None:
 def test_the_last_victim_is_asked_first() -> None:
     stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
     for victim in "abcdefgh":
-        found = moves(LAST_VICTIM, *stands, state=State(victims={"t": victim}), hungry=["t"])
+        found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": victim}), hungry=["t"])
         assert {v for _, v, _ in found} == {victim}
 
 
 def test_a_request_goes_on_to_the_victim_s_own_victim() -> None:
     stands = [stand("a", running=1.0), stand("b", *many(8), running=1.0), stand("t")]
     stands += [stand(f"x{n}", running=1.0) for n in range(50)]  # chance alone would hardly find b
-    found = moves(LAST_VICTIM, *stands, state=State(victims={"t": "a", "a": "b"}), hungry=["t"])
+    found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "a": "b"}), hungry=["t"])
     assert {v for _, v, _ in found} == {"b"}
 
 
 def test_half_of_the_waiting_tasks_go_the_last_to_start_first() -> None:
-    found = moves(LAST_VICTIM, stand("a", *many(9), running=1.0), stand("t"), state=State(victims={"t": "a"}))
+    found = moves(
+        LAST_VICTIM, stand("a", *many(9), running=1.0), stand("t"), state=StealingState(victims={"t": "a"})
+    )
     assert found == [(f"t{n}", "a", "t") for n in range(4)]
 
 
 def test_the_next_thief_takes_half_of_what_is_left() -> None:
     stands = [stand("a", *many(9), running=1.0), stand("t"), stand("u")]
-    found = moves(LAST_VICTIM, *stands, state=State(victims={"t": "a", "u": "a"}))
+    found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "u": "a"}))
     assert [thief for _, _, thief in found] == ["t"] * 4 + ["u"] * 2
 
 
 def test_a_lone_waiting_task_stays() -> None:
     lone = stand("a", task("x"), running=1.0)
-    assert moves(LAST_VICTIM, lone, stand("t"), state=State(victims={"t": "a"})) == []
+    assert moves(LAST_VICTIM, lone, stand("t"), state=StealingState(victims={"t": "a"})) == []
 
 
 def test_a_request_ends_after_so_many_hops() -> None:
     stands = [stand(a, running=1.0) for a in "abcd"] + [stand("e", *many(8), running=1.0), stand("t")]
-    chain = State(victims={"t": "a", "a": "b", "b": "c", "c": "d", "d": "e"})
+    chain = StealingState(victims={"t": "a", "a": "b", "b": "c", "c": "d", "d": "e"})
     assert moves(LastVictim(P, hops=3), *stands, state=chain, hungry=["t"]) == []
     assert moves(LastVictim(P, hops=4), *stands, state=chain, hungry=["t"]) != []
 
 
 def test_a_last_victim_that_left_is_asked_no_more() -> None:
     stands = [stand("a", *many(8), running=1.0), stand("t")]
-    policy, state = LastVictim(P, hops=40), State(victims={"t": "gone"})
+    policy, state = LastVictim(P, hops=40), StealingState(victims={"t": "gone"})
     assert {v for _, v, _ in moves(policy, *stands, state=state)} == {"a"}
 
 
@@ -470,7 +472,7 @@ def test_chance_asks_everyone_in_turn() -> None:
     asked = {
         victim
         for turn in range(200)
-        for _, victim, _ in moves(LAST_VICTIM, *stands, state=State(turns=turn), hungry=["t"])
+        for _, victim, _ in moves(LAST_VICTIM, *stands, state=StealingState(turns=turn), hungry=["t"])
     }
     assert asked == set("abcdefgh")
 
@@ -514,7 +516,7 @@ def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
 def test_the_one_task_of_unknown_duration_in_a_queue(stalled_for: float, moved: list[str]) -> None:
     victim = stand("v", task("t", 0.5, known=False), running=0.6)
     victim = victim._replace(worker=victim.worker._replace(stalled_for=stalled_for, surely_in=0.0))
-    moves = INFORMED.step(snapshot([victim, stand("w")]), State())
+    moves = INFORMED.step(snapshot([victim, stand("w")]), StealingState())
     assert [move.key for move in moves] == moved
 
 
@@ -523,7 +525,7 @@ def test_the_one_task_of_unknown_duration_in_a_queue(stalled_for: float, moved: 
 COST = P.shortest + 246_000 / (100 * MB)  # of what reads 246 kB that lie elsewhere
 
 
-def _behind(waiting: Task, seconds: float) -> Ways:
+def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     """What moves to an idle worker, of one task behind another that has run for so many seconds already."""
     victim = stand("v", waiting, running=seconds, guessed=True)
     seen = victim.worker._replace(stalled_for=seconds, surely_in=seconds)
@@ -551,7 +553,7 @@ def _behind(waiting: Task, seconds: float) -> Ways:
         pytest.param(task("t", 0.5, device="gpu"), P.bears * P.shortest, id="unknown on such a device"),
     ],
 )
-def test_a_task_moves_when_it_waits_for_a_few_times_its_move(waiting: Task, bears: float) -> None:
+def test_a_task_moves_when_it_waits_for_a_few_times_its_move(waiting: TaskFacts, bears: float) -> None:
     assert _behind(waiting, 0.99 * bears) == []
     assert _behind(waiting, 1.01 * bears) == [("t", "v", "w")]
 

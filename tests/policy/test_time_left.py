@@ -6,16 +6,18 @@ from math import inf
 
 import pytest
 
-from dask_ferro.policy.last_victim import LastVictim
+from dask_ferro.policy.facts import TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.place import Placement
-from dask_ferro.policy.snapshot import Task
-from dask_ferro.policy.steal import Informed, Parameters, Policy
+from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters
+from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways
 
 SPARE = 1.0
 PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
-PARAMETERS = Parameters(threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE)
+PARAMETERS = StealingParameters(
+    threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE
+)
 INFORMED = Informed(PARAMETERS)
 # Of 8 s, whose input takes 1 s to move; and one of which nobody knows how long it takes.
 LONG = task("t", 8.0)
@@ -62,14 +64,14 @@ GUESS = task("t", 8.0, known=False)
         pytest.param(GUESS, [stand("a", ends_in=1.0)], 60.0, "a", id="of unknown length goes anywhere"),
     ],
 )  # fmt: skip
-def test_a_task(ready: Task, stands: list[Stand], fresh: float, wanted: str | None) -> None:
+def test_a_task(ready: TaskFacts, stands: list[Stand], fresh: float, wanted: str | None) -> None:
     assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}, fresh) == wanted
 
 
 # -- stealing ----------------------------------------------------------------------------------------------
 
 
-def many(count: int, seconds: float, **facts: object) -> list[Task]:
+def many(count: int, seconds: float, **facts: object) -> list[TaskFacts]:
     return [task(f"t{n}", seconds, **facts) for n in range(count)]
 
 

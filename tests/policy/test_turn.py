@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.crew import Crew
-from dask_ferro.policy.staff import BOOTING, LEAVING, PAUSED, PENDING, RUNNING, Job, Recall, Staff
-from dask_ferro.policy.turn import due
+from dask_ferro.policy.scaling.early_exit import due
+from dask_ferro.policy.scaling.facts import (
+    BOOTING,
+    LEAVING,
+    PAUSED,
+    PENDING,
+    RUNNING,
+    Job,
+    Recall,
+    ScalingFacts,
+)
+from dask_ferro.policy.scaling.fleet import Fleet
 from tests.policy.test_scale import NOW, ONE, Drain, P, Site, asked, decide, gone, work
 
 GB = 10**9
@@ -30,8 +39,8 @@ def there(*ends: float, state: str = RUNNING, first: int = 0, **facts: Any) -> l
 
 
 def goes(jobs: list[Job], maximum: float = 4, pool_maximum: float = inf, **pool: Any) -> list[str]:
-    staff = Staff(NOW, (POOL._replace(maximum=pool_maximum, **pool),), tuple(jobs), (TASKS,))
-    return [job.name for job in due(Crew(staff, replace(P, maximum=maximum)))]
+    staff = ScalingFacts(NOW, (POOL._replace(maximum=pool_maximum, **pool),), tuple(jobs), (TASKS,))
+    return [job.name for job in due(Fleet(staff, replace(P, maximum=maximum)))]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +95,10 @@ def test_who_is_late_is_not_slow(overdue: float) -> None:
 def test_without_work_one_successor_comes_at_a_time_so_that_turns_are_taken_though_there_is_room() -> None:
     full = there(*[30.0] * 3, free=2 * 10**6)
     assert goes(full, maximum=9) == []
-    staff = Staff(NOW, (POOL,), tuple(full), ())
+    staff = ScalingFacts(NOW, (POOL,), tuple(full), ())
     idle = replace(P, maximum=9)
     assert [
-        job.name for job in due(Crew(staff._replace(jobs=tuple(there(*[2.0] * 3, free=10**7))), idle))
+        job.name for job in due(Fleet(staff._replace(jobs=tuple(there(*[2.0] * 3, free=10**7))), idle))
     ] == ["j0"]
 
 

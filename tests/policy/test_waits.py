@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.cost import Durations
+from dask_ferro.policy.estimates import Durations
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.waits import REASONS, by_reason, wait_of
 from tests.policy.facts import ledger, needs, shown, stand, task

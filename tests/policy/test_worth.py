@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.worth import Held, by_worth
+from dask_ferro.policy.replication.worth import Held, by_worth
 
 MB = 10**6
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Estimate
+from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
 from dask_ferro.runtime.plugin.stealing import Stealing

@@ -16,13 +16,13 @@ from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Pool, Staff
+from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
 from dask_ferro.runtime.elastic.controller import unrunnable
 from dask_ferro.runtime.elastic.facts import staffed
 from dask_ferro.runtime.elastic.options import check_room
 from dask_ferro.runtime.pools.providers import SiteJob, SpecPools
-from dask_ferro.simulate.taskgraph import TaskGraph
-from dask_ferro.simulate.tiles import iterated_cholesky
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph
+from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
 from dask_ferro.testing import workload_kernels
 from tests.waiting import BOUND_S, finished, opened, until, until_async
 
@@ -184,10 +184,10 @@ SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b
     ],
 )
 def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
-    found = unrunnable(Staff(NOW, pools, jobs), {"workers": {}, "demands": []})
+    found = unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
     assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
     assert re.search(words, "".join(why for _, why in found))
-    assert unrunnable(Staff(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
+    assert unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
 
 
 GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
@@ -210,7 +210,7 @@ GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
 )
 def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
     shut = SHUT._replace(name="gpu")
-    staff = Staff(
+    staff = ScalingFacts(
         NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
     )
     told = unrunnable(staff, {"workers": {"tcp://1": IDLE}, "demands": [GPU | needs]})

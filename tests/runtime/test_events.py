@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, Event, LocalCluster
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import Submit
+from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.events import KINDS, PLACES, SCALINGS, TOPIC, Events

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime.records.counts import JobCounts
 from dask_ferro.runtime.records.record import ENDED, STATES, JobBook, JobRecord
 from dask_ferro.runtime.records.recorded_cluster import recording_of

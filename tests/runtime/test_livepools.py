@@ -9,7 +9,7 @@ import dask
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
 from dask_ferro.runtime.local.cluster_context import closed_pools
 from dask_ferro.runtime.local.foreground import summary

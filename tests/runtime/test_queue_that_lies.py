@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy.crew import Parameters
-from dask_ferro.policy.scale import State, step
-from dask_ferro.policy.staff import PENDING, Job, Pool, Staff, Submit
+from dask_ferro.policy.scaling.facts import PENDING, Job, Pool, ScalingFacts, Submit
+from dask_ferro.policy.scaling.fleet import ScalingParameters
+from dask_ferro.policy.scaling.step import ScalingState, step
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
 from dask_ferro.runtime.slurm.parsing import Row
 
@@ -29,7 +29,7 @@ class Toy:
         self.ages: dict[str, int] = {}
         self.dead: set[str] = set()
         self.listings: list[dict[str, Row]] = [{}]
-        self.state = State()
+        self.state = ScalingState()
         self.submitted = 0
 
     @property
@@ -73,8 +73,8 @@ class Toy:
             Job(job.name, "cpu", PENDING if job.state == "submitting" else job.state, 0.0, job.order)
             for job in self.book.values()
         )
-        bounds = Parameters(minimum=MOST, maximum=MOST)
-        decision, self.state = step(Staff(self.now, (pool,), jobs), self.state, bounds)
+        bounds = ScalingParameters(minimum=MOST, maximum=MOST)
+        decision, self.state = step(ScalingFacts(self.now, (pool,), jobs), self.state, bounds)
         for action in decision.actions:
             assert isinstance(action, Submit), action
             for _ in range(action.count):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.policy.cost import Speed
-from dask_ferro.policy.remaining import Span, profile, schedule
+from dask_ferro.policy.estimates import Speed
+from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.scheduler_rpc import Kept, Roster

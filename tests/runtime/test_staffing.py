@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster, Status, Worker, wait
 
 import dask_ferro as ff
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.elastic import facts
 from dask_ferro.runtime.elastic.facts import PAUSED, staffed
 from dask_ferro.runtime.pools.providers import SiteJob

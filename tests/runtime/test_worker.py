@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Worker
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.runtime.worker import calibration as speeds
 from dask_ferro.runtime.worker.calibration import Speed, speed
 from dask_ferro.runtime.worker.plugin import METRIC, NAME, FerroWorker, sent

@@ -10,7 +10,7 @@ from dask_ferro.cli import main
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.workloads import build
+from dask_ferro.simulate.graphs.generators import build
 
 WORKFLOW = {
     "name": "two",

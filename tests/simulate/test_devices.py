@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy.cost import Link
+from dask_ferro.policy.estimates import Link
+from dask_ferro.simulate.baselines.heft import heft
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
-from dask_ferro.simulate.draft import Draft
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.heft import heft
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.tiles import cholesky, gemm, matmul_parallel, sparse_gemm
+from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm
 
 MB = 1_000_000
 # No message, no thought and no latency: what is left is computing and moving bytes.
@@ -150,10 +150,10 @@ def test_a_mix_of_sizes_is_done_soon_after_hefts_plan(seconds: float) -> None:
 
 def roots(count: int = 200, seconds: float = 0.5) -> TaskGraph:
     """Independent tasks that wait in the scheduler's queue."""
-    draft = Draft("roots", count=count)
+    builder = GraphBuilder("roots", count=count)
     for index in range(count):
-        draft.add("root", index, seconds=seconds)
-    return draft.graph()
+        builder.add("root", index, seconds=seconds)
+    return builder.graph()
 
 
 def test_what_is_queued_goes_to_a_slow_worker_only_while_the_fast_one_has_more_to_do() -> None:
@@ -197,15 +197,15 @@ def test_stealing_costs_nothing_on_a(make: object) -> None:
 
 def blocks(count: int = 40) -> TaskGraph:
     """Blocks that are loaded, worked on and summed up; nothing about them is known before, and nothing is queued."""
-    draft = Draft("blocks", count=count)
-    starts = [draft.add("start", index, seconds=0.02, nbytes=10) for index in range(6)]
+    builder = GraphBuilder("blocks", count=count)
+    starts = [builder.add("start", index, seconds=0.02, nbytes=10) for index in range(6)]
     sums = []
     for index in range(count):
-        loaded = draft.add("load", index, seconds=2.0, nbytes=100 * MB, after=starts)
-        worked = draft.add("work", index, seconds=2.0, nbytes=100 * MB, after=[loaded])
-        sums.append(draft.add("sum", index, seconds=0.2, nbytes=8, after=[worked]))
-    draft.add("total", 0, seconds=0.01, nbytes=8, after=sums)
-    return draft.graph()
+        loaded = builder.add("load", index, seconds=2.0, nbytes=100 * MB, after=starts)
+        worked = builder.add("work", index, seconds=2.0, nbytes=100 * MB, after=[loaded])
+        sums.append(builder.add("sum", index, seconds=0.2, nbytes=8, after=[worked]))
+    builder.add("total", 0, seconds=0.01, nbytes=8, after=sums)
+    return builder.graph()
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -230,9 +230,9 @@ def test_stock_dask_overfills_them() -> None:
 @settings(deadline=None, max_examples=30)
 def test_whatever_does_not_fit_all_of_it_is_done(sizes: list[int], seconds: list[float], gpus: int) -> None:
     """Results that nobody drops fill the devices: the rest is done all the same, by those that have nothing else."""
-    draft = Draft("fill")
-    start = draft.add("start", 0, seconds=0.0)
+    builder = GraphBuilder("fill")
+    start = builder.add("start", 0, seconds=0.0)
     for index, (nbytes, each) in enumerate(zip(sizes, seconds, strict=False)):
-        draft.add("keep", index, seconds=each, nbytes=nbytes * MB, after=[start])
-    trace = simulate(draft.graph(), VirtualCluster.devices(1, gpus, memory=50 * MB, peer=None))
+        builder.add("keep", index, seconds=each, nbytes=nbytes * MB, after=[start])
+    trace = simulate(builder.graph(), VirtualCluster.devices(1, gpus, memory=50 * MB, peer=None))
     assert len({span.key for span in trace.spans if span.kind == "compute"}) == len(sizes) + 1

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.policy.remaining import _few
-from dask_ferro.policy.scale import Parameters
+from dask_ferro.policy.scaling.remaining_work import _few
+from dask_ferro.policy.scaling.step import ScalingParameters
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.controllers import Scaling, StockAdaptive
-from dask_ferro.simulate.elastic import Run, backup, simulate_elastic, spread
+from dask_ferro.simulate.elastic.controllers import Scaling, StockAdaptive
+from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualPool
+from dask_ferro.simulate.elastic.run import Run, backup, simulate_elastic, spread
 from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate
-from dask_ferro.simulate.pools import BatchSystem, VirtualPool
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.tiles import iterated_cholesky, iterated_gemm
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky, iterated_gemm
 from tests.simulate.test_properties import graphs
 
 MB = 1_000_000
@@ -35,7 +35,7 @@ def independent(count: int, seconds: float) -> TaskGraph:
 
 
 def pinned(workers: int, **options: object) -> Scaling:
-    return Scaling(Parameters(minimum=workers, maximum=workers), **options)  # type: ignore[arg-type]
+    return Scaling(ScalingParameters(minimum=workers, maximum=workers), **options)  # type: ignore[arg-type]
 
 
 # ---- iterations --------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_who_is_called_back_goes_on_as_if_nothing_had_been() -> None:
     class Wavering(Scaling):
         def decide(self, staff, scheduler):  # type: ignore[no-untyped-def]
             count = 1 if 2 <= staff.now < 5 else 4
-            self.parameters = Parameters(minimum=count, maximum=count)
+            self.parameters = ScalingParameters(minimum=count, maximum=count)
             return super().decide(staff, scheduler)
 
     run = simulate_elastic(independent(8, 10.0), [QUICK], Wavering(), at_start={QUICK.name: 4})
@@ -120,7 +120,9 @@ def test_a_full_pool_runs_no_more_jobs_than_it_has_slots() -> None:
 
 def test_under_a_walltime_of_three_tasks_nothing_is_lost_and_little_time() -> None:
     pool = VirtualPool(walltime=25.0)
-    run = simulate_elastic(independent(12, 8.0), [pool], Scaling(Parameters(minimum=2, maximum=2, surge=2)))
+    run = simulate_elastic(
+        independent(12, 8.0), [pool], Scaling(ScalingParameters(minimum=2, maximum=2, surge=2))
+    )
     assert (run.recomputed, run.expired) == (0, 0)
     assert run.makespan < 1.3 * 12 * 8.0 / 2
 

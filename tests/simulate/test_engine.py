@@ -2,13 +2,13 @@
 
 import pytest
 
-from dask_ferro.policy.cost import Link
+from dask_ferro.policy.estimates import Link
 from dask_ferro.simulate.clock import Clock, Line
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import POLICIES, Stuck, simulate
-from dask_ferro.simulate.jobs import Roots, depth_first, jobs_of
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.workloads import build
+from dask_ferro.simulate.graphs.generators import build
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.virtual_tasks import Roots, depth_first, jobs_of
 
 FREE = dict.fromkeys(
     ("wire", "to_worker", "to_scheduler", "per_result", "per_send", "per_step", "per_call", "per_submitted"),

@@ -16,8 +16,8 @@ from dask_ferro.runtime.plugin.settings import AUTO, OFF
 from dask_ferro.runtime.plugin.settings import POLICIES as NAMED
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.workloads import build
+from dask_ferro.simulate.graphs.generators import build
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import Trace
 
 # Seconds that a task may wait beside an idle worker: two looks at what is overdue (0.5 s from one to the next, and

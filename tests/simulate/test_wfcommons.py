@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.simulate.wfcommons import load
+from dask_ferro.simulate.graphs.wfcommons import load
 
 # A workflow of our own: one split, two searches, one merge.
 SPECIFIED = {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads as models
-from dask_ferro.simulate import workloads
-from dask_ferro.simulate.workloads import NAMES, build
+from dask_ferro.simulate.graphs import generators
+from dask_ferro.simulate.graphs.generators import NAMES, build
 
 # Their work is worth 1 to 4 s on 8 threads; ferroflow's are as published, scale-up and straggler for more threads.
 PUBLISHED = ("wide", "large-wide", "xlarge-wide", "imbalanced")
@@ -149,4 +149,4 @@ def test_what_is_not_there_is_refused_with_what_is(name, params, told):
 
 
 def test_the_table_has_every_generator_of_the_module():
-    assert set(workloads.WORKLOADS) == set(SMALL)
+    assert set(generators.WORKLOADS) == set(SMALL)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.simulate.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.workloads import build
+from dask_ferro.simulate.graphs.generators import build
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.testing import workload_kernels
 from tests.waiting import finished, until
 

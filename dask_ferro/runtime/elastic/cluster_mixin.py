@@ -17,7 +17,7 @@ from dask.utils import parse_bytes
 from distributed import Status
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import PAUSED, Pool
+from dask_ferro.policy.scaling.facts import PAUSED, Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters

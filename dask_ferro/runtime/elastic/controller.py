@@ -3,8 +3,8 @@
     cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=64)
 
 Once an interval it gathers the facts (the scheduler's roster of workers and work, the cluster's jobs), lets
-`policy.scale` decide, and does what was decided; it decides nothing itself.  Jobs that leave do so in the background,
-so that a job which still runs a long task holds nothing up.  Durations are seconds.
+`policy.scaling.step` decide, and does what was decided; it decides nothing itself.  Jobs that leave do so in the
+background, so that a job which still runs a long task holds nothing up.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy import scale
-from dask_ferro.policy.crew import expected_wait
-from dask_ferro.policy.staff import (
+from dask_ferro.policy.scaling import step
+from dask_ferro.policy.scaling.facts import (
     PAUSED,
     PENDING,
     REMOVED,
@@ -37,9 +36,10 @@ from dask_ferro.policy.staff import (
     Drain,
     Pool,
     Recall,
-    Staff,
+    ScalingFacts,
     Submit,
 )
+from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed
@@ -151,7 +151,7 @@ class Elastic(upstream_deploy.Adapting):
         self._overtaken: set[str] = set(self._leaving) if ordered else set()
         self._lost: Lost = taken._lost if taken else Lost()  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
-        self._state: scale.State = taken._state if taken else scale.State()
+        self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
         self._ticked: float | None = taken._ticked if taken else None
@@ -276,13 +276,13 @@ class Elastic(upstream_deploy.Adapting):
         staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
         await self._tell_ends(jobs, staff.pools)
         self._count(staff)
-        decision, self._state = scale.step(staff, self._state, self.parameters)
+        decision, self._state = step.step(staff, self._state, self.parameters)
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):
                 await self.scheduler.ferro_fail(why=why, resources=resources)
 
-    def _lasting(self, staff: Staff) -> Staff:
+    def _lasting(self, staff: ScalingFacts) -> ScalingFacts:
         """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
         for job in staff.jobs:
             if job.state == RUNNING and job.ends_in < math.inf:
@@ -295,7 +295,7 @@ class Elastic(upstream_deploy.Adapting):
         )
         return staff._replace(pools=kinds)
 
-    def _count(self, staff: Staff) -> None:
+    def _count(self, staff: ScalingFacts) -> None:
         """Add up the seconds of jobs that run, busy or not."""
         if self._ticked is not None:
             held = sum(job.state != PENDING for job in staff.jobs)
@@ -321,7 +321,7 @@ class Elastic(upstream_deploy.Adapting):
     async def _enact(
         self,
         decision: Decision,
-        staff: Staff,
+        staff: ScalingFacts,
         jobs: Mapping[str, SiteJob],
         workers: Mapping[str, Mapping[str, Any]],
     ) -> None:
@@ -420,7 +420,7 @@ class Elastic(upstream_deploy.Adapting):
         finally:
             self._recalled.discard(name)
 
-    async def _report(self, decision: Decision, staff: Staff, reasons: dict[str, int]) -> None:
+    async def _report(self, decision: Decision, staff: ScalingFacts, reasons: dict[str, int]) -> None:
         """Keep the decision; log it and publish it when it does something or its reason changed."""
         counts = dict(Counter(job.state for job in staff.jobs))
         entry: dict[str, Any] = {
@@ -456,7 +456,7 @@ class Elastic(upstream_deploy.Adapting):
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
 
 
-def unrunnable(staff: Staff, facts: Mapping[str, Any]) -> list[tuple[Mapping[str, float] | None, str]]:
+def unrunnable(staff: ScalingFacts, facts: Mapping[str, Any]) -> list[tuple[Mapping[str, float] | None, str]]:
     """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
 
     Every pool that could run them is closed, and has no job that is there or on its way.

@@ -1,10 +1,11 @@
 """Where the results of leavers go, and how they get there.
 
-Each result that nobody holds who stays is given one receiver, in proportion to free memory (`policy.spread`), and
-receivers fetch a bounded amount at a time.  Where a leaver's time is bounded, what it holds goes first, in the order
-of `policy.worth`: what costs most to compute again, for each byte.  A receiver that goes, pauses or is silent loses
-what it was to fetch to others.  Where there is not enough room, as much as fits can be placed: receivers spill then.
-Nothing here says who leaves, nor when one may.  Sizes are bytes, durations seconds.
+Each result that nobody holds who stays is given one receiver, in proportion to free memory
+(`policy.replication.evacuation`), and receivers fetch a bounded amount at a time.  Where a leaver's time is bounded,
+what it holds goes first, in the order of `policy.replication.worth`: what costs most to compute again, for each byte.
+A receiver that goes, pauses or is silent loses what it was to fetch to others.  Where there is not enough room, as much
+as fits can be placed: receivers spill then. Nothing here says who leaves, nor when one may.  Sizes are bytes, durations
+seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.spread import spread
-from dask_ferro.policy.worth import Held, by_worth
+from dask_ferro.policy.replication.evacuation import spread
+from dask_ferro.policy.replication.worth import Held, by_worth
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.replication.recompute import Recompute
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of

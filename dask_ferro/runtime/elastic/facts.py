@@ -1,4 +1,4 @@
-"""What the scheduler and the site say of workers and jobs, as the facts that `policy.scale` reads.
+"""What the scheduler and the site say of workers and jobs, as the facts that `policy.scaling.step` reads.
 
 A pool may run a demand when its workers have the resources and the device class: what was seen of them counts, of
 those that have left too, and before the first one came, what its jobs declare.  A worker that pauses has no threads
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dask_ferro.policy.staff import LEAVING, PENDING, RUNNING, Demand, Job, Staff
+from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.runtime.pools.providers import Pools, SiteJob
 
 # Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
@@ -32,7 +32,7 @@ def staffed(
     facts: Mapping[str, Any],
     leaving: Iterable[str],
     held: Iterable[str] = (),
-) -> Staff:
+) -> ScalingFacts:
     """Return the policy's facts: the site's jobs with what the scheduler knows of their workers.
 
     Parameters
@@ -53,7 +53,7 @@ def staffed(
         del seen[name]
     offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
     demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
-    return Staff(now, kinds, rows, demands)
+    return ScalingFacts(now, kinds, rows, demands)
 
 
 def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool, held: bool) -> Job:

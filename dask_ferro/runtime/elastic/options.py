@@ -8,8 +8,8 @@ from typing import Any
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy import scale
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling import step
+from dask_ferro.policy.scaling.facts import Pool
 
 # What `ff.Elastic` takes by name.
 _NAMED = ("interval", "minimum", "maximum")
@@ -23,7 +23,7 @@ _FOREIGN = {
 
 def scale_parameters(
     minimum: float | None, maximum: float | None, options: Mapping[str, Any], ordered: bool = False
-) -> scale.Parameters:
+) -> step.ScalingParameters:
     """Return the policy's parameters: the configuration's, with what the caller gave.
 
     Parameters
@@ -41,7 +41,7 @@ def scale_parameters(
             raise ConfigError(
                 f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
             )
-    taken = config.names_of(scale.Parameters)
+    taken = config.names_of(step.ScalingParameters)
     config.refuse_unknown("ff.Elastic", options, [*_NAMED, *sorted([*taken, "fail_unrunnable"])])
     least = 0 if minimum is None else minimum
     most = math.inf if maximum is None else maximum
@@ -55,7 +55,7 @@ def scale_parameters(
         if name in taken and (value is not None or name == "max_pending")
     }
     bounds = {"minimum": least, "maximum": most, "ordered": ordered}
-    return config.read(scale.Parameters, "elastic.", given, "ff.Elastic", **bounds)
+    return config.read(step.ScalingParameters, "elastic.", given, "ff.Elastic", **bounds)
 
 
 def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Pool]) -> None:

@@ -1,10 +1,9 @@
 """What is left to do on a scheduler, as scaling is told: for how long it would be how wide, had it threads without end.
 
-The profile is `policy.remaining`'s, over all tasks that are not done.  Tasks that need the same resources or device
-class, or are bound to workers, are a demand of their own.  What a task takes is projected: its annotation, what its
-like took, or a guess.
-A task that seceded has no thread and needs none: it is no work, but what waits for it comes later.
-Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
+The profile is `policy.scaling.remaining_work`'s, over all tasks that are not done.  Tasks that need the same resources
+or device class, or are bound to workers, are a demand of their own.  What a task takes is projected: its annotation,
+what its like took, or a guess. A task that seceded has no thread and needs none: it is no work, but what waits for it
+comes later. Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
-from dask_ferro.policy.remaining import Span, profile, schedule
+from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds

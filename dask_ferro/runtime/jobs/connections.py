@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed.metrics import time
 
-from dask_ferro.policy.staff import RUNNING
+from dask_ferro.policy.scaling.facts import RUNNING
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import OVER

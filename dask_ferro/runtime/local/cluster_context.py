@@ -12,7 +12,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.local.local_cluster import LocalCluster
 from dask_ferro.runtime.local.sigint import held
 from dask_ferro.runtime.pools.providers import told_closed

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import dask
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Estimate
+from dask_ferro.policy.estimates import Estimate
 from dask_ferro.sections import DEVICES
 
 # The annotation's name, and the keys in it.

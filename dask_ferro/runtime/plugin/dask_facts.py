@@ -14,9 +14,9 @@ from typing import Any
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.policy.facts import Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.row import Entry, Row
-from dask_ferro.policy.snapshot import Key, Replica, Task
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.device_memory import Devices
@@ -96,7 +96,7 @@ class Shown:
                 return False
         return True
 
-    def waiting(self, entry: Entry, row: Row) -> Task | None:
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""
         ts = self.task(entry.key)
         if ts is None or ts.actor or ts.processing_on is None or ts in self._moving():
@@ -108,7 +108,7 @@ class Shown:
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._fetching))
         wish = wish_of(ts.annotations)
-        return Task(
+        return TaskFacts(
             ts.key,
             entry.seconds,
             entry.known,

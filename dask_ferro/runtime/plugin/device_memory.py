@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.cost import Links, Sizes, Speed
+from dask_ferro.policy.estimates import Links, Sizes, Speed
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of

@@ -27,9 +27,9 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.place import share
-from dask_ferro.policy.rank import is_narrow, order_by_rank, upward_ranks
-from dask_ferro.policy.snapshot import Task, Worker, kind_of
+from dask_ferro.policy.facts import TaskFacts, Worker, kind_of
+from dask_ferro.policy.placement import share
+from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.waits import Wait, waits_at_scheduler
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import estimate_of, wish_of
@@ -50,7 +50,7 @@ _RANKED = 20_000
 
 
 class Placing:
-    """Placement of a scheduler's tasks by a `policy.place.Placement`."""
+    """Placement of a scheduler's tasks by a `policy.placement.Placement`."""
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
         self.scheduler = scheduler
@@ -107,7 +107,7 @@ class Placing:
             return self.scheduler.workers.get(address), False
         return None, bool(task.must) or self.settings.placing.waits_for_room(task, workers)
 
-    def _task(self, ts: TaskState) -> Task:
+    def _task(self, ts: TaskState) -> TaskFacts:
         """Return a task that nobody was given, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
         allowed, preferred = stealing.shown.restrictions(ts)
@@ -116,7 +116,7 @@ class Placing:
         device, seconds, known, others = self.candidates.seconds_by_class(
             ts.prefix.name, estimate_of(ts.annotations)
         )
-        return Task(
+        return TaskFacts(
             ts.key, seconds, known, (), allowed, preferred, (), device, others, takes, headroom, wish.must, wish.likes,
             self._waited(ts),
         )  # fmt: skip

@@ -14,8 +14,8 @@ from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
-from dask_ferro.policy.cost import Estimate, is_duration
-from dask_ferro.policy.remaining import left, unmeasured
+from dask_ferro.policy.estimates import Estimate, is_duration
+from dask_ferro.policy.scaling.remaining_work import left, unmeasured
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.stealing import Stealing
 

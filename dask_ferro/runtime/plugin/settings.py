@@ -7,7 +7,7 @@ from typing import Any
 
 from dask_ferro import config
 from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
-from dask_ferro.simulate.rules import Rules
+from dask_ferro.simulate.settings import SimulatedSettings
 
 __all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
 
@@ -34,10 +34,12 @@ class Settings(PluginOptions):
         return replace(found, placing=replace(found.placing, spare=found.parameters.spare))
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> SimulatedSettings:
         """What of it a simulation follows."""
         names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
-        return Rules(self.parameters, self.placing, **{name: getattr(self, name) for name in names})
+        return SimulatedSettings(
+            self.parameters, self.placing, **{name: getattr(self, name) for name in names}
+        )
 
     def resolved(self, stock: bool) -> Settings:
         """Return the settings with "auto" decided, and placement told whether anything is stolen.

@@ -16,7 +16,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
-from dask_ferro.policy.cost import Links
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
@@ -40,9 +40,9 @@ from dask_ferro.policy.events import (
     Wake,
 )
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.policies import named
 from dask_ferro.policy.scheduling_core import HISTORY, SchedulingCore
-from dask_ferro.policy.steal import Policy, State
+from dask_ferro.policy.stealing.informed import Policy, StealingState
+from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
@@ -61,7 +61,7 @@ _HELD = ("memory", "processing")
 
 
 class Stealing(EntryPoints):
-    """Work stealing by a policy of `dask_ferro.policy.steal`.
+    """Work stealing by a policy of `dask_ferro.policy.stealing.informed`.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Stealing(EntryPoints):
         return self.core.policy
 
     @property
-    def state(self) -> State:
+    def state(self) -> StealingState:
         """What the policy remembers."""
         return self.core.state
 

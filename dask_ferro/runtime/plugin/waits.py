@@ -19,7 +19,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.events import Event, Opened, Sent, Sweep, Withdrawn
-from dask_ferro.policy.snapshot import Worker
+from dask_ferro.policy.facts import Worker
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
 

@@ -17,7 +17,7 @@ from typing import Any
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import BOOTING, RUNNING
+from dask_ferro.policy.scaling.facts import BOOTING, RUNNING
 from dask_ferro.runtime.pools import dry_run
 from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.providers import told_closed

@@ -7,7 +7,7 @@
     cluster.pools.remove("gpu")
 
 One order is carried out at a time, and the controller looks at once what follows from it.  It decides about no job: a
-pool that is paused or removed is a fact for `policy.scale`.  Durations are seconds.
+pool that is paused or removed is a fact for `policy.scaling.step`.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import REMOVED, Pool
+from dask_ferro.policy.scaling.facts import REMOVED, Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.cluster_options import check_options

@@ -14,8 +14,8 @@ from time import localtime, strftime
 from typing import Any, TypeVar
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Mean
-from dask_ferro.policy.staff import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.policy.estimates import Mean
+from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob

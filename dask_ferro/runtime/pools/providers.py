@@ -21,8 +21,8 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Mean
-from dask_ferro.policy.staff import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.policy.estimates import Mean
+from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
 from dask_ferro.runtime import upstream_deploy
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.pools.providers import told_closed
 
 

@@ -15,7 +15,7 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import BOOTING, PENDING
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.pools.providers import DEFAULT
 from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, taken_up, told, verdict

@@ -1,4 +1,4 @@
-"""Copies of results that a preemption without warning would lose: what `policy.copies` chooses is fetched by others.
+"""Copies of results that a preemption without warning would lose; `policy.replication.copies` chooses them.
 
 Batch systems may end preemptible jobs at once, and nothing can be saved then.  While the controller says that there are
 such jobs, a look a second finds what only such jobs have held for a while and what will not be released soon, and lets
@@ -28,7 +28,7 @@ from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro import config
-from dask_ferro.policy.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
+from dask_ferro.policy.replication.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.evacuation import free_bytes, unspilled_bytes
 from dask_ferro.runtime.replication.anchors import Anchors
@@ -338,7 +338,7 @@ class _Keeping(ReduceReplicas):
     def _spare(
         self, ts: TaskState, short: dict[WorkerState, bool], again: Recompute
     ) -> set[WorkerState] | None:
-        """Return who may drop it (`policy.copies.spare`); None: anybody."""
+        """Return who may drop it (`policy.replication.copies.spare`); None: anybody."""
         copies = self._copies
         left = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
         for ws in left - short.keys():

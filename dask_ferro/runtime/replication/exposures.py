@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from dask_ferro.policy.staff import Pool
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.pools.providers import SiteJob
 
 

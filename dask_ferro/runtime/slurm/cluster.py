@@ -23,7 +23,7 @@ import dask
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.staff import BOOTING, PENDING, RUNNING
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.cluster_mixin import Scaling
 from dask_ferro.runtime.jobs.cluster_options import check_options

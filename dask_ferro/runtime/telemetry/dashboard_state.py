@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from dask_ferro.policy.steal import threshold_of
+from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime.pools.providers import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.history import Sample, Second

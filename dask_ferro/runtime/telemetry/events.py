@@ -24,7 +24,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
-from dask_ferro.policy.staff import Action
+from dask_ferro.policy.scaling.facts import Action
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.upstream import metrics_of

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.metrics import monotonic
 
-from dask_ferro.policy.rank import upward_ranks
+from dask_ferro.policy.ranking import upward_ranks
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.timeline_feed import bundle_of
 from dask_ferro.runtime.upstream import nbytes_of

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
-from dask_ferro.policy.steal import threshold_of
+from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.events import OTHER, OUTCOMES, SCALINGS, Events

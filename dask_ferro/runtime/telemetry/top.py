@@ -23,7 +23,7 @@ from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.steal import threshold_of
+from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.worker.plugin import METRIC

@@ -31,7 +31,7 @@ from dask_ferro import config, portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.kernels.cupy_memory import account
 from dask_ferro.kernels.device import cupy_devices
-from dask_ferro.policy.cost import Speed
+from dask_ferro.policy.estimates import Speed
 from dask_ferro.sections import DEVICES
 
 logger = logging.getLogger(__name__)

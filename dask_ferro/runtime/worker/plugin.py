@@ -22,7 +22,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.cost import Speed
+from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
 from dask_ferro.runtime.worker.calibration import declared, detected, figures, memory
@@ -214,7 +214,7 @@ def _host(address: str | None) -> str:
 def sent(
     metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]
 ) -> list[tuple[str, tuple[str, int, float]]]:
-    """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.cost.Links.add`.
+    """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
 
     The classes are "host" and "hosts"; how long the way out of a device takes cannot be told from these.
 

@@ -1,0 +1,278 @@
+"""What things cost, learned from what they cost before: seconds of a task, seconds of moving bytes.
+
+Nothing here is a constant of a machine: a default stands until there is a measurement.  Sizes are bytes,
+bandwidths bytes per second, all else seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.facts import Replica, Worker
+
+# The newest of many measurements counts for a tenth: durations of one prefix vary, and an estimate that follows
+# the last one (Dask's counts it half) makes moves that the next one takes back.
+_NEWEST = 0.1
+# Seconds that are left between the end of a task and that of its worker: half of all tasks take longer than their
+# mean, and a result of a gigabyte takes one second to leave.
+SPARE = 2.0
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean that forgets slowly: exact over the first ten values, then the newest counts a tenth."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Take one more value in."""
+        self.count += 1
+        self.value += (value - self.value) * max(1.0 / self.count, _NEWEST)
+
+
+def is_duration(seconds: float) -> bool:
+    """Whether a number can be the seconds of a task.  Estimates are the user's, and may be anything."""
+    return 0.0 <= seconds < inf
+
+
+# What annotated seconds are projected for, unless they say otherwise.
+REFERENCE = "cpu"
+
+
+class Speed(NamedTuple):
+    """What a device class does in a second: floating point operations, and bytes that it reads and writes."""
+
+    flops: float
+    bandwidth: float
+
+
+class Estimate(NamedTuple):
+    """What a task says of itself.
+
+    Attributes
+    ----------
+    seconds : float or None
+        On a worker of the reference class.
+    flops, traffic : float
+        Operations, and bytes read and written; both 0: it does not say.
+    """
+
+    seconds: float | None = None
+    flops: float = 0.0
+    traffic: float = 0.0
+
+    def on(self, speed: Speed) -> float | None:
+        """Return the seconds by the roofline of a device (Williams, Waterman and Patterson, CACM 52(4), 2009)."""
+        seconds = max(self.flops / speed.flops, self.traffic / speed.bandwidth)
+        return seconds if 0.0 < seconds < inf else None
+
+
+@dataclass(slots=True)
+class Durations:
+    """Seconds of a task by (prefix, device class), corrected by history where the task brings its own estimate.
+
+    What was never measured on a class is told from what is known of another one and from the speeds of the two, as
+    in StarPU's dmda (Augonnet et al., CCPE 23(2), 2011); such a figure is provisional: the first measurement ends it.
+
+    Attributes
+    ----------
+    guess : float
+        For a prefix that was never measured.
+    speeds : dict of device class to Speed
+        Those that were measured.
+    """
+
+    guess: float = 0.5
+    measured: dict[tuple[str, str], Mean] = field(default_factory=dict)
+    correction: dict[tuple[str, str], Mean] = field(default_factory=dict)
+    speeds: dict[str, Speed] = field(default_factory=dict)
+
+    def add(
+        self, prefix: str, device: str, seconds: float, annotated: float | Estimate | None = None
+    ) -> None:
+        """Learn from a task that took `seconds` on a worker of a device class.
+
+        Parameters
+        ----------
+        annotated : float or Estimate, optional
+            The task's own estimate; one that is not finite, or negative, is none.
+        """
+        self.measured.setdefault((prefix, device), Mean()).add(seconds)
+        told = self._told(device, annotated)
+        if told:
+            self.correction.setdefault((prefix, device), Mean()).add(seconds / told)
+
+    def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
+        """Return the projected seconds of a task, and whether they are more than a guess."""
+        told = self._told(device, annotated)
+        if told is not None:
+            factor = self.correction.get((prefix, device))
+            return told * (factor.value if factor else 1.0), True
+        known = self.measured.get((prefix, device))
+        if known is not None:
+            return known.value, True
+        elsewhere = self._elsewhere(prefix, device)
+        return (self.guess, False) if elsewhere is None else (elsewhere, True)
+
+    def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
+        """Return whether `of` goes by no measurement, or by one of another class."""
+        if self._told(device, annotated) is not None:
+            return device != REFERENCE and len(self.speeds) > 1 and (prefix, device) not in self.correction
+        return (prefix, device) not in self.measured
+
+    def _told(self, device: str, annotated: float | Estimate | None) -> float | None:
+        """The task's own estimate for a class, by its operations or by its seconds on the reference class."""
+        if isinstance(annotated, Estimate):
+            speed = self.speeds.get(device)
+            seconds = annotated.on(speed) if speed is not None else None
+            if seconds is not None:
+                return seconds
+            annotated = annotated.seconds
+        if annotated is None or not is_duration(annotated):
+            return None
+        return annotated * self.ratio(REFERENCE, device)
+
+    def _elsewhere(self, prefix: str, device: str) -> float | None:
+        for other in sorted(self.speeds.keys() - {device}):
+            known = self.measured.get((prefix, other))
+            if known is not None and device in self.speeds:
+                return known.value * self.ratio(other, device)
+        return None
+
+    def ratio(self, known: str, device: str) -> float:
+        """Return the seconds on one class over those on another that is known; 1 where nobody measured both."""
+        if known == device or known not in self.speeds or device not in self.speeds:
+            return 1.0
+        return self.speeds[known].flops / self.speeds[device].flops
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Bytes of a task's result by prefix: the largest of late, for what does not fit is worse than what waits."""
+
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, prefix: str, nbytes: int) -> bool:
+        """Learn from a result; return whether it is the first of its prefix."""
+        before = self.largest.get(prefix)
+        old = 0.0 if before is None else before
+        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * _NEWEST)
+        return before is None
+
+    def of(self, prefix: str) -> int | None:
+        """Return the projected bytes of a result; None for a prefix that was never seen."""
+        found = self.largest.get(prefix)
+        return None if found is None else int(found)
+
+    def guess(self, inputs: Iterable[int], device: int) -> int:
+        """Return the bytes that a task is thought to take of which none was seen.
+
+        As many as its largest input, and no less than a quarter of the smallest device: so few are given away that
+        the first of them is measured before a device is full.
+        """
+        return max(device // _UNSEEN, max(inputs, default=0))
+
+
+@dataclass(slots=True)
+class Link:
+    """One class of link: a message's seconds, and bytes per second beyond."""
+
+    latency: float
+    bandwidth: float
+
+
+# Between processes of one host over loopback TCP, 1 MB took 3.3 ms and 100 MB 54 ms; a stock scheduler assumes
+# 100 MB/s everywhere.  Between hosts: what 10 GbE gives.
+SAME_HOST = Link(0.002, 0.8e9)
+OTHER_HOST = Link(0.003, 0.3e9)
+OUT_OF_DEVICE = Link(0.0002, 6e9)
+# Between devices of a host that reach each other's memory: what NVLink of two generations ago gives.
+PEER = Link(0.0001, 40e9)
+# So many tasks of a prefix of which no result was seen fill a device.
+_UNSEEN = 4
+# Below this a transfer says what the latency is, above it what the bandwidth is.
+_SMALL = 64 * 1024
+# The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
+# process nothing is copied), would tell of an endless bandwidth.
+_BYTES_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class Links:
+    """Seconds of moving a task's inputs to a worker, by class of link, learned from transfers.
+
+    Classes are "host" (between processes of a host), "hosts" (between hosts), "device" (out of a device's memory, or
+    into it: each comes on top) and "peer" (between devices of a host, with nothing on top), which is there once a
+    worker has measured it: without it, what goes from device to device goes down, over, and up again.
+    """
+
+    classes: dict[str, Link] = field(
+        default_factory=lambda: {
+            "host": Link(SAME_HOST.latency, SAME_HOST.bandwidth),
+            "hosts": Link(OTHER_HOST.latency, OTHER_HOST.bandwidth),
+            "device": Link(OUT_OF_DEVICE.latency, OUT_OF_DEVICE.bandwidth),
+        }
+    )
+
+    def copy(self) -> Links:
+        """Return what is known by now: it learns nothing from later transfers."""
+        return Links({kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()})
+
+    def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
+        """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
+
+        Parameters
+        ----------
+        copies : int
+            How often in these seconds the bytes went out of a device or into one, as well.
+        """
+        if kind == "peer":
+            self.classes.setdefault(kind, Link(PEER.latency, PEER.bandwidth))
+        link = self.classes[kind]
+        if copies:
+            seconds = max(seconds - copies * self._copy(nbytes), _BYTES_SHARE * seconds)
+        if nbytes <= _SMALL:
+            link.latency += (seconds - link.latency) * _NEWEST
+        elif seconds > 0.0:
+            beyond = max(seconds - link.latency, _BYTES_SHARE * seconds)
+            # Seconds a byte have a mean; of bytes a second, one lucky transfer outweighs a hundred others.
+            each = 1.0 / link.bandwidth
+            link.bandwidth = 1.0 / (each + (beyond / nbytes - each) * _NEWEST)
+
+    def seconds(self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]) -> float:
+        """Return the seconds until a worker has the inputs that it lacks.
+
+        Parameters
+        ----------
+        inputs : iterable of Replica
+        to : Worker
+        hosts : mapping
+            Host of each address.
+        """
+        total = 0.0
+        latency = 0.0
+        for nbytes, holders, device, _ in inputs:
+            if to.address in holders:
+                continue
+            near = any(hosts.get(holder) == to.host for holder in holders)
+            copies = (device != "cpu") + (to.device != "cpu")
+            is_peer = near and copies == 2 and "peer" in self.classes
+            link = self.classes["peer" if is_peer else "host" if near else "hosts"]
+            total += nbytes / link.bandwidth
+            latency = max(latency, link.latency)  # inputs are fetched side by side
+            if copies and not is_peer:
+                total += copies * self._copy(nbytes)
+        return total + latency
+
+    def _copy(self, nbytes: int) -> float:
+        """Seconds of the way out of a device's memory, or into it."""
+        link = self.classes["device"]
+        return nbytes / link.bandwidth + link.latency
+
+    def spilling(self, nbytes: int) -> float:
+        """Return the seconds of a device to make room for so many bytes."""
+        return self._copy(nbytes) if nbytes > 0 else 0.0

@@ -1,0 +1,87 @@
+"""Which workers run dry first: kept in order where they are many, looked through where they are few.
+
+When a task would start on a worker changes with every event there, and turns out to be later where what runs takes
+longer than projected; never earlier, unless an event said so.  So a heap holds lower bounds, each with the version of
+the page that it was read off; what is of an old version is skipped, and what turned out to be later goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from heapq import heapify, heappop, heappush
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.policy.worker_load import WorkerLoad
+
+# Up to so many workers it is cheaper to look at all than to keep them in order.
+FEW = 24
+# Entries of old versions are dropped when there are so many for each worker, and a few more.
+_STALE, _SPARE = 4, 64
+
+
+class IdleOrder:
+    """The workers of a ledger, by device class.
+
+    Parameters
+    ----------
+    rows : mapping of address to WorkerLoad
+        The ledger's own.
+    """
+
+    def __init__(self, rows: Mapping[Address, WorkerLoad]) -> None:
+        self._rows = rows
+        self._heaps: dict[str, list[tuple[float, Address, int]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._heaps.values()))
+
+    def keep(self, now: float) -> None:
+        """Keep the workers in order from now on: there are more than a few."""
+        self._heaps.clear()
+        for row in self._rows.values():
+            self._push(row, now)
+
+    def touch(self, row: WorkerLoad, now: float) -> None:
+        """Note that something happened to a worker."""
+        if len(self._rows) > FEW and self._rows.get(row.address) is row:
+            self._push(row, now)
+            heap = self._heaps[row.device]
+            if len(heap) > _STALE * len(self._rows) + _SPARE:
+                heap[:] = [item for item in heap if self._is_current(item)]
+                heapify(heap)
+
+    def soonest(self, device: str, now: float) -> Generator[WorkerLoad, None, None]:
+        """Yield the accepting workers of a class, the first to run dry first.
+
+        It has to be read to its end, or closed, before anything happens to a worker.
+        """
+        if len(self._rows) <= FEW:
+            rows = (row for row in self._rows.values() if row.accepts and row.device == device)
+            yield from sorted(rows, key=lambda row: (row.starts_in(now), row.turn, row.address))
+            return
+        heap = self._heaps.get(device, [])
+        popped: list[tuple[float, Address, int]] = []
+        try:
+            while heap:
+                item = heappop(heap)
+                if not self._is_current(item):
+                    continue
+                row = self._rows[item[1]]
+                starts_in = row.starts_in(now)
+                if starts_in > 0.0 and now + starts_in > item[0]:
+                    heappush(heap, (now + starts_in, *item[1:]))
+                    continue
+                popped.append(item)
+                if row.accepts:
+                    yield row
+        finally:
+            for item in popped:
+                heappush(heap, item)
+
+    def _push(self, row: WorkerLoad, now: float) -> None:
+        heap = self._heaps.setdefault(row.device, [])
+        heappush(heap, (now + row.starts_in(now), row.address, row.version))
+
+    def _is_current(self, item: tuple[float, Address, int]) -> bool:
+        row = self._rows.get(item[1])
+        return row is not None and row.version == item[2]

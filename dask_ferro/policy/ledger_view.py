@@ -1,0 +1,309 @@
+"""What every worker is believed to be doing, at a look: rows and snapshots, read off a ledger's pages.
+
+It changes nothing; `Ledger`, which is one, keeps it up to date.  A row costs a microsecond or two, a snapshot what is
+looked at in it.  Durations are seconds, on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import islice, zip_longest
+from math import inf
+from typing import Any
+
+from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.idle_order import FEW, IdleOrder
+from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
+
+# A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
+VICTIMS = 10
+DEPTH = 64
+# Tasks that it shows of all of them; described, they take 2 to 3 us each.
+TASKS = VICTIMS * DEPTH
+# Overdue tasks that one look finds, and of each queue: described, they take about 10 us each.
+OVERDUE, _OF_EACH = 32, 8
+# Entries of all queues among which a look seeks those that may move: to ask one takes 0.1 us.
+_SCANNED = 2048
+
+
+class LedgerView:
+    """The pages, and what is kept in order to find the right ones.
+
+    Parameters
+    ----------
+    describe : callable (Entry, WorkerLoad) -> TaskFacts or None
+        What a policy is shown of a task in a row's queue; None: it may not be moved.
+    unlocks : callable (key) -> bool
+        Whether a task is the last that some other task waits for.
+    live : callable (address) -> int
+        Device bytes that are taken on a worker or on their way there; asked of those with `most`.
+    holds : callable (address) -> int
+        Bytes of the results that a worker holds.
+    unbound : callable (list of Entry) -> list of Entry
+        Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
+
+    Attributes
+    ----------
+    ends : mapping of address to float
+        When workers end, on the caller's clock, of those that do; also of workers that are still to come.
+    devices : set of str
+        Classes that are there.
+    hosts : mapping of address to str
+        Replaced, and never changed, when a worker comes or goes.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
+        unlocks: Callable[[Key], bool],
+        live: Callable[[Address], int],
+        holds: Callable[[Address], int],
+        unbound: Callable[[list[Entry]], list[Entry]],
+    ) -> None:
+        self.rows: dict[Address, WorkerLoad] = {}
+        self.ends: dict[Address, float] = {}
+        self.devices: set[str] = set()
+        self.hosts: Mapping[Address, str] = {}
+        self._describe = describe
+        self._unlocks = unlocks
+        self._live = live
+        self._holds = holds
+        self._unbound = unbound
+        self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
+        self._order = IdleOrder(self.rows)
+        self._everyone: list[Address] = []
+        self._outlasted: dict[Address, None] = {}  # those that end before their queue does
+        self._last: float | None = None  # the latest of all ends; None: to be found
+
+    def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
+        """Return a worker's row, as it is for a task of some priority."""
+        row = self.rows[address]
+        queue = len(row.queue)
+        dry = row.starts_in(now)
+        return Worker(
+            address, row.host, row.device, row.nthreads,
+            dry if priority is None or not queue else row.starts_in(now, priority),
+            min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
+            queue, row.unknown, row.slowness, row.accepts,
+            False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
+            None if row.most is None else row.most - self._live(address) - row.promised, row.most,
+            dry, self._holds(address), row.turn,
+        )  # fmt: skip
+
+    def _seen(self, address: Address, now: float) -> Worker:
+        """Return a worker's row with what takes a look at the tasks that it runs."""
+        row = self.rows[address]
+        unlocks = any(map(self._unlocks, row.running))
+        stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
+        return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
+
+    def longest(self) -> float:
+        """Return the seconds of the longest queue, running tasks apart."""
+        return self._loads[-1][0] if self._loads else 0.0
+
+    def waits_for(self, now: float, seconds: float) -> bool:
+        """Return whether a task that waits at some worker is projected to wait for so many seconds at least."""
+        rows = (self.rows[address] for _, address in reversed(self._loads))
+        return any(row.starts_in(now) >= seconds or row.stalled_for(now) >= seconds for row in rows)
+
+    def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
+        """Return what waits at a worker and may be moved, the last to start first."""
+        row = self.rows[address]
+        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
+        rows = (self._waiting(entry, row, now) for entry in last)
+        return tuple(islice((row for row in rows if row is not None), depth))
+
+    def idle(self, now: float) -> list[Worker]:
+        """Return the workers that accept tasks and have a thread with nothing to do, or to come."""
+        rows = (r for r in self.rows.values() if r.may_take and len(r.running) + r.incoming < r.nthreads)
+        return [self.worker(row.address, now) for row in rows]
+
+    def overdue(
+        self, now: float, patience: float, turn: int, count: int = OVERDUE, projected: bool = True
+    ) -> list[tuple[Entry, WorkerLoad, TaskFacts | None]]:
+        """Return tasks that wait in queues for longer than was expected: some of each queue, others at each turn.
+
+        What a policy is shown of each is None where it may not be moved.
+
+        Parameters
+        ----------
+        patience, projected
+            As `Row.overdue` has them.
+        """
+        found: list[tuple[Entry, WorkerLoad, TaskFacts | None]] = []
+        start, left = turn % max(len(self._loads), 1), _SCANNED
+        for _, address in (*self._loads[start:], *self._loads[:start]):
+            row = self.rows[address]
+            scanned = min(len(row.queue), left) if len(row.queue) > _OF_EACH else 0
+            left -= scanned
+            for entry in self._some(row.queue, turn, scanned):
+                if waited := row.overdue(entry, now, patience, projected):
+                    task = self._waiting(entry, row, now)
+                    found.append((entry, row, task and task._replace(overdue=waited)))
+            if len(found) >= count:
+                break
+        return found
+
+    def _some(self, queue: list[tuple[Any, int, Entry]], turn: int, scanned: int) -> list[Entry]:
+        """Return some entries of a queue, others at each turn: a few whatever they are, and a few that may move.
+
+        The latter are sought among so many as are to be scanned.
+        """
+        first = turn * _OF_EACH % len(queue)
+        some = [entry for _, _, entry in queue[first : first + _OF_EACH]]
+        if scanned:
+            # A queue comes first, with all that may be scanned, once in as many turns as there are queues.
+            at = turn // len(self._loads) * _SCANNED % len(queue) if scanned < len(queue) else 0
+            part = (
+                (queue[at:] + queue[:at])[:scanned] if at + scanned > len(queue) else queue[at : at + scanned]
+            )
+            free = self._unbound([entry for _, _, entry in part])
+            first = turn * _OF_EACH % max(len(free), 1)
+            some += [entry for entry in free[first : first + _OF_EACH] if entry not in some]
+        return some
+
+    def _waiting(self, entry: Entry, row: WorkerLoad, now: float) -> TaskFacts | None:
+        task = self._describe(entry, row)
+        if task is None or not entry.needs:
+            return task
+        return task._replace(blocked=row.blocks(entry, now))
+
+    @property
+    def everyone(self) -> Sequence[Address]:
+        """All workers, in order."""
+        return self._everyone
+
+    def snapshot(
+        self,
+        now: float,
+        hungry: Iterable[Address],
+        links: Links | None = None,
+        asked: Mapping[Address, tuple[Address, ...]] | None = None,
+        victims: int = VICTIMS,
+        skip: int = 0,
+        tasks: int = TASKS,
+    ) -> Snapshot:
+        """Return the facts for a stealing policy.
+
+        Parameters
+        ----------
+        asked : mapping of address to tuple of addresses, optional
+            For each of the hungry, whose queue is to be shown; default: the longest queues.
+        skip : int
+            So many of the longest queues are left out: nothing in them may move.
+        tasks : int
+            So many tasks are shown of the longest queues, at most, and as many of those that are near.
+        """
+        hungry = tuple(address for address in hungry if address in self.rows)
+        is_free = asked is None
+        busiest = self._busiest(victims, skip) if is_free else ()
+        outlasted = self._nearest(victims) if is_free and self._outlasted else ()
+        near = self._near(hungry) if is_free and len(self._loads) > victims else ()
+        asked = asked or {}
+        known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
+        # Of those that each would ask, all the first ones before all the second ones: there may be room for no more.
+        in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
+        far = dict.fromkeys((*outlasted, *busiest, *in_turn))
+        queues = self._ends_of(far, tasks, DEPTH, now)
+        if near:
+            beside = [address for address in near if address not in queues]
+            queues |= self._ends_of(beside, tasks, max(tasks // len(near), 1), now)
+        workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *far, *near))}
+        moving = Links() if links is None else links.copy()
+        return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, near, known)
+
+    def _ends_of(
+        self, addresses: Iterable[Address], tasks: int, depth: int, now: float
+    ) -> dict[Address, tuple[TaskFacts, ...]]:
+        """Return the ends of queues, as long as there is room for another task."""
+        found: dict[Address, tuple[TaskFacts, ...]] = {}
+        for address in addresses:
+            if tasks <= 0:
+                break
+            if self.rows[address].queue:
+                found[address] = self.queue(address, min(depth, tasks), now)
+                tasks -= len(found[address])
+        return found
+
+    def _busiest(self, count: int, skip: int) -> tuple[Address, ...]:
+        stop = len(self._loads)
+        if stop > count:
+            stop -= skip % stop
+        return tuple(address for _, address in reversed(self._loads[max(stop - count, 0) : stop]))
+
+    def overdue_snapshot(
+        self,
+        now: float,
+        hungry: Iterable[Address],
+        overdue: Iterable[tuple[Entry, WorkerLoad, TaskFacts | None]],
+        links: Links | None = None,
+    ) -> Snapshot:
+        """Return the facts for a stealing policy, of overdue tasks only."""
+        queues: dict[Address, list[TaskFacts]] = {}
+        for _, row, task in overdue:
+            if task is not None:
+                queues.setdefault(row.address, []).append(task)
+        shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
+        hungry = tuple(hungry)
+        workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
+        moving = Links() if links is None else links.copy()
+        return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
+
+    def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
+        """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
+        rows = (self.rows[address] for address in hungry)
+        hosts = {row.host for row in rows if row.device != "cpu"}
+        return tuple(a for _, a in self._loads if self.rows[a].host in hosts) if hosts else ()
+
+    def _nearest(self, count: int) -> tuple[Address, ...]:
+        return tuple(nsmallest(count, self._outlasted, key=lambda address: (self.ends[address], address)))
+
+    def soonest(
+        self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
+    ) -> list[Worker]:
+        """Return the accepting workers that run dry first, of each device class, as rows for a task of some priority.
+
+        Parameters
+        ----------
+        count : int
+            So many of a class, at most.
+        lasting : float
+            Only those that have so many seconds left when the task would start; 0: all.
+        room : int
+            Only those whose devices have room for so many bytes, or whose bytes nobody counts; 0: all.
+        """
+        if lasting and self._last_end() < now + lasting:
+            return []
+
+        def suits(worker: Worker) -> bool:
+            has_time = not lasting or worker.has_time(worker.starts_in, lasting)
+            return has_time and (not room or worker.room is None or worker.room >= room)
+
+        found: list[Worker] = []
+        for device in sorted(self.devices):
+            order = self._order.soonest(device, now)
+            rows = (self.worker(row.address, now, priority) for row in order)
+            found += islice(filter(suits, rows), count)
+            order.close()
+        return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
+
+    def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
+        """Return the accepting workers that end last, as rows for a task of some priority."""
+        open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
+        return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
+
+    def _last_end(self) -> float:
+        if self._last is None:
+            self._last = max((row.ends_at for row in self.rows.values()), default=inf)
+        return self._last
+
+    def first(self, now: float) -> float:
+        """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
+        if len(self._loads) == len(self.rows):
+            return self._loads[0][0] if self._loads else inf
+        if len(self.rows) <= FEW:
+            return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=inf)
+        return min((worker.starts_in for worker in self.soonest(now, 1)), default=inf)

@@ -1,0 +1,100 @@
+"""Which jobs go before their time, one after the other, because nobody could take over from them at their end.
+
+Jobs that were submitted together end together.  As long as the maximum (or the batch system's queue) has room, their
+successors come ahead.  Where it has none, a successor comes only when a job has gone, and what all hold would go with
+the last of them.  So the first goes early, while the others can take what it holds; its successor comes, and then the
+next one goes: each in time for all that end after it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil, floor, inf
+from typing import NamedTuple
+
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Job
+from dask_ferro.policy.scaling.fleet import Fleet
+
+
+class _Turn(NamedTuple):
+    """The jobs that end first, up to one of them, and the turns that it takes to replace them.
+
+    Attributes
+    ----------
+    count : int
+        Of the jobs.
+    ends_in : float
+        Seconds until the last of them ends.
+    seconds : float
+        That their turns take, one after the other, without those for whom a successor comes anyway.
+    cycle : float
+        That one turn takes.
+    """
+
+    count: int  # type: ignore[assignment]  # tuple has a method of that name
+    ends_in: float
+    seconds: float
+    cycle: float
+
+    @property
+    def at_once(self) -> int:
+        """How many turns at a time are in time for the last of them."""
+        return ceil(self.seconds / (max(self.ends_in, 0.0) + self.cycle)) if self.cycle else 1
+
+
+def due(fleet: Fleet) -> list[Job]:
+    """Return the jobs that have to go now, the one that ends first before the others.
+
+    None has to while successors come in time, nor while what those hold that end fits on the others.  No job gives up
+    more than half of its life, and half of them stay.
+    """
+    there = [job for job in (*fleet.jobs, *fleet.spent) if job.state == RUNNING]
+    if all(pool.closed for pool in fleet.pools.values()):  # nobody can come
+        return []
+    ending = sorted((job for job in there if job.ends_in < inf), key=lambda job: (job.ends_in, job.order))
+    late = [turn for turn in _turns(fleet, ending) if turn.seconds > 0 and turn.ends_in <= turn.seconds]
+    if not late:
+        return []
+    first = ending[: late[-1].count]
+    if _fits(first, there):
+        return []
+    most = max(1, min(max(turn.at_once for turn in late), len(there) // 2))
+    busy = len(fleet.leaving) + sum(job.state == BOOTING for job in fleet.jobs)
+    able = [job for job in first if not job.held and fleet.is_old(job)]
+    return able[: max(most - busy, 0)]
+
+
+def _turns(fleet: Fleet, ending: Sequence[Job]) -> list[_Turn]:
+    """Return for each job that ends the turns of it and of those before it."""
+    cycles, coming = accumulate(fleet.ahead(job.pool) for job in ending), _arrivals(fleet, len(ending))
+    found = []
+    for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
+        until = inf if fleet.is_unwanted(job) else job.ends_in  # that one has time
+        alone = max(count - bisect_right(coming, until), 0)
+        found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
+    return found
+
+
+def _arrivals(fleet: Fleet, most: int) -> list[float]:
+    """Return when successors come, in seconds, those included that the maximum has room for.
+
+    Without work they are asked for one after the other, to take over what others hold.
+    """
+    found = [fleet.arrival(job) for job in fleet.jobs if job.state in (PENDING, BOOTING)]
+    vacant = fleet.vacant()
+    most = most if fleet.works else 1
+    for name, pool in fleet.pools.items():
+        room = 0 if pool.closed else floor(min(vacant / pool.processes, fleet.openings(name), most))
+        found += [fleet.lead(name)] * (fleet.coming[name] + max(room, 0))
+    return sorted(found)
+
+
+def _fits(ending: Sequence[Job], there: Sequence[Job]) -> bool:
+    """Whether what jobs alone hold fits on those that do not end with them."""
+    names = {job.name for job in ending}
+    stay = [job for job in there if job.name not in names]
+    if not stay:
+        return not any(job.nbytes > 0 for job in ending)
+    return sum(max(job.unique, 0) for job in ending) <= sum(max(job.free, 0) for job in stay)

@@ -1,0 +1,268 @@
+"""How many more jobs the work is worth, and of which pools.
+
+For each work, the most restricted first: what will be left of it when a new job could help, what one more would
+save then, and at which efficiency.  The pool with the smallest product of projected finish and price gets them;
+where its bounds end it, the next one.  A work that nobody may run gets one job before others get their second.
+Jobs that wait count as there, unless a new one of another pool would be there long before: what they would do is then
+given to that pool, if it is done earlier and at no higher price.  Whichever starts first makes the other a surplus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor, inf
+from typing import NamedTuple
+
+from dask_ferro.policy.scaling.facts import PENDING, RUNNING, Job, Name, Pool, Submit
+from dask_ferro.policy.scaling.fleet import Fleet, Work, counted
+from dask_ferro.policy.scaling.work_profile import (
+    Profile,
+    Shift,
+    left,
+    merged,
+    span,
+    used,
+    useful_share,
+    widest,
+    work,
+)
+
+# Shares are compared with room for rounding.
+_ROUNDING = 1e-9
+# Jobs beyond any cluster: a width is the user's number, and may be anything.
+_MOST = 10**6
+
+
+class _Offer(NamedTuple):
+    """What growing one pool would bring one work; the smallest is the best."""
+
+    score: float
+    place: int
+    pool: Pool
+    jobs: int
+    bounded: bool
+    finish: float
+
+
+def grow(fleet: Fleet) -> list[Submit]:
+    """Take the jobs that are worth it into `fleet.coming`, and return what to ask for now."""
+    reasons: dict[Name, str] = {}
+    _fill_pools(fleet, reasons)
+    loads: list[tuple[Work, Profile]] = []
+    for item in fleet.works:
+        load = merged([item.profile, *(_shared(fleet, item, *other) for other in loads)])
+        _serve(fleet, item, load, reasons)
+        powers = fleet.powers(item)
+        loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
+    _fill(fleet, reasons)
+    _succeed(fleet, reasons)
+    _take_over(fleet, reasons)
+    return _within_queue(fleet, reasons)
+
+
+def starves(fleet: Fleet, item: Work) -> bool:
+    """Whether nobody may run a work that could begin soon."""
+    if any(fleet.powers(item).values()):
+        return False
+    wait = 0.0
+    for seconds, width in item.profile:
+        if width > 0.0:
+            return any(wait <= fleet.lead(name) + fleet.limit(name) / 2 for name in item.pools)
+        wait += seconds
+    return False
+
+
+def _shared(fleet: Fleet, item: Work, other: Work, busy: Profile) -> Profile:
+    """Return what another work keeps busy of the pools of this one."""
+    powers = fleet.powers(other)
+    total = sum(powers.values())
+    share = sum(power for name, power in powers.items() if name in item.pools) / total if total else 0.0
+    return [(seconds, width * share) for seconds, width in busy] if share else []
+
+
+def fastest(item: Work, powers: Mapping[Name, float]) -> float:
+    """Return the speed of the fastest pool that has threads for a work."""
+    return max((item.speed(name) for name, power in powers.items() if power), default=1.0)
+
+
+def _serve(fleet: Fleet, item: Work, load: Profile, reasons: dict[Name, str]) -> None:
+    """Grow pools for one work until another job is not worth it, or none is allowed."""
+    closed = [
+        f"{name} is closed ({fleet.pools[name].closed})" for name in item.pools if fleet.pools[name].closed
+    ]
+    for _ in item.pools:
+        offers = [_offer(fleet, item, load, place, name) for place, name in enumerate(item.pools)]
+        best = min((offer for offer in offers if offer is not None), default=None)
+        if best is None:
+            return
+        fleet.coming[best.pool.name] += best.jobs
+        why = f"{work(load):.3g} s of work, {widest(load):.3g} wide, will take {best.finish:.3g} s with these"
+        reasons[best.pool.name] = "; ".join([why, *closed])
+        if not best.bounded:
+            return
+
+
+def _offer(fleet: Fleet, item: Work, load: Profile, place: int, name: Name) -> _Offer | None:
+    """Return what growing a pool would bring, None where no job is worth it."""
+    pool, lead = fleet.pools[name], fleet.lead(name)
+    room = _room(fleet, pool, item)
+    if room < 1:
+        return None
+    team, powers = fleet.team(item), fleet.powers(item)
+    shifts = [(fleet.arrival(job), inf, fleet.power(item, job.pool, job.threads)) for job in team]
+    shifts += [
+        (fleet.arrival(job), job.ends_in, fleet.power(item, job.pool, job.threads))
+        for job in fleet.spent
+        if job.pool in item.pools
+    ]
+    rest = left(load, shifts, lead, fastest(item, powers))
+    outrun = [job for job in team if fleet.is_outrun(job, name)]
+    if outrun:
+        others = fleet.powers(item, but={job.name for job in outrun})
+        offer = _sized(fleet, item, rest, place, pool, room, others)
+        if offer is not None and _is_better(fleet, item, load, shifts, outrun, offer):
+            return offer
+    return _sized(fleet, item, rest, place, pool, room, powers)
+
+
+def _sized(
+    fleet: Fleet, item: Work, rest: Profile, place: int, pool: Pool, room: int, powers: Mapping[Name, float]
+) -> _Offer | None:
+    """Return what as many jobs of a pool as are worth it bring beside others."""
+    present, lead = sum(powers.values()), fleet.lead(pool.name)
+    count = _worthwhile(fleet, item, pool, rest, present, room)
+    if not count:
+        return None
+    speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(pool.name))
+    runs = span(rest, present + count * fleet.power(item, pool.name), speed)
+    price = pool.cost * count * (pool.start_up + runs)
+    return _Offer((lead + runs) * price, place, pool, count, count == room, lead + runs)
+
+
+def _is_better(
+    fleet: Fleet, item: Work, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
+) -> bool:
+    """Whether an offer is done long before those that wait would have done it, and costs no more for its time."""
+    powers = fleet.powers(item)
+    speed = fastest(item, powers)
+    came = max(fleet.arrival(job) for job in outrun)
+    runs = span(left(load, shifts, came, speed), sum(powers.values()), speed)
+    pools = (fleet.pools[job.pool] for job in outrun)
+    price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
+    earlier = offer.finish + fleet.limit(offer.pool.name, queued=False) <= came + runs
+    return earlier and offer.score <= (came + runs) * price
+
+
+def _room(fleet: Fleet, pool: Pool, item: Work) -> int:
+    """Return how many more jobs of a pool a work may get: for others that starve, room for one job is kept."""
+    if pool.closed:
+        return 0
+    workers = fleet.vacant()
+    kept = sum(
+        min(fleet.pools[name].processes for name in other.pools)
+        for other in fleet.works
+        if pool.name not in other.pools and starves(fleet, other)
+    )
+    least = min(pool.processes, workers) if starves(fleet, item) else 0
+    return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
+
+
+def _worthwhile(fleet: Fleet, item: Work, pool: Pool, rest: Profile, present: float, room: int) -> int:
+    """Return the largest number of new jobs of which the last one still pays: each pays less than the one before."""
+    p, each, speed = fleet.parameters, fleet.power(item, pool.name), item.speed(pool.name)
+    within = fleet.limit(pool.name) / 2
+
+    def pays(count: int) -> bool:
+        threads = present + count * each
+        share = useful_share(rest, threads, each, pool.start_up, within, speed)
+        if threads <= each:
+            return share > 0.0  # nobody else would do it
+        saved = (span(rest, threads - each, speed) - span(rest, threads, speed)) * threads / each
+        return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
+
+    low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, _MOST)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle - 1)
+    return low
+
+
+def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
+    """Grow pools to their own minimum, as far as the maximum over all allows."""
+    for name, pool in fleet.pools.items():
+        room = min(fleet.vacant() / pool.processes, fleet.openings(name))
+        missing = floor(min(ceil(min(pool.minimum, pool.maximum, _MOST)) - fleet.count(name), room))
+        if missing > 0 and not pool.closed:
+            fleet.coming[name] += missing
+            reasons[name] = f"at least {counted(pool.minimum, 'job')} of {name}"
+
+
+def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
+    """Grow to the minimum over all pools, with those that are in use and fit, else with the cheapest."""
+
+    def last(pool: Pool) -> tuple[bool, float]:
+        fits = fleet.workers() + pool.processes <= fleet.parameters.maximum
+        return not (fits and fleet.count(pool.name) > 0), pool.cost
+
+    for pool in sorted(fleet.pools.values(), key=last):
+        missing = ceil(max(fleet.missing(), 0.0) / pool.processes)
+        missing = floor(min(missing, fleet.openings(pool.name), fleet.room(pool) / pool.processes, _MOST))
+        if missing > 0 and not pool.closed:
+            fleet.coming[pool.name] += missing
+            reasons.setdefault(pool.name, f"at least {counted(fleet.parameters.minimum, 'worker')}")
+
+
+def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
+    """Ask for jobs where those that are about to end hold what fits nowhere, and nobody else is on the way."""
+    ends = [job for job in fleet.spent if job.state == RUNNING and not fleet.is_unwanted(job)]
+    held = sum(max(job.unique, 0) for job in ends)
+    free = sum(max(job.free, 0) for job in fleet.jobs if job.state == RUNNING)
+    if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
+        return
+    room = fleet.vacant()
+    own = dict.fromkeys(job.pool for job in ends)
+    for name in dict.fromkeys([*own, *sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)]):
+        pool = fleet.pools[name]
+        able = min(room / pool.processes, fleet.openings(name), len(ends))
+        if not pool.closed and able >= 1:
+            each = pool.memory / 2 or inf  # what a worker fills before it spills
+            fleet.coming[name] += floor(min(able, max(ceil((held - free) / each), 1)))
+            reasons[name] = "somebody has to take over what jobs hold that are about to end"
+            return
+
+
+def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
+    """Ask for one job where those of a removed pool hold what fits nowhere."""
+    stay = [job for job in fleet.jobs if job.state == RUNNING]
+    free = sum(max(job.free, 0) for job in stay)
+    removed = [job for job in fleet.spent if fleet.is_unwanted(job) and job.state == RUNNING]
+    stuck = [job for job in removed if (job.unique > free if stay else job.nbytes > 0)]
+    if (
+        not stuck
+        or len(stuck) < len(removed)
+        or all(job.held for job in stuck)  # they were refused for something else
+        or fleet.leaving
+        or any(fleet.on_the_way(name) for name in fleet.pools)
+    ):
+        return
+    for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
+        if not pool.closed and fleet.openings(pool.name) >= 1 and pool.processes <= fleet.vacant():
+            fleet.coming[pool.name] += 1
+            reasons[pool.name] = (
+                f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
+            )
+            return
+
+
+def _within_queue(fleet: Fleet, reasons: dict[Name, str]) -> list[Submit]:
+    """Return what to ask for now: the batch system's queue takes `max_pending` jobs."""
+    free = fleet.parameters.max_pending - sum(job.state == PENDING for job in fleet.jobs)
+    found = []
+    for name, why in reasons.items():
+        count = floor(min(fleet.coming[name], free))
+        free -= max(count, 0)
+        ending = sum(job.pool == name for job in fleet.spent)
+        why += f"; {ending} of its jobs {'is' if ending == 1 else 'are'} about to end" if ending else ""
+        if count > 0:
+            found.append(Submit(name, count, why))
+    return found

@@ -1,0 +1,355 @@
+"""Which jobs go: those over the bounds, those about to end, and those that have had nothing to do for long enough.
+
+Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
+system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
+the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
+newest; none goes whose data fits nowhere or that was refused a moment ago.  A booting one goes only for the maximum,
+where no running one is left that could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it all
+the same, booting ones before those that hold something.  All jobs of a pool that was removed go, as soon as what they
+hold has room.
+Those on their way out that the work could use again are called back before others are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from dask_ferro.policy.scaling.early_exit import due
+from dask_ferro.policy.scaling.facts import (
+    BOOTING,
+    PENDING,
+    RUNNING,
+    Action,
+    Cancel,
+    Drain,
+    Job,
+    Keep,
+    Name,
+    Recall,
+)
+from dask_ferro.policy.scaling.fleet import Fleet, Work, counted
+from dask_ferro.policy.scaling.grow import fastest, starves
+from dask_ferro.policy.scaling.work_profile import peak
+
+
+def shrink(
+    fleet: Fleet, surplus: Mapping[Name, float], now: float, may_shrink: bool, moving: int = 0
+) -> tuple[list[Action], dict[Name, float]]:
+    """Take those that go out of the fleet; return what to do, and since when pools have had too many pending jobs.
+
+    Parameters
+    ----------
+    surplus : mapping of pool to float
+        What the step before returned.
+    may_shrink : bool
+        Whether jobs may go for want of work, or in favour of other work: false during the cooldown.
+    moving : int
+        Bytes that earlier leavers are still to hand over.
+    """
+    hold = _Hold(fleet.jobs, moving)
+    actions = _end(fleet, hold) + _in_turn(fleet, hold) + _release_excess(fleet, hold)
+    if may_shrink and not actions:
+        actions = _make_room(fleet, hold)
+    waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
+    since = {job.pool: surplus.get(job.pool, now) for job in waiting}
+    if may_shrink:
+        ripe = [job for job in waiting if now - since[job.pool] >= fleet.limit(job.pool, queued=False)]
+        actions += _dismiss(fleet, hold, ripe, "nothing that they could do is left")
+        free = [job for job in fleet.jobs if job.state == RUNNING and not job.held]
+        idle = [job for job in free if job.idle_for >= fleet.limit(job.pool)]
+        actions += _dismiss_idle(fleet, hold, idle)
+    return actions, since
+
+
+def recall(fleet: Fleet) -> list[Recall]:
+    """Take those into the fleet that leave and could be used again; return what to call back.
+
+    Those that would have been the last to go come first.  One in the second half of its life does not come back: it may
+    have gone to make room for its successor, and would go again.
+    """
+    back: dict[Name, Job] = {}
+    starving = [work for work in fleet.works if starves(fleet, work)]
+    able = [job for job in fleet.leaving if job.threads > 0 and not fleet.is_old(job)]
+    for job in sorted(able, key=_order, reverse=True):
+        pool = fleet.pools[job.pool]
+        others = [work for work in starving if not work.admits(job)]
+        kept = sum(min(fleet.pools[name].processes for name in work.pools) for work in others)
+        room = fleet.parameters.maximum - fleet.workers() - kept
+        if pool.processes <= room and fleet.count(job.pool) < pool.maximum:
+            fleet.call_back(job)
+            back[job.name] = job
+    for job in _spare(fleet, list(back.values())):
+        fleet.let_go(back.pop(job.name))
+    return [Recall(tuple(back), "they are of use again")] if back else []
+
+
+def useful(fleet: Fleet) -> dict[Name, int]:
+    """Return by pool the jobs that the work can use soon, or that the bounds ask for, with the new ones."""
+    spare = Counter(job.pool for job in _spare(fleet, fleet.jobs))
+    return {name: fleet.count(name) - spare[name] for name in fleet.pools}
+
+
+class _Hold:
+    """The memory of those that stay, as leavers take it up."""
+
+    def __init__(self, jobs: Iterable[Job], moving: int) -> None:
+        self._stay = {job.name: max(job.free, 0) for job in jobs if job.state == RUNNING}
+        self._free = sum(self._stay.values())
+        self.load = moving
+        self.taken: set[Name] = set()
+
+    def admits(self, job: Job) -> bool:
+        """Whether what a job alone holds fits on those that stay; where nobody does, whether it holds nothing."""
+        if len(self._stay) == (job.name in self._stay):
+            return job.nbytes <= 0 and self.load <= 0
+        own = self._stay.get(job.name, 0)
+        changes_nothing = job.unique <= 0 and own <= 0
+        return changes_nothing or self.load + max(job.unique, 0) <= self._free - own
+
+    def take(self, job: Job) -> None:
+        self.taken.add(job.name)
+        self.load += max(job.unique, 0)
+        self._free -= self._stay.pop(job.name, 0)
+
+
+class _Leavers:
+    """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
+
+    def __init__(self, fleet: Fleet, hold: _Hold, why: str, ordered: bool = False) -> None:
+        self._crew, self._hold, self._why, self._ordered = fleet, hold, why, ordered
+        self._cancelled: list[Name] = []
+        self._drained: list[Name] = []
+        self._kept: list[Name] = []
+
+    def take(self, job: Job, is_admitted: bool = False) -> bool:
+        """Let a job go, out of the fleet; return whether it may."""
+        if job.state == PENDING:
+            self._cancelled.append(job.name)
+        elif self._ordered or is_admitted or self._hold.admits(job):
+            self._hold.take(job)
+            self._drained.append(job.name)
+        else:
+            self._kept.append(job.name)
+            return False
+        self._crew.remove(job)
+        return True
+
+    def actions(self) -> list[Action]:
+        found: list[Action] = []
+        if self._cancelled:
+            found.append(Cancel(tuple(self._cancelled), self._why))
+        if self._drained:
+            found.append(Drain(tuple(self._drained), self._why, self._ordered))
+        if self._kept:
+            found.append(Keep(tuple(self._kept), f"{self._why}, but what only they hold fits nowhere else"))
+        return found
+
+
+def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]:
+    """Sort those that go first to the front; booting ones go only where that is an order, and hold nothing then."""
+    if job.state == PENDING:
+        return 0, False, 0, 0.0, -job.order
+    booting = job.state == BOOTING
+    return (2 - booting if ordered else 1 + booting), job.idle_for <= 0.0, job.unique, job.ends_in, -job.order
+
+
+def _end(fleet: Fleet, hold: _Hold) -> list[Action]:
+    """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
+    # An order that others fill, or nobody should, does not wait for room.
+    ordered = fleet.parameters.ordered and fleet.workers(new=False) >= fleet.parameters.maximum
+    removed = _Leavers(fleet, hold, "their pool was removed", ordered)
+    leavers = _Leavers(fleet, hold, "their time ends")
+    for job in sorted(fleet.spent, key=_order):
+        if fleet.is_unwanted(job):
+            if ordered or not job.held:
+                removed.take(job)
+            continue
+        if job.state != RUNNING or job.held:
+            continue
+        longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
+        idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
+        if job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool)):
+            leavers.take(job)
+    return removed.actions() + leavers.actions()
+
+
+def _in_turn(fleet: Fleet, hold: _Hold) -> list[Action]:
+    """Drain jobs while others can still take over from them, where no successor could come before they end."""
+    leavers = _Leavers(fleet, hold, "all would end before another could come")
+    others = _Hold([job for job in (*fleet.jobs, *fleet.spent) if job.name not in hold.taken], hold.load)
+    for job in due(fleet):
+        if job.name not in hold.taken and others.admits(job):
+            others.take(job)
+            leavers.take(job, is_admitted=True)
+    return leavers.actions()
+
+
+def _release_excess(fleet: Fleet, hold: _Hold) -> list[Action]:
+    """Let jobs go down to the maximum, busy ones too."""
+    p = fleet.parameters
+    leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
+    lone, rounding = _lone(fleet), max((pool.processes for pool in fleet.pools.values()), default=1) - 1
+    for job in sorted(fleet.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
+        pool, workers = fleet.pools[job.pool], fleet.workers(new=False)
+        many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
+        # What whole jobs add to the minimum is borne with rather than that work has nobody, unless that is an order.
+        is_borne = job.name in lone and not p.ordered
+        bound = p.minimum + (rounding if is_borne else pool.processes - 1)
+        if not many or workers <= bound:
+            continue
+        if p.ordered or (_may_be_excess(fleet, job) and not job.held):
+            leavers.take(job)
+    return leavers.actions()
+
+
+def _may_be_excess(fleet: Fleet, job: Job) -> bool:
+    """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
+    if job.state != BOOTING:
+        return True
+    nobody = (
+        min(fleet.parameters.maximum / fleet.pools[job.pool].processes, fleet.pools[job.pool].maximum) < 1
+    )
+    return nobody or not any(other.state == RUNNING for other in fleet.jobs)
+
+
+def _make_room(fleet: Fleet, hold: _Hold) -> list[Action]:
+    """Let jobs go that have nothing to do, where the maximum leaves no room for work that nobody else may run.
+
+    Until the other job is asked for, in the next step, there may be less than the minimum.
+    """
+    for work in fleet.works:
+        asked = [fleet.pools[name].processes for name in work.pools if not fleet.pools[name].closed]
+        missing = min(asked, default=0) + fleet.workers() - fleet.parameters.maximum
+        if not asked or missing <= 0 or not starves(fleet, work):
+            continue
+        fresh = f" with {work.longest:.3g} s left" if work.lasts else ""
+        leavers = _Leavers(fleet, hold, f"room for work that only {' or '.join(work.pools)}{fresh} may run")
+        able = _dispensable(fleet, hold, work)
+        if sum(fleet.pools[job.pool].processes for job in able) < missing:
+            continue
+        for job in able:
+            if missing > 0 and leavers.take(job):
+                missing -= fleet.pools[job.pool].processes
+        return leavers.actions()
+    return []
+
+
+def _dispensable(fleet: Fleet, hold: _Hold, work: Work) -> list[Job]:
+    """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
+    teams = [{job.name for job in team} for team in _teams(fleet)]
+    found = []
+    for job in sorted(fleet.jobs, key=_order):
+        idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
+        if (idle or job.state == PENDING) and not work.admits(job) and {job.name} not in teams:
+            found.append(job)
+            teams = [team - {job.name} for team in teams]
+    return found
+
+
+def _teams(fleet: Fleet) -> list[list[Job]]:
+    """Return for each work of which something could run now the jobs that may run it."""
+    return [fleet.team(work) for work in fleet.works if work.profile[0][1] > 0.0]
+
+
+def _lone(fleet: Fleet) -> set[Name]:
+    """Return the jobs that are the only ones for work that could run now."""
+    return {team[0].name for team in _teams(fleet) if len(team) == 1}
+
+
+def _dismiss(fleet: Fleet, hold: _Hold, jobs: list[Job], why: str) -> list[Action]:
+    leavers = _Leavers(fleet, hold, why)
+    for job in jobs:
+        leavers.take(job)
+    return leavers.actions()
+
+
+def _dismiss_idle(fleet: Fleet, hold: _Hold, idle: list[Job]) -> list[Action]:
+    """Let the idle jobs go that the work cannot use soon; one that its data keeps does not stand for another."""
+    if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may have come to take over from those
+        return []
+    leavers = _Leavers(fleet, hold, "nothing to do for longer than a new job would take to come")
+    slack = _Slack(fleet)
+    for job in sorted(idle, key=_order):
+        if slack.spares(job) and leavers.take(job):
+            slack.drop(job)
+    return leavers.actions()
+
+
+def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[Job]:
+    """Return those of the jobs that the work cannot use and the bounds do not ask for."""
+    slack = _Slack(fleet, within)
+    found = []
+    for job in sorted(jobs, key=_order):
+        if slack.spares(job):
+            slack.drop(job)
+            found.append(job)
+    return found
+
+
+class _Slack:
+    """How many threads each work could lose and still have one for each task that could run side by side.
+
+    Looks so many seconds ahead; by default as far as a job may be idle, and as a new one would take.
+    """
+
+    def __init__(self, fleet: Fleet, within: float | None = None) -> None:
+        self._crew = fleet
+        self._workers = fleet.workers()
+        self._counts = {name: fleet.count(name) for name in fleet.pools}
+        self._slack: list[tuple[Work, float, dict[Name, float]]] = []  # with the threads that wait, by pool
+        needs: list[tuple[dict[Name, float], float]] = []
+        for work in fleet.works:
+            powers = fleet.powers(work)
+            total = sum(powers.values())
+            need = _width(fleet, work, powers, within)
+            # What the more restricted ones keep busy is not there for this one.
+            beside = sum(
+                min(other, sum(theirs.values()))
+                * sum(power for name, power in theirs.items() if name in powers)
+                / max(sum(theirs.values()), 1.0)
+                for theirs, other in needs
+            )
+            needs.append((powers, need))
+            waiting = {name: fleet.coming[name] * fleet.power(work, name) for name in work.pools}
+            for job in fleet.team(work):
+                if job.state == PENDING:
+                    waiting[job.pool] += fleet.power(work, job.pool, job.threads)
+            self._slack.append((work, total - need - beside, waiting))
+
+    def spares(self, job: Job) -> bool:
+        """Whether neither the work nor the bounds need a job."""
+        p, pool = self._crew.parameters, self._crew.pools[job.pool]
+        if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
+            return False
+        return all(
+            left - self._elsewhere(job, waiting) >= self._crew.power(work, job.pool, job.threads)
+            for work, left, waiting in self._slack
+            if work.admits(job)
+        )
+
+    def _elsewhere(self, job: Job, waiting: Mapping[Name, float]) -> float:
+        """Return the threads that wait and do not stand for a job that waits as well."""
+        if job.state != PENDING:
+            return 0.0
+        return sum(power for name, power in waiting.items() if self._crew.are_apart(name, job.pool))
+
+    def drop(self, job: Job) -> None:
+        """Count a job as gone."""
+        self._workers -= self._crew.pools[job.pool].processes
+        self._counts[job.pool] -= 1
+        for at, (work, left, waiting) in enumerate(self._slack):
+            if work.admits(job):
+                power = self._crew.power(work, job.pool, job.threads)
+                self._slack[at] = work, left - power, waiting
+                if job.state == PENDING:
+                    waiting[job.pool] -= power
+
+
+def _width(fleet: Fleet, work: Work, powers: dict[Name, float], within: float | None) -> float:
+    """Return the threads that a work could use at a time, at the speed of its fastest pool."""
+    if within is None:
+        within = max(fleet.lead(name) + fleet.limit(name) for name in work.pools)
+    speed = max(work.speed(name) for name in work.pools)
+    return speed * peak(work.profile, sum(powers.values()), within, fastest(work, powers))

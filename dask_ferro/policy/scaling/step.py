@@ -1,0 +1,94 @@
+"""How many jobs the remaining work is worth, of which pools, and which of them go.
+
+Grow to what shortens the makespan for its price.  A new job helps only with what is left when it comes (queue wait
+and start-up), it has to spend most of its node-seconds working (`efficiency`), and all of them together have to
+gain from it (`worth`).  Jobs on their way count as there.  One that is about to end counts as gone: its successor
+is asked for ahead.  For tasks longer than jobs have left fresh ones are asked for, if those would have the time.
+Who is leaving and of use again is called back first.
+Shrink by whole jobs: what is pending, newest first, then what has been idle for as long as it would take to get it
+back.  A running job goes only where what it alone holds fits on those that stay; one that boots only for the maximum.
+No clock, no chance: ties break by order of submission.  Works are served from the most restricted one on; the
+threads that one keeps busy are not there for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.scaling.facts import PAUSED, Action, Cancel, Decision, Drain, Name, ScalingFacts
+from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
+from dask_ferro.policy.scaling.grow import grow
+from dask_ferro.policy.scaling.shrink import recall, shrink, useful
+from dask_ferro.policy.scaling.work_profile import span, widest, work
+
+__all__ = ["ScalingParameters", "ScalingState", "step"]
+
+
+class ScalingState(NamedTuple):
+    """What hysteresis remembers, in the caller's clock.
+
+    Attributes
+    ----------
+    grown, shrunk : float
+        When jobs were asked for or called back last, and when some were given back.
+    surplus : mapping of pool to float
+        Since when its pending jobs have been more than the work could use.
+    """
+
+    grown: float = -inf
+    shrunk: float = -inf
+    surplus: Mapping[Name, float] = {}
+
+
+def step(
+    staff: ScalingFacts, state: ScalingState, parameters: ScalingParameters
+) -> tuple[Decision, ScalingState]:
+    """Return what to do now, and the state for the next step.
+
+    ScalingParameters
+    ----------
+    staff : ScalingFacts
+        The facts.
+    state : ScalingState
+        Of the step before; `ScalingState()` to begin with.
+    """
+    fleet = Fleet(staff, parameters)
+    recalled = recall(fleet)
+    submits = grow(fleet)
+    wanted = useful(fleet)
+    rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
+    moving = sum(max(job.unique, 0) for job in fleet.leaving)
+    # Where jobs are to come, none goes for want of work, even while the queue takes no more of them.
+    may_shrink = rested and not recalled and not fleet.coming.total()
+    leaving, surplus = shrink(fleet, state.surplus, staff.now, may_shrink, moving)
+    actions: list[Action] = [*recalled, *submits, *leaving]
+    goes = any(isinstance(action, Cancel | Drain) for action in leaving)
+    state = ScalingState(
+        staff.now if recalled or submits else state.grown,
+        staff.now if goes else state.shrunk,
+        surplus,
+    )
+    return Decision(tuple(actions), wanted, _why(fleet, staff)), state
+
+
+def _why(fleet: Fleet, staff: ScalingFacts) -> str:
+    """Return what `wanted` follows from."""
+    parts = []
+    for item in fleet.works:
+        pools = " or ".join(item.pools)
+        parts.append(
+            f"{work(item.profile):.3g} s of work for {pools}, up to {widest(item.profile):.3g} wide, "
+            f"{span(item.profile, inf):.3g} s at least"
+        )
+    if any(d.pools is not None and not set(d.pools) & set(fleet.pools) for d in staff.demands):
+        parts.append("work that no pool may run")
+    if ending := sum(not fleet.is_unwanted(job) for job in fleet.spent):
+        parts.append(f"{counted(ending, 'job')} about to end")
+    ruled = [
+        f"{pool.name} is {'paused' if pool.mode == PAUSED else 'being removed'}"
+        for pool in fleet.pools.values()
+        if pool.mode
+    ]
+    return "; ".join([*(parts or ["no work"]), *ruled])

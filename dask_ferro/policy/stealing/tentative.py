@@ -1,0 +1,102 @@
+"""The table on which one step of stealing is laid out: workers and queues as the moves decided so far leave them.
+
+What was moved is not moved twice, and what it takes with it takes room once: an input that goes to a thief for one
+task is there for the next one.  Nothing here decides which move is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.stealing.snapshot import Snapshot
+
+
+class Tentative:
+    """The workers of one step, as the moves that are already decided leave them."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._changed: dict[Address, Worker] = {}
+        self._left: dict[Address, list[TaskFacts]] = {}
+        self._coming: dict[Address, set[Key]] = {}  # inputs of what moves to each
+        self._readers: dict[Address, Counter[Key]] = {}
+        self.links = snapshot.links
+        self.hosts = snapshot.hosts
+
+    def worker(self, address: Address) -> Worker:
+        return self._changed.get(address) or self._snapshot.workers[address]
+
+    def queue(self, address: Address) -> list[TaskFacts]:
+        if address not in self._left:
+            self._left[address] = list(self._snapshot.queues.get(address, ()))
+        return self._left[address]
+
+    def readers(self, victim: Address) -> Counter[Key]:
+        """For each input, how many tasks of the queue read it."""
+        if victim not in self._readers:
+            queue = self._snapshot.queues.get(victim, ())
+            self._readers[victim] = Counter(i.key for t in queue for i in t.inputs if i.key is not None)
+        return self._readers[victim]
+
+    def at(self, thief: Address, task: TaskFacts) -> TaskFacts:
+        """Return the task with the inputs that the thief will have, since they move there in this step, as its own."""
+        coming = self._coming.get(thief)
+        if not coming or not any(i.key in coming for i in task.inputs):
+            return task
+        own = frozenset((thief,))
+        inputs = (i._replace(holders=i.holders | own) if i.key in coming else i for i in task.inputs)
+        return task._replace(inputs=tuple(inputs))
+
+    def move(self, task: TaskFacts, victim: Worker, thief: Worker, transfer: float) -> None:
+        self.queue(victim.address).remove(task)
+        moved = {i.key for i in task.inputs if i.key is not None}
+        needed = self.at(thief.address, task).bytes_on(thief)
+        self._coming.setdefault(thief.address, set()).update(moved)
+        there = task.on(thief) or 0.0
+        free = thief.nthreads - thief.busy
+        work = task.seconds * victim.slowness / victim.nthreads
+        self._changed[thief.address] = thief._replace(
+            busy=min(thief.busy + 1, thief.nthreads),
+            starts_in=0.0 if free > 1 else max(thief.starts_in, transfer) + there / thief.nthreads,
+            room=None if thief.room is None else thief.room - needed,
+        )
+        self._changed[victim.address] = victim._replace(
+            room=None if victim.room is None else victim.room + task.nbytes,
+            starts_in=victim.starts_in - work,
+            surely_in=victim.surely_in - (work if task.known else 0.0),
+            waiting=victim.waiting - 1,
+            unknown=victim.unknown - (not task.known),
+        )
+
+
+def may(task: TaskFacts, thief: Worker) -> bool:
+    """Whether the task may run on the thief, now."""
+    return task.admits(thief) and task.fits(thief)
+
+
+def returns(task: TaskFacts, thief: Worker) -> bool:
+    """Whether the task came from the thief, and has not waited long enough since to go back."""
+    return thief.address in task.origins and not task.overdue
+
+
+def outlasts(task: TaskFacts, thief: Worker, spare: float) -> bool:
+    """Whether the task would not be done before the thief ends; of a guess nobody knows."""
+    return task.known and not thief.has_time(thief.starts_in, (task.on(thief) or task.seconds) + spare)
+
+
+def keeps(task: TaskFacts, thief: Worker) -> bool:
+    """Whether the task's affinity is for other workers than the thief."""
+    return not task.wants(thief)
+
+
+def shared(task: TaskFacts, thief: Worker, readers: Mapping[Key, int]) -> int:
+    """How many tasks of a queue read the largest input that the thief lacks: it is moved once for all of them."""
+    lacking = [i for i in task.inputs if thief.address not in i.holders and i.key is not None]
+    return max(readers.get(max(lacking, key=lambda i: i.nbytes).key, 1), 1) if lacking else 1
+
+
+def is_far(victim: Worker, thief: Worker) -> bool:
+    """Whether what the victim gives up has to leave the host of a thief that is a device."""
+    return thief.device != "cpu" and victim.host != thief.host

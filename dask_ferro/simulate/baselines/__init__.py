@@ -1,0 +1,1 @@
+"""What ours is compared with: stock Dask's placement and stealing, and HEFT's plan."""

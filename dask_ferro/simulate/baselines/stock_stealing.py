@@ -1,0 +1,189 @@
+"""Stock Dask's work stealing on a virtual scheduler: once a second, by levels of transfer over duration.
+
+Where Dask walks a set, in an order that means nothing, the order here is drawn from the seed.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import NamedTuple
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.simulate.baselines.stock import SMART, Page, Stock
+from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.simulate.virtual_worker import Held
+from dask_ferro.simulate.worker_record import WorkerRecord
+
+INTERVAL = 1.0
+LATENCY = 0.1
+LEVELS = 15
+# Victims that balance looks at where nobody is saturated, and the seconds of work that make one.
+_VICTIMS, _WORTH = 10, 0.2
+
+
+class _Request(NamedTuple):
+    number: int
+    victim: Address
+    thief: Address
+    here: float  # projected seconds on the victim, and there: on the thief
+    there: float
+
+
+class StockStealing(Stock):
+    """A decider as stock Dask is one."""
+
+    def __init__(self, scheduler: Scheduler, seed: int) -> None:
+        super().__init__(scheduler)
+        self._add = scheduler.world.add
+        self._seed = seed
+        self._in_flight: dict[int, _Request] = {}  # by task
+        self._asked = 0
+
+    def begin(self) -> None:
+        """Start the heartbeats and the periodic balance."""
+        super().begin()
+        self._clock.background(self._clock.now + INTERVAL, self._tick)
+
+    def left(self, record: WorkerRecord) -> None:
+        """Close the worker's page; moves from it come to nothing."""
+        for number, request in list(self._in_flight.items()):
+            if request.victim == record.address:
+                self._abort(number)
+        super().left(record)
+
+    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+        """Average the duration; a move of the task comes to nothing."""
+        self._abort(job.number)
+        super().finished(job, record, held)
+
+    def dropped(self, job: Job, record: WorkerRecord) -> None:
+        """Count the task no longer; a move of it comes to nothing."""
+        self._abort(job.number)
+        super().dropped(job, record)
+
+    def _tick(self) -> None:
+        self._scheduler.when_idle(self._balance)
+        self._clock.background(self._clock.now + INTERVAL, self._tick)
+
+    def _balance(self) -> None:
+        self._add("steps")
+        self._scheduler.think(self._scheduler.world.cluster.per_step)
+        work = {address: self.occupancy(page) for address, page in self.pages.items()}
+        thieves = dict.fromkeys(self._idle)
+        if not thieves or len(thieves) == len(self.pages):
+            return
+        victims = self._victims(thieves, work)
+        levels = {address: self._levels(self.pages[address]) for address in victims}
+        for level in range(LEVELS):
+            for address in victims:
+                for job in levels[address].get(level, ()):
+                    if not thieves:
+                        return
+                    self._consider(job, self.pages[address], thieves, work)
+                self._judge(self.pages[address], work[address] + self.pages[address].coming_seconds)
+
+    def _victims(self, thieves: dict[Address, None], work: dict[Address, float]) -> list[Address]:
+        def combined(address: Address) -> tuple[float, Address]:
+            return -(work[address] + self.pages[address].coming_seconds), address
+
+        victims = list(self._saturated)
+        if not victims:
+            victims = [
+                address
+                for address in sorted(work, key=combined)[:_VICTIMS]
+                if combined(address)[0] < -_WORTH
+                and self._tasks(self.pages[address]) > self.pages[address].record.nthreads
+                and address not in thieves
+            ]
+        return sorted(victims, key=combined) if len(victims) < SMART else victims
+
+    def _tasks(self, page: Page) -> int:
+        return len(page.record.processing) + page.coming
+
+    def _levels(self, page: Page) -> dict[int, list[Job]]:
+        """The worker's tasks by the ratio of moving to computing them, each level in no order."""
+        levels: dict[int, list[Job]] = {}
+        for job in page.record.processing.values():
+            level = self._level(job)
+            if level < LEVELS and not job.pinned and job.number not in self._in_flight:
+                levels.setdefault(level, []).append(job)
+        for jobs in levels.values():
+            jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
+        return levels
+
+    def _level(self, job: Job) -> int:
+        if not job.inputs:
+            return 0
+        seconds = self.seconds(job.spec.prefix)
+        nbytes = sum(d.spec.nbytes for d in job.inputs)
+        ratio = (nbytes / self.bandwidth + LATENCY) / max(seconds, 1e-9)
+        return max(round(log2(ratio) + 6), 1)
+
+    def _consider(
+        self, job: Job, victim: Page, thieves: dict[Address, None], work: dict[Address, float]
+    ) -> None:
+        def cost(address: Address) -> tuple[float, int, int]:
+            page = self.pages[address]
+            waits = (work[address] + page.coming_seconds) / page.record.nthreads + self._comm(job, page)
+            return waits, page.nbytes, page.record.number
+
+        thief = self.pages[min(thieves, key=cost)]
+        seconds = self.seconds(job.spec.prefix)
+        moving, staying = self._comm(job, thief), self._comm(job, victim)
+        there = work[thief.record.address] + thief.coming_seconds
+        here = work[victim.record.address] + victim.coming_seconds
+        if there + moving + seconds > here - (staying + seconds) / 2:
+            return
+        self._ask(job, victim, thief, seconds + staying, seconds + moving)
+        if not self._is_unoccupied(
+            thief, work[thief.record.address] + thief.coming_seconds, self._tasks(thief)
+        ):
+            del thieves[thief.record.address]
+
+    def _ask(self, job: Job, victim: Page, thief: Page, here: float, there: float) -> None:
+        self._asked += 1
+        addresses = victim.record.address, thief.record.address
+        self._in_flight[job.number] = _Request(self._asked, *addresses, here, there)
+        victim.coming, victim.coming_seconds = victim.coming - 1, victim.coming_seconds - here
+        thief.coming, thief.coming_seconds = thief.coming + 1, thief.coming_seconds + there
+        self._add("requests")
+        self._scheduler.think(self._scheduler.world.cluster.per_send)
+        self._scheduler.send(victim.record, victim.record.live.asked, job, self._asked)
+
+    def _landed(self, number: int) -> _Request | None:
+        """Take a move out of the books, whatever became of it."""
+        found = self._in_flight.pop(number, None)
+        if found is None:
+            return None
+        for address, sign, seconds in ((found.victim, 1, found.here), (found.thief, -1, -found.there)):
+            page = self.pages.get(address)
+            if page is not None:
+                page.coming, page.coming_seconds = page.coming + sign, page.coming_seconds + seconds
+                if not page.coming:
+                    page.coming_seconds = 0.0
+                self._touched[address] = None
+        return found
+
+    def _abort(self, number: int) -> None:
+        if self._landed(number) is not None:
+            self._add("stale")
+
+    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Give the task to the thief, or leave it."""
+        found = self._in_flight.get(job.number)
+        if found is None or found.number != request:
+            return
+        self._landed(job.number)
+        scheduler = self._scheduler
+        victim, thief = scheduler.records[address], scheduler.records.get(found.thief)
+        if state == "running":
+            self._add("refused")
+        elif state == "gone" or thief is None:
+            self._add("stale")
+            scheduler.place_again(job, victim)
+        else:
+            self._add("confirmed")
+            self._count(job, victim, -1)
+            scheduler.move(job, victim, thief)
+            self._count(job, thief, +1)

@@ -1,0 +1,260 @@
+"""The policies of `dask_ferro.policy` on a virtual scheduler: its events to the core, and its instructions as messages.
+
+What the core is shown stands in a ledger, as in the plugin: projected seconds, learned links, believed queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
+from dask_ferro.policy.estimates import Links, Speed
+from dask_ferro.policy.events import (
+    Answered,
+    Arrived,
+    Ask,
+    Assigned,
+    Due,
+    Event,
+    Finished,
+    HandOver,
+    Heard,
+    Hurry,
+    Joined,
+    Left,
+    Opened,
+    PlaceAgain,
+    Sent,
+    Sweep,
+    Tick,
+    Wake,
+)
+from dask_ferro.policy.facts import Address
+from dask_ferro.policy.scaling.remaining_work import left, unmeasured
+from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.stealing.policies import NoStealing, named
+from dask_ferro.simulate.cluster import CORE_FLOPS
+from dask_ferro.simulate.settings import SimulatedSettings
+from dask_ferro.simulate.task_facts import SimulatedFacts
+from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.simulate.virtual_worker import Held
+from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.trace import Span
+
+# What a worker says it runs, as the core's answer to a request has it.
+_ANSWERS = {"ready": "given", "running": "kept", "gone": "gone"}
+
+
+class CoreAdapter:
+    """A decider with a stealing policy and a placement."""
+
+    def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
+        self.links = Links()
+        self.facts_of_tasks = SimulatedFacts(scheduler)
+        self.core = SchedulingCore(
+            self.facts_of_tasks,
+            named(policy, rules.parameters, seed),
+            self.links,
+            coalesce=rules.coalesce,
+            tick=rules.tick,
+        )
+        self.ledger = self.core.ledger
+        self.facts_of_tasks.ledger = self.ledger
+        self.candidates = Candidates(self.ledger, self.links, rules.placement)
+        self.facts_of_tasks.candidates = self.candidates
+        self._scheduler = scheduler
+        self._clock = scheduler.clock
+        self._add = scheduler.world.add
+        self._steals = not isinstance(self.core.policy, NoStealing)
+        self._asked: dict[int, int] = {}  # of each task that is asked back, the number of the request
+        self._requests = 0
+        self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
+        self._freed = False
+        self._since: dict[int, float] = {}  # tasks that wait for a worker
+        self._held: Held  # of the task that was finished last
+        self._acts: dict[type, Callable[[Any], None]] = {
+            Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
+            Hurry: self._hurry, Arrived: self._stolen,
+        }  # fmt: skip
+
+    # ---- observe -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the ticks."""
+        self._clock.background(self._clock.now + self.core.tick, self._tick)
+
+    def joined(self, record: WorkerRecord) -> None:
+        """Open the worker's page."""
+        spec, flops = record.spec, CORE_FLOPS * record.spec.speed
+        self.ledger.durations.speeds.setdefault(spec.device, Speed(flops, flops))
+        self._tell(Joined(record.address, record.nthreads, spec.host, spec.device))
+        self.ledger.set_memory(record.address, spec.memory)
+
+    def left(self, record: WorkerRecord) -> None:
+        """Close the worker's page."""
+        self._tell(Left(record.address))
+        self.facts_of_tasks.gone(record.address)
+
+    def changed(self, record: WorkerRecord) -> None:
+        """Note whether the worker accepts tasks."""
+        self._tell(Opened(record.address, record.accepts))
+
+    def assigned(self, job: Job, record: WorkerRecord) -> None:
+        """Write the task into the worker's queue."""
+        spec, takes = job.spec, self.facts_of_tasks.takes(job)
+        told = Assigned(job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes)
+        self._tell(told)
+
+    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+        """Learn what the task took, and how long its move."""
+        self._held = held
+        self._asked.pop(job.number, None)
+        self._tell(Finished(job.number, True, held.stop - held.start))
+        self.facts_of_tasks.done(job, record.address)
+        self._freed = True
+
+    def dropped(self, job: Job, record: WorkerRecord) -> None:
+        """Strike the task off."""
+        self._asked.pop(job.number, None)
+        self._tell(Finished(job.number))
+
+    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+        """Learn what the link does."""
+        copies = 0 if kind == "peer" else self.facts_of_tasks.copies(job, address)
+        self.links.add(kind, job.spec.nbytes, seconds, copies)
+        self.facts_of_tasks.came(job, address)
+
+    def released(self, job: Job) -> None:
+        """Take the bytes off their holders."""
+        self.facts_of_tasks.dropped(job)
+        self._freed = True
+
+    def settled(self) -> None:
+        """Note that what was to be sent leaves now, and look again at what waits for bytes."""
+        self._tell(Sent())
+        if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
+            self._freed = False
+            self._scheduler.retry()
+
+    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Take a victim's answer to the newest request for a task; others are of no matter any more."""
+        if self._asked.get(job.number) == request:
+            del self._asked[job.number]
+            self._tell(Answered(job.number, _ANSWERS[state]))
+
+    def _tick(self) -> None:
+        if self._steals:
+            self._scheduler.when_idle(self._look)
+        if self.ledger.counts_bytes and self._scheduler.has_unplaced:
+            self._scheduler.when_idle(self._scheduler.retry)
+        self._clock.background(self._clock.now + self.core.tick, self._tick)
+
+    def _look(self) -> None:
+        """Hear from the workers what they run, and look at everybody, and for what is overdue."""
+        for address, record in self._scheduler.records.items():
+            self._tell(Heard(address, self._clock.now, frozenset(record.live.runs())))
+        self._tell(Tick())
+        self._tell(Sweep())
+
+    # ---- enact ---------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        """Tell the core of an event, and do what it decides: that takes the scheduler time."""
+        cluster, steps = self._scheduler.world.cluster, self.core.steps
+        decided = self.core.handle(event, self._clock.now)
+        if self.core.steps > steps:
+            self._scheduler.think(cluster.per_step)
+        self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
+        for told in decided:
+            self._acts[type(told)](told)
+        victims = {told.victim for told in decided if isinstance(told, Ask)}
+        self._scheduler.think(cluster.per_send * len(victims))
+
+    def _wake(self, told: Wake) -> None:
+        if self._steals:
+            self._clock.background(told.at, self._scheduler.when_idle, partial(self._tell, Due(told.at)))
+
+    def _hurry(self, told: Hurry) -> None:
+        """Messages to every worker leave soon here: what gathering them does is not played."""
+
+    def _ask(self, told: Ask) -> None:
+        job, record = self.facts_of_tasks.job(told.key), self._scheduler.records[told.victim]
+        self._requests += 1
+        self._asked[job.number] = self._requests
+        self._scheduler.send(record, record.live.asked, job, self._requests)
+
+    def _hand_over(self, told: HandOver) -> None:
+        records = self._scheduler.records
+        self._scheduler.move(self.facts_of_tasks.job(told.key), records[told.victim], records[told.thief])
+
+    def _place_again(self, told: PlaceAgain) -> None:
+        job = self.facts_of_tasks.job(told.key)
+        if job.on in self._scheduler.records:
+            self._scheduler.place_again(job, self._scheduler.records[job.on])
+
+    def _stolen(self, told: Arrived) -> None:
+        """Note the move, from the request to the start, which nobody but the simulation knows."""
+        held, spec = self._held, self._held.job.spec
+        self._add("seconds_worked", held.stop - held.start)
+        lane = told.thief, held.lane
+        span = Span("steal", spec.key, spec.prefix, *lane, told.requested, held.start, source=told.victim)
+        self._scheduler.world.spans.append(span)
+
+    # ---- place ---------------------------------------------------------------------------------------------
+
+    def where(self, job: Job) -> Address | None:
+        """Return where the task is projected to finish first."""
+        now, candidates = self._clock.now, self.candidates
+        task = self.facts_of_tasks.task(job, waited=now - self._since.setdefault(job.number, now))
+        held, nbytes = self.facts_of_tasks.held(job)
+        workers = candidates.candidates(task, held, nbytes, job.priority, now)
+        inputs = self.facts_of_tasks.inputs(job, [worker.address for worker in workers])
+        chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
+        if chosen is not None:
+            del self._since[job.number]
+        return chosen
+
+    def _seconds(self, job: Job) -> tuple[float, bool]:
+        return self.candidates.seconds(job.spec.prefix, job.spec.annotated)
+
+    def suits(self, job: Job, record: WorkerRecord) -> bool:
+        """Whether the worker has the time, or nobody will; and the room, and others are not done without it."""
+        now, candidates = self._clock.now, self.candidates
+        if not candidates.are_alike:
+            count, some = self._scheduler.queued(QUEUED)
+            takes = [candidates.seconds_by_class(one.spec.prefix, one.spec.annotated) for one in some]
+            queued = queued_seconds(takes, count)
+            if candidates.helping(self.facts_of_tasks.task(job), (record.address,), queued, now) is None:
+                return False
+        free = (record.address,)
+        return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
+
+    def projected(self, job: Job) -> float:
+        """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
+
+        Where nothing was measured, a task takes twice what one of its prefix has run for by now, but no less than the
+        guess: as in Dask.
+        """
+        prefix = job.spec.prefix
+        seconds, known = self._seconds(job)
+        entry = self.ledger.entries.get(job.number)
+        ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
+        if not known:
+            self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
+            seconds = unmeasured(self._ran[prefix], seconds)
+        return left(seconds, ran)
+
+    def set_end(self, address: Address, at: float) -> None:
+        """Write the end on the worker's page."""
+        self.ledger.set_end(address, at)
+
+    def set_fresh(self, seconds: float) -> None:
+        """Note what a fresh worker would have."""
+        self.ledger.fresh = seconds
+
+    def busy(self, record: WorkerRecord) -> tuple[float, float]:
+        """Return the tasks that a thread has, and how slow it is."""
+        return len(record.processing) / record.nthreads, self.ledger.rows[record.address].slowness

@@ -1,0 +1,1 @@
+"""Elasticity on a virtual batch system."""

@@ -1,0 +1,198 @@
+"""A virtual batch system: jobs wait, boot, run and are ended at their walltime, whatever anybody wants.
+
+Jobs of a pool start in the order of their submission, each after a wait that chance draws from the seed, and only
+while the pool has a slot.  What a job is used for is not known here.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.policy.scaling.facts import BOOTING, LEAVING, PENDING, RUNNING, Name, Pool
+from dask_ferro.simulate.clock import Clock
+from dask_ferro.simulate.cluster import VirtualWorker
+
+# The state of a job that is over.
+GONE = "gone"
+# Weight of the newest wait in the estimate that a controller is shown.
+_NEWEST = 0.3
+
+
+class VirtualPool(NamedTuple):
+    """A kind of job, as it is in truth.
+
+    Attributes
+    ----------
+    threads, memory : int
+        Of each of a job's `processes`; the memory in bytes.
+    queue_wait, sigma : float
+        Mean seconds from submission to start, and how much they spread: lognormal; 0: all wait the same.
+    start_up : float
+        Seconds from the start until the workers are connected.
+    walltime : float
+    slots : float
+        Jobs that run at a time, at most.
+    """
+
+    name: Name = "default"
+    threads: int = 1
+    processes: int = 1
+    memory: int = 4 * 2**30
+    queue_wait: float = 1.0
+    sigma: float = 0.0
+    start_up: float = 2.5
+    walltime: float = inf
+    slots: float = inf
+    device: str = "cpu"
+    speed: float = 1.0
+    cost: float = 1.0
+
+    def as_seen(self, queue_wait: float) -> Pool:
+        """Return the pool as a controller sees it."""
+        return Pool(
+            self.name, self.threads * self.processes, self.processes, self.memory * self.processes,
+            queue_wait, self.start_up, lifetime=self.walltime, cost=self.cost,
+        )  # fmt: skip
+
+
+class VirtualJob:
+    """One job.  States: pending, booting, running, leaving, gone."""
+
+    __slots__ = ("due", "ends_at", "name", "order", "pool", "since", "started", "state", "stopped", "workers")
+
+    def __init__(self, order: int, pool: VirtualPool, now: float, due: float) -> None:
+        self.order = order
+        self.name: Name = f"{pool.name}-{order}"
+        self.pool = pool
+        self.state = PENDING
+        self.since = now
+        self.due = due
+        self.started = inf
+        self.stopped = inf
+        self.ends_at = inf
+        host = f"host-{self.name}"
+        self.workers = tuple(
+            VirtualWorker(f"{host}-{i:02d}", pool.threads, host, pool.device, pool.speed)
+            for i in range(pool.processes)
+        )
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Of its workers."""
+        return tuple(worker.address for worker in self.workers)
+
+    def node_seconds(self, now: float) -> float:
+        """Return the seconds for which it has had its node."""
+        return max(min(self.stopped, now) - self.started, 0.0) if self.started < inf else 0.0
+
+
+class BatchSystem:
+    """Starts and ends jobs.
+
+    Parameters
+    ----------
+    connected, expired : callable (VirtualJob)
+        Called when a job's workers are there, and when its walltime is over.
+
+    Attributes
+    ----------
+    jobs : dict of VirtualJob
+        Those that are not over, by name.
+    over : list of VirtualJob
+    waits : dict of pool to float
+        A running estimate of the queue wait in seconds.
+    """
+
+    def __init__(
+        self,
+        pools: Iterable[VirtualPool],
+        clock: Clock,
+        seed: int,
+        connected: Callable[[VirtualJob], None],
+        expired: Callable[[VirtualJob], None],
+    ) -> None:
+        self.pools = {pool.name: pool for pool in pools}
+        self.jobs: dict[Name, VirtualJob] = {}
+        self.over: list[VirtualJob] = []
+        self.waits = {pool.name: pool.queue_wait for pool in self.pools.values()}
+        self._clock = clock
+        self._chance = random.Random(seed)
+        self._connected = connected
+        self._expired = expired
+        self._busy = dict.fromkeys(self.pools, 0)
+        self._order = 0
+
+    def submit(self, pool: Name, count: int) -> None:
+        """Queue jobs."""
+        for _ in range(count):
+            job = self._new(self.pools[pool], self._wait(self.pools[pool]))
+            self._clock.at(job.due, self._start_next, job.pool)
+
+    def start(self, pool: Name, count: int) -> None:
+        """Have jobs run at once: those that were there before anything happened."""
+        for _ in range(count):
+            job = self._new(self.pools[pool], 0.0)
+            self._started(job)
+            self._boots(job)
+
+    def end(self, job: VirtualJob) -> None:
+        """End a job, or take it out of the queue.  Idempotent."""
+        if self.jobs.pop(job.name, None) is None:
+            return
+        if job.started < inf:
+            self._busy[job.pool.name] -= 1
+        job.state, job.stopped = GONE, self._clock.now
+        self.over.append(job)
+        self._start_next(job.pool)
+
+    def node_seconds(self) -> float:
+        """Return the seconds of all nodes so far."""
+        now = self._clock.now
+        return sum(job.node_seconds(now) for job in (*self.over, *self.jobs.values()))
+
+    def _wait(self, pool: VirtualPool) -> float:
+        if not pool.sigma:
+            return pool.queue_wait
+        return pool.queue_wait * self._chance.lognormvariate(-0.5 * pool.sigma**2, pool.sigma)
+
+    def _new(self, pool: VirtualPool, wait: float) -> VirtualJob:
+        now = self._clock.now
+        job = VirtualJob(self._order, pool, now, now + wait)
+        self._order += 1
+        self.jobs[job.name] = job
+        return job
+
+    def _start_next(self, pool: VirtualPool) -> None:
+        now = self._clock.now
+        for job in list(self.jobs.values()):
+            if self._busy[pool.name] >= pool.slots:
+                return
+            if job.pool is pool and job.state == PENDING and job.due <= now:
+                waited = now - job.since
+                self.waits[pool.name] += _NEWEST * (waited - self.waits[pool.name])
+                self._started(job)
+                self._clock.at(now + pool.start_up, self._boots, job)
+
+    def _started(self, job: VirtualJob) -> None:
+        now = self._clock.now
+        self._busy[job.pool.name] += 1
+        job.state, job.since, job.started = BOOTING, now, now
+        job.ends_at = now + job.pool.walltime
+        if job.ends_at < inf:
+            self._clock.background(job.ends_at, self._is_over, job)
+
+    def _boots(self, job: VirtualJob) -> None:
+        if job.state == BOOTING:
+            job.state, job.since = RUNNING, self._clock.now
+            self._connected(job)
+
+    def _is_over(self, job: VirtualJob) -> None:
+        if job.name in self.jobs:
+            was = job.state
+            self.end(job)
+            if was in (RUNNING, LEAVING):
+                self._expired(job)

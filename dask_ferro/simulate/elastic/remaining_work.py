@@ -1,0 +1,42 @@
+"""The remaining work of a virtual scheduler, as scaling is shown it: what no client submitted yet is not known."""
+
+from __future__ import annotations
+
+from dask_ferro.policy.scaling.facts import Demand
+from dask_ferro.policy.scaling.remaining_work import profile, schedule
+from dask_ferro.simulate.virtual_scheduler import Scheduler
+
+# Below so many tasks every look is a fresh one; above, the last one stands until one in so many is done.
+_FEW, _SHARE = 1000, 50
+
+
+class Remaining:
+    """The work that is left, looked at as seldom as its size asks for."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._seen = (-1, -1)
+        self._demands: tuple[Demand, ...] = ()
+
+    def demands(self) -> tuple[Demand, ...]:
+        """Return the demands of now: one, or none where nothing is left."""
+        scheduler = self._scheduler
+        known, left = scheduler.known, scheduler.remaining
+        stale = left <= _FEW or known != self._seen[0] or self._seen[1] - left > left // _SHARE
+        if stale or left > self._seen[1]:
+            self._seen = known, left
+            self._demands = self._looked(known)
+        return self._demands
+
+    def _looked(self, known: int) -> tuple[Demand, ...]:
+        jobs = [job for job in self._scheduler.jobs[:known] if not job.done]
+        takes = {job: self._scheduler.decider.projected(job) for job in jobs}
+        spans = schedule(
+            [job for job in jobs if job.state != "waiting" or not job.missing],
+            lambda job: (after for after in job.after if after.state == "waiting" and after in takes),
+            lambda job: job.missing,
+            takes.__getitem__,
+        )
+        found = tuple(profile(spans.values()))
+        longest = max((seconds for job, seconds in takes.items() if job.state != "waiting"), default=0.0)
+        return (Demand(found, longest=longest),) if found else ()

@@ -1,0 +1,328 @@
+"""Elasticity on a virtual batch system: jobs come and go while a graph runs, and what that costs is counted.
+
+Once a virtual second a controller is shown the facts and decides; jobs that are to leave hand back what they have not
+started, end what they run, and close when all that only they held has another holder.  A job whose walltime is over
+dies with what it holds.  Equal arguments give equal runs.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import NamedTuple
+
+from dask_ferro.policy.facts import Address, Key
+from dask_ferro.policy.replication.evacuation import spread
+from dask_ferro.policy.scaling.facts import (
+    BOOTING,
+    LEAVING,
+    PENDING,
+    RUNNING,
+    Cancel,
+    Drain,
+    Job,
+    Name,
+    Recall,
+    ScalingFacts,
+    Submit,
+)
+from dask_ferro.simulate import virtual_tasks as tasks
+from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.elastic.controllers import Controller, Scaling
+from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualJob, VirtualPool
+from dask_ferro.simulate.elastic.remaining_work import Remaining
+from dask_ferro.simulate.engine import Site, Stuck, simulate
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph
+from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.trace import Trace
+
+TICK = 1.0
+# A day: by then a run is given up.
+LIMIT = 86_400.0
+# How often it is looked whether a job that leaves may close.
+LOOK = 0.05
+# The share of a worker's memory up to which it takes results of those that leave: above it Dask begins to spill.
+ROOM = 0.6
+# Where the results of those that leave go: (results with bytes, free bytes by worker) -> receivers, or None.
+Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address] | None]
+
+
+class Run(NamedTuple):
+    """What became of a graph.
+
+    Attributes
+    ----------
+    phases : tuple of float
+        Seconds of each phase: from its submission to the next one's.
+    node_seconds : float
+        Of all jobs, from start to end, or to the graph's.
+    submitted, cancelled, drained, recalled, expired : int
+        Jobs; those cancelled were pending, those recalled were to leave and stayed, those expired ran into their
+        walltime.
+    peak : int
+        Jobs that had their node at a time, at most.
+    recomputed : int
+        Runs of tasks beyond one each.
+    """
+
+    trace: Trace
+    phases: tuple[float, ...]
+    node_seconds: float
+    submitted: int
+    cancelled: int
+    drained: int
+    recalled: int
+    expired: int
+    peak: int
+    recomputed: int
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the graph's submission to its last result."""
+        return float(self.trace.counts["elapsed"])
+
+
+class Elastic:
+    """The driver: facts to the controller, its decisions to the batch system and the scheduler.
+
+    Parameters
+    ----------
+    pools : iterable of VirtualPool
+    controller : Controller
+    at_start : mapping of pool to int
+        Jobs that are there when the graph is submitted.
+    receivers : callable
+        `policy.replication.evacuation.spread`, or what it is compared with.
+    limit : float
+        Seconds after which a run is given up.
+    """
+
+    def __init__(
+        self,
+        pools: Iterable[VirtualPool],
+        controller: Controller,
+        *,
+        at_start: Mapping[Name, int] | None = None,
+        receivers: Spread = spread,
+        seed: int = 0,
+        limit: float = LIMIT,
+    ) -> None:
+        self._pools = tuple(pools)
+        self._controller = controller
+        self._at_start = at_start or {}
+        self._receivers = receivers
+        self._seed = seed
+        self._limit = limit
+        self._idle_since: dict[Name, float] = {}
+        self._memory: dict[Address, int] = {}
+        self._looks = False
+        self.counts = {"cancelled": 0, "drained": 0, "recalled": 0, "expired": 0, "peak": 0}
+
+    def attach(self, site: Site) -> None:
+        """Begin."""
+        self.site = site
+        self.scheduler = site.scheduler
+        self._clock = site.world.clock
+        self._work = Remaining(site.scheduler)
+        self.batch = BatchSystem(self._pools, self._clock, self._seed, self._connected, self._expired)
+        for pool, count in self._at_start.items():
+            self.batch.start(pool, count)
+        self.scheduler.decider.set_fresh(
+            max((pool.walltime - pool.start_up for pool in self._pools), default=0.0)
+        )
+        self._clock.background(TICK, self._tick)
+
+    # ---- what the batch system does ------------------------------------------------------------------------
+
+    def _connected(self, job: VirtualJob) -> None:
+        for worker in job.workers:
+            self._memory[worker.address] = job.pool.memory
+            if job.ends_at < inf:
+                self.scheduler.decider.set_end(worker.address, job.ends_at)
+            self.site.join(worker)
+        there = sum(other.state in (RUNNING, LEAVING) for other in self.batch.jobs.values())
+        self.counts["peak"] = max(self.counts["peak"], there)
+
+    def _expired(self, job: VirtualJob) -> None:
+        self.counts["expired"] += 1
+        for address in job.addresses:
+            self.site.kill(address)
+
+    # ---- what the controller is shown ----------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        scheduler = self.scheduler
+        if self._clock.now > self._limit:
+            raise Stuck(f"{scheduler.remaining} tasks are left after {self._limit:.0f} s")
+        scheduler.retry()
+        for action in self._controller.decide(self.staff(), scheduler):
+            if isinstance(action, Submit):
+                self.batch.submit(action.pool, action.count)
+            elif isinstance(action, Cancel):
+                self._cancel(action.jobs)
+            elif isinstance(action, Recall):
+                self._recall(action.jobs)
+            elif isinstance(action, Drain):
+                self._drain(action.jobs)
+        self._clock.background(self._clock.now + TICK, self._tick)
+
+    def staff(self) -> ScalingFacts:
+        """Return the facts of now."""
+        pools = tuple(pool.as_seen(self.batch.waits[pool.name]) for pool in self._pools)
+        jobs = tuple(self._fact(job) for job in self.batch.jobs.values())
+        return ScalingFacts(self._clock.now, pools, jobs, self._work.demands())
+
+    def _fact(self, job: VirtualJob) -> Job:
+        now = self._clock.now
+        records = self._seats(job)
+        known = [self.scheduler.jobs[number] for record in records for number in record.live.has]
+        held = sum(task.spec.nbytes for task in known)
+        unique = sum(task.spec.nbytes for task in known if len(task.holders) == 1)
+        idle = bool(records) and not any(record.processing for record in records)
+        since = self._idle_since.setdefault(job.name, now) if idle else now
+        if not idle:
+            self._idle_since.pop(job.name, None)
+        free = int(ROOM * job.pool.memory * len(records)) - held
+        threads = sum(record.nthreads for record in records)
+        return Job(
+            job.name, job.pool.name, job.state, now - job.since, job.order, now - since, job.ends_at - now,
+            held, unique, max(free, 0), threads,
+        )  # fmt: skip
+
+    def _seats(self, job: VirtualJob) -> list[WorkerRecord]:
+        return [record for address in job.addresses if (record := self.scheduler.records.get(address))]
+
+    # ---- what it decides -----------------------------------------------------------------------------------
+
+    def _cancel(self, names: Iterable[Name]) -> None:
+        for name in names:
+            job = self.batch.jobs.get(name)
+            if job is not None and job.state not in (RUNNING, LEAVING):
+                self.counts["cancelled"] += job.state == PENDING
+                self.batch.end(job)
+
+    def _drain(self, names: Iterable[Name]) -> None:
+        for name in names:
+            job = self.batch.jobs.get(name)
+            if job is not None and job.state == BOOTING:
+                self.batch.end(job)
+            elif job is not None and job.state == RUNNING:
+                job.state, job.since = LEAVING, self._clock.now
+                self.counts["drained"] += 1
+                for record in self._seats(job):
+                    self.scheduler.receive(self.scheduler.leaving, record.address)
+        if not self._looks:
+            self._look()
+
+    def _recall(self, names: Iterable[Name]) -> None:
+        for name in names:
+            job = self.batch.jobs.get(name)
+            if job is not None and job.state == LEAVING:
+                job.state, job.since = RUNNING, self._clock.now
+                self.counts["recalled"] += 1
+                for record in self._seats(job):
+                    self.scheduler.receive(self.scheduler.paused, record.address, False)
+
+    def _look(self) -> None:
+        """Move what only those that leave hold, and close who holds and runs nothing that is needed."""
+        leaving = [job for job in self.batch.jobs.values() if job.state == LEAVING]
+        self._looks = bool(leaving)
+        going = {address for job in leaving for address in job.addresses}
+        alone = {job.name: self._alone(job, going) for job in leaving}
+        self._move([task for held in alone.values() for task in held], going)
+        for job in leaving:
+            if not alone[job.name] and not any(record.processing for record in self._seats(job)):
+                self._close(job)
+        if leaving:
+            self._clock.background(self._clock.now + LOOK, self._look)
+
+    def _alone(self, job: VirtualJob, going: set[Address]) -> list[tasks.Job]:
+        """Return the results of a job that no worker has which stays."""
+        jobs = self.scheduler.jobs
+        held = (jobs[number] for record in self._seats(job) for number in sorted(record.live.has))
+        return [task for task in held if task.holders and going.issuperset(task.holders)]
+
+    def _move(self, alone: list[tasks.Job], going: set[Address]) -> None:
+        """Have each of these results fetched by one worker that stays, unless one does already."""
+        if not alone:
+            return
+        staying = [record for address, record in self.scheduler.records.items() if address not in going]
+        coming = {number for record in staying for number in record.live.coming()}
+        items = {task.number: task for task in alone if task.number not in coming}
+        if not items:
+            return
+        free = {record.address: self._room(record) for record in staying if record.accepts}
+        found = self._receivers([(number, task.spec.nbytes) for number, task in items.items()], free)
+        for number, address in (found or {}).items():
+            record = self.scheduler.records[address]
+            self.scheduler.world.add("bytes_spread", items[int(str(number))].spec.nbytes)
+            self._clock.at(self._clock.now, record.live.replicate, items[int(str(number))])
+
+    def _room(self, record: WorkerRecord) -> int:
+        """Return the bytes that a worker takes over."""
+        memory = self._memory.get(record.address, 0)
+        return max(int(ROOM * memory) - sum(self.scheduler.jobs[n].spec.nbytes for n in record.live.has), 0)
+
+    def _close(self, job: VirtualJob) -> None:
+        for address in job.addresses:
+            self.scheduler.receive(self.scheduler.left, address)
+        self.batch.end(job)
+
+
+def backup(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dict[Key, Address] | None:
+    """Return one receiver for all results, the one with the most free memory: the paper's backup node."""
+    if not free:
+        return None
+    address = min(free, key=lambda address: (-free[address], address))
+    return {key: address for key, _ in items}
+
+
+def simulate_elastic(
+    graph: TaskGraph,
+    pools: Iterable[VirtualPool],
+    controller: Controller | None = None,
+    *,
+    at_start: Mapping[Name, int] | None = None,
+    policy: str = "informed",
+    receivers: Spread = spread,
+    cluster: VirtualCluster | None = None,
+    seed: int = 0,
+    limit: float = LIMIT,
+) -> Run:
+    """Return the run of a graph on jobs that a controller asks for.
+
+    Parameters
+    ----------
+    controller : Controller, optional
+        Default: `Scaling()`.
+    at_start : mapping of pool to int, optional
+        Jobs that are there at first; default: none.
+    policy : str
+        Of placement and stealing, as for `simulate`.
+    receivers : callable
+        Where the results of those that leave go.
+    cluster : VirtualCluster, optional
+        Its links and costs count; its workers, if any, stay throughout.
+    limit : float
+        Virtual seconds: jobs that die with their results may compute the same ones for ever.
+
+    Raises
+    ------
+    Stuck
+        Where tasks are left and nobody comes to run them, or after the limit.
+    """
+    elastic = Elastic(
+        pools, controller or Scaling(), at_start=at_start, receivers=receivers, seed=seed, limit=limit
+    )
+    cluster = cluster if cluster is not None else VirtualCluster(())
+    trace = simulate(graph, cluster, policy=policy, seed=seed, attach=elastic.attach)
+    begins = elastic.scheduler.submissions
+    ends = [*begins[1:], trace.counts["elapsed"]]
+    return Run(
+        trace,
+        tuple(end - begin for begin, end in zip(begins, ends, strict=True)),
+        elastic.batch.node_seconds(),
+        len(elastic.batch.jobs) + len(elastic.batch.over),
+        recomputed=sum(1 for _ in trace.of("compute")) - len(trace.tasks),
+        **elastic.counts,
+    )

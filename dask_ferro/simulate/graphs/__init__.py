@@ -1,0 +1,1 @@
+"""Task graphs to simulate: generated, recorded, or read from WfCommons' files."""

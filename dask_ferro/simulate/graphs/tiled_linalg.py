@@ -1,0 +1,193 @@
+"""Linear algebra by tiles as task graphs: Cholesky factorization, dense and block-sparse matrix product.
+
+Durations are seconds, sizes bytes.  The kernels' names are those that real tiles are computed with as well; a
+kernel reads its tiles in the order of its dependencies, the one that it updates last.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
+
+_KB = 1024
+
+
+def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
+    """Return the right-looking tile Cholesky factorization of nt x nt tiles.
+
+    A tile is made by the first task that reads it, so there are no root tasks but one.  No group is root-ish.
+
+    Parameters
+    ----------
+    seconds : float
+        Of a triangular solve; the other kernels take what their shape suggests at small tiles.
+    """
+    builder = GraphBuilder("cholesky", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
+    _factorize(builder, nt, seconds, tile_bytes, {}, None)
+    return builder.graph()
+
+
+def _factorize(
+    builder: GraphBuilder,
+    nt: int,
+    seconds: float,
+    tile_bytes: int,
+    tile: dict[tuple[int, int], Key],
+    part: int | None,
+) -> None:
+    """Add the tasks of a factorization to a builder; `tile` has the last task that wrote each tile."""
+
+    def run(kernel: str, share: float, index: tuple[int, ...], reads: Sequence[Key], i: int, j: int) -> None:
+        after = [*reads, tile[i, j]] if (i, j) in tile else list(reads)
+        tile[i, j] = builder.add(
+            kernel, *index, seconds=share * seconds, nbytes=tile_bytes, after=after, kernel=kernel, part=part
+        )
+
+    for k in range(nt):
+        run("potrf", 0.75, (k,), [], k, k)
+        for i in range(k + 1, nt):
+            run("trsm", 1.0, (i, k), [tile[k, k]], i, k)
+        for i in range(k + 1, nt):
+            run("syrk", 1.0, (i, k), [tile[i, k]], i, i)
+            for j in range(k + 1, i):
+                run("gemm", 1.25, (i, j, k), [tile[i, k], tile[j, k]], i, j)
+
+
+def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
+    """Return the tile product C += A B of nt x nt tiles: for each tile of C a chain over k.
+
+    The tiles of A and B are root-ish, the products are not.
+    """
+    builder = GraphBuilder("gemm", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
+    ids = range(nt)
+    places = [(i, j) for i in ids for j in ids]
+    a, b = (
+        {at: builder.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
+        for name in ("tile-a", "tile-b")
+    )
+    for i, j in places:
+        last: list[Key] = []
+        for k in ids:
+            after = [a[i, k], b[k, j], *last]
+            key = builder.add(
+                "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product"
+            )
+            last = [key]
+    return builder.graph()
+
+
+def sparse_gemm(
+    nt: int = 12, density: float = 0.5, seconds: float = 0.025, tile_bytes: int = 64 * _KB, seed: int = 0
+) -> TaskGraph:
+    """Return a block-sparse product of nt x nt tiles: half of the tiles are there, unevenly over the rows of A.
+
+    A lies in row panels, B's tiles are made where they are used, as in the paper's contraction; so a row's
+    products run where its panel is, and rows differ ninefold in work.  No group is root-ish.
+
+    Parameters
+    ----------
+    density : float
+        Share of tiles that are there; of A's rows it runs from 0.2 to 1.8 times that.
+    """
+    builder = GraphBuilder(
+        "sparse-gemm", nt=nt, density=density, seconds=seconds, tile_bytes=tile_bytes, seed=seed
+    )
+    rng = random.Random(seed)
+    b = {(k, j) for k in range(nt) for j in range(nt) if rng.random() < density}
+    shares = [min(density * (0.2 + 1.6 * (i + 0.5) / nt), 1.0) for i in range(nt)]
+    rng.shuffle(shares)
+    for i, share in enumerate(shares):
+        there = [k for k in range(nt) if rng.random() < share]
+        panel = builder.add("panel", i, seconds=0.002, nbytes=tile_bytes * len(there))
+        for j in range(nt):
+            last: list[Key] = []
+            for k in (k for k in there if (k, j) in b):
+                product = builder.add(
+                    "sparse-product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=[panel, *last]
+                )
+                last = [product]
+    return builder.graph()
+
+
+def matmul_parallel(
+    chains: int = 32,
+    length: int = 4,
+    sizes: Sequence[int] = (512, 1024, 2048),
+    seconds: float = 1.0,
+) -> TaskGraph:
+    """Return chains of products of square float32 matrices, of several sizes, which share one factor a size.
+
+    ferroflow's matmul-parallel with sizes mixed.  The tasks say what they take, as bundles do; no group is root-ish.
+
+    Parameters
+    ----------
+    seconds : float
+        Of a product of the largest size on a worker of speed 1; the others take what their volume is less.
+    """
+    sizes = tuple(sizes)
+    builder = GraphBuilder("matmul-parallel", chains=chains, length=length, sizes=sizes, seconds=seconds)
+    weights = {n: builder.add("weight", n, seconds=0.001, nbytes=4 * n * n) for n in sizes}
+    for chain in range(chains):
+        n = sizes[chain % len(sizes)]
+        last: list[Key] = []
+        for step in range(length):
+            each = seconds * (n / max(sizes)) ** 3
+            after = [weights[n], *last]
+            last = [builder.add("matmul", chain, step, seconds=each, nbytes=4 * n * n, after=after)]
+    graph = builder.graph()
+    return replace(graph, tasks=tuple(task._replace(annotated=task.seconds) for task in graph.tasks))
+
+
+def iterated_gemm(
+    nt: int = 8, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
+) -> TaskGraph:
+    """Return C += A B by nt x nt tiles, again and again: each iteration adds to the C of the one before.
+
+    The first phase makes the tiles of A, B and C, the others are the iterations.
+    """
+    builder = GraphBuilder(
+        "iterated-gemm", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
+    )
+    ids = range(nt)
+    places = [(i, j) for i in ids for j in ids]
+    a, b, c = (
+        {at: builder.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
+        for name in ("tile-a", "tile-b", "tile-c")
+    )
+    phases = [len(builder.tasks)]
+    for step in range(iterations):
+        for i, j in places:
+            for k in ids:
+                after = [a[i, k], b[k, j], c[i, j]]
+                c[i, j] = builder.add(
+                    "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product",
+                    part=step,
+                )  # fmt: skip
+        phases.append(nt**3)
+    return replace(builder.graph(), phases=tuple(phases))
+
+
+def iterated_cholesky(
+    nt: int = 12, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
+) -> TaskGraph:
+    """Return the tile Cholesky factorization of one matrix, again and again, from the same tiles.
+
+    The first phase makes the tiles, the others are the iterations.
+    """
+    builder = GraphBuilder(
+        "iterated-cholesky", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
+    )
+    made = {
+        (i, j): builder.add("tile-a", i, j, seconds=0.002, nbytes=tile_bytes, kernel="tile")
+        for i in range(nt)
+        for j in range(i + 1)
+    }
+    phases = [len(builder.tasks)]
+    for step in range(iterations):
+        _factorize(builder, nt, seconds, tile_bytes, dict(made), step)
+        phases.append(len(builder.tasks) - sum(phases))
+    return replace(builder.graph(), phases=tuple(phases))

@@ -1,0 +1,229 @@
+"""Recorded scientific workflows as task graphs: WfCommons' JSON (WfFormat), https://wfcommons.org/format.
+
+Two forms are read.  Since 1.5 a workflow is a specification (tasks, files) and an execution (measured seconds);
+before, each task carries its files and its seconds itself.  The parents are the dependencies; a task's result is
+as large as the files that it writes.  Files that no task writes, machines and commands are not looked at.
+A file is read once, all of its problems are reported together, and nothing of a bad one is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+from zlib import crc32
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.trace import MOST_SECONDS
+
+# What tells the tasks of a kind apart: blastall_ID000002, cpuhog_forkjoin_00000001.
+_NUMBER = re.compile(r"[_-](ID)?\d+$")
+_NO_LETTER = re.compile(r"[^A-Za-z]+")
+# Of a file with a thousand problems the first few tell what is wrong.
+_TOLD = 10
+# Thousands of such files still are a size that 63 bits count.
+_MOST_FILE = 1 << 50
+
+
+class _Task(NamedTuple):
+    name: str
+    kind: str
+    seconds: float
+    nbytes: int
+    parents: frozenset[str]
+
+
+def load(path: str | PathLike[str]) -> TaskGraph:
+    """Return the task graph of a WfCommons instance.
+
+    Parameters
+    ----------
+    path : path
+        A JSON file in WfFormat 1.5 or later, or of the form before it.
+
+    Returns
+    -------
+    TaskGraph
+        Named like the instance; prefixes are the tasks' names without their numbers.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read, or is no such instance: what is wrong, task by task.
+    """
+    where = fspath(path)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"workflow {where!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"workflow {where!r} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"workflow {where!r}: its lists nest too deeply to be read; it is damaged"
+        ) from error
+    workflow = content.get("workflow") if isinstance(content, Mapping) else None
+    if not isinstance(workflow, Mapping):
+        raise ConfigError(f'workflow {where!r}: no "workflow" in it; wanted a WfCommons instance')
+    problems: list[str] = []
+    tasks = _Reader(workflow, problems).tasks()
+    order = _ordered(tasks, problems)
+    if problems:
+        raise ConfigError("\n  - ".join([f"workflow {where!r}:", *_first(problems)]))
+    name = content.get("name")
+    return _graph(name if isinstance(name, str) and name else Path(where).stem, order)
+
+
+def _first(problems: Sequence[str]) -> list[str]:
+    rest = len(problems) - _TOLD
+    return [*problems[:_TOLD], *([f"and {rest} more"] if rest > 0 else [])]
+
+
+class _Reader:
+    """One workflow, of either form; what is wrong with it is noted, and read as if it were not there."""
+
+    def __init__(self, workflow: Mapping[str, Any], problems: list[str]) -> None:
+        self._problems = problems
+        specification = workflow.get("specification")
+        self._split = isinstance(specification, Mapping)
+        part: Mapping[str, Any] = specification if isinstance(specification, Mapping) else workflow
+        execution = workflow.get("execution")
+        measured = execution.get("tasks") if isinstance(execution, Mapping) else None
+        self._rows = self._list(part, "tasks", "the workflow")
+        self._files = {str(f.get("id")): f.get("sizeInBytes") for f in _mappings(part.get("files"))}
+        self._measured = {str(t.get("id")): t for t in _mappings(measured)}
+
+    def tasks(self) -> dict[str, _Task]:
+        """Return the tasks by id, in the order of the file."""
+        found: dict[str, _Task] = {}
+        names: dict[str, str] = {}
+        rows = [(self._id(row), row) for row in self._rows]
+        for task_id, _ in rows:
+            if task_id in names:
+                self._problems.append(f"task {task_id}: stands there twice")
+            names[task_id] = task_id
+        for task_id, row in rows:  # before 1.5, parents go by name
+            names.setdefault(str(row.get("name")), task_id)
+        children: dict[str, set[str]] = {}
+        for task_id, row in rows:
+            for child in self._ids(row, "children", task_id, names):
+                children.setdefault(child, set()).add(task_id)
+        for task_id, row in rows:
+            parents = {*self._ids(row, "parents", task_id, names), *children.get(task_id, ())}
+            name = str(row.get("name") or task_id)
+            found[task_id] = _Task(
+                name,
+                _kind(name),
+                self._seconds(task_id, row),
+                self._written(task_id, row),
+                frozenset(parents),
+            )
+        if not rows:
+            self._problems.append("no tasks in it")
+        return found
+
+    def _id(self, row: Mapping[str, Any]) -> str:
+        return str(row.get("id") or row.get("name"))
+
+    def _list(self, part: Mapping[str, Any], name: str, what: str) -> list[Mapping[str, Any]]:
+        value = part.get(name, [])
+        if not isinstance(value, list) or any(not isinstance(item, Mapping) for item in value):
+            self._problems.append(f"{what}: {name} is not a list of objects")
+            return []
+        return value
+
+    def _ids(
+        self, row: Mapping[str, Any], name: str, task_id: str, names: Mapping[str, str]
+    ) -> Iterable[str]:
+        for other in self._listed(row, name, task_id):
+            if isinstance(other, str) and other in names:
+                yield names[other]
+            else:
+                self._problems.append(f"task {task_id}: {name} has {other!r}, which is no task")
+
+    def _listed(self, row: Mapping[str, Any], name: str, task_id: str) -> list[Any]:
+        value = row.get(name)
+        if value is not None and not isinstance(value, list):
+            self._problems.append(f"task {task_id}: {name} is {value!r}, wanted a list")
+            return []
+        return value or []
+
+    def _seconds(self, task_id: str, row: Mapping[str, Any]) -> float:
+        source = self._measured.get(task_id, {}) if self._split else row
+        value = source.get("runtimeInSeconds", source.get("runtime"))
+        if value is None:
+            self._problems.append(f"task {task_id}: no runtimeInSeconds")
+        elif not _is_amount(value, MOST_SECONDS):
+            self._problems.append(
+                f"task {task_id}: runtimeInSeconds is {_short(value)}, wanted seconds >= 0, at most {MOST_SECONDS:g}"
+            )
+        else:
+            return float(value)
+        return 0.0
+
+    def _written(self, task_id: str, row: Mapping[str, Any]) -> int:
+        sizes: list[tuple[Any, Any]]
+        if self._split:
+            names = [name for name in self._listed(row, "outputFiles", task_id) if isinstance(name, str)]
+            sizes = [(name, self._files.get(name)) for name in names]
+        else:
+            outputs = [f for f in _mappings(row.get("files")) if f.get("link") == "output"]
+            sizes = [(f.get("name"), f.get("sizeInBytes", f.get("size"))) for f in outputs]
+        total = 0
+        for name, size in sizes:
+            if not _is_amount(size, _MOST_FILE):
+                self._problems.append(
+                    f"task {task_id}: file {name!r} has size {_short(size)}, wanted bytes >= 0, at most {_MOST_FILE}"
+                )
+            else:
+                total += int(size)
+        return total
+
+
+def _is_amount(value: Any, most: float) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= most
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _kind(name: str) -> str:
+    """Return a task's name without its number, as a prefix that Dask reads the same."""
+    return _NO_LETTER.sub("-", _NUMBER.sub("", name)).strip("-").lower() or "task"
+
+
+def _ordered(tasks: Mapping[str, _Task], problems: list[str]) -> list[tuple[str, _Task]]:
+    """Return the tasks, each after its parents, or note the circle that makes it impossible."""
+    sorter = TopologicalSorter({key: sorted(task.parents) for key, task in tasks.items()})
+    try:
+        return [(key, tasks[key]) for key in sorter.static_order()]
+    except CycleError as error:
+        problems.append(f"tasks wait for each other: {' -> '.join(error.args[1])}")
+        return []
+
+
+def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:
+    token = f"{crc32(name.encode()):08x}"
+    keys: dict[str, tuple[str, int]] = {}
+    counts: dict[str, int] = {}
+    specs = []
+    for task_id, task in order:
+        group, index = f"{task.kind}-{token}", counts.get(task.kind, 0)
+        counts[task.kind] = index + 1
+        keys[task_id] = (group, index)
+        after = tuple(keys[parent] for parent in sorted(task.parents))
+        specs.append(TaskSpec(keys[task_id], task.kind, group, task.seconds, task.nbytes, after))
+    return TaskGraph(name, tuple(specs))

@@ -1,0 +1,173 @@
+"""What the scheduling core is told of the tasks of a simulation: what they are projected to take, in seconds and bytes.
+
+Sizes and durations are learned from results, as in the plugin; of truths this module sees only what a scheduler is
+told.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import inf
+
+from dask_ferro.policy.candidates import Candidates
+from dask_ferro.policy.estimates import Sizes
+from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.simulate.virtual_scheduler import Scheduler
+from dask_ferro.simulate.virtual_tasks import Job
+
+# Inputs of a task that are shown one by one; more are summed up by who holds them.  Of its readers, as many are seen.
+FEW_INPUTS = 8
+# Of a task that many wait for, so many are looked at, to tell whether it is the last that one of them waits for.
+FEW_READERS = 16
+HOST = "cpu"
+
+
+class SimulatedFacts:
+    """Tasks as rows for a policy, the core's `Facts`; `ledger` and `candidates` are set by who owns them all."""
+
+    ledger: Ledger
+    candidates: Candidates
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._sizes = Sizes()
+        self._held: dict[Address, int] = {}  # bytes of results
+        self._thieves: Sequence[Address] = ()  # of the look that is being taken
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def done(self, job: Job, address: Address) -> None:
+        """Learn the size of a result, which now lies on a worker."""
+        if self._sizes.add(job.spec.prefix, job.spec.nbytes) and self.ledger.counts_bytes:
+            self.ledger.set_bytes(job.spec.prefix, job.spec.nbytes)
+        self.came(job, address)
+
+    def came(self, job: Job, address: Address) -> None:
+        """Note that a result lies on a worker."""
+        self._held[address] = self._held.get(address, 0) + job.spec.nbytes
+
+    def dropped(self, job: Job) -> None:
+        """Note that a result leaves its holders, which the task still names."""
+        for address in job.holders:
+            self._held[address] = self._held.get(address, 0) - job.spec.nbytes
+
+    def gone(self, address: Address) -> None:
+        """Forget what lay on a worker."""
+        self._held.pop(address, None)
+
+    # ---- what the core asks --------------------------------------------------------------------------------
+
+    def begin(self, thieves: Sequence[Address]) -> None:
+        """Begin a look at tasks, for some thieves."""
+        self._thieves = thieves
+
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
+        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
+        job = self.job(entry.key)
+        if job.pinned:
+            return None
+        return TaskFacts(
+            entry.key,
+            entry.seconds,
+            entry.known,
+            self.inputs(job, self._thieves),
+            origins=entry.origins,
+            device=entry.device,
+            others=self.ledger.others(entry),
+            nbytes=entry.nbytes,
+            headroom=self.headroom(job),
+        )
+
+    def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
+        """Return whether a task may be asked for: virtual workers have no resources."""
+        return True
+
+    def unlocks(self, key: Key) -> bool:
+        """Whether a task is the last that some other one waits for."""
+        return any(other.missing == 1 for other in islice(self.job(key).after, FEW_READERS))
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        """Return those that may run on more than one worker."""
+        return [entry for entry in entries if not self.job(entry.key).pinned]
+
+    def job(self, key: Key) -> Job:
+        """Return a task by its number."""
+        return self._scheduler.jobs[int(str(key))]
+
+    # ---- what is known -------------------------------------------------------------------------------------
+
+    def task(self, job: Job, waited: float = inf) -> TaskFacts:
+        """Return a task that nobody was given, for so many seconds."""
+        device, seconds, known, others = self.candidates.seconds_by_class(job.spec.prefix, job.spec.annotated)
+        return TaskFacts(
+            job.number, seconds, known, self.inputs(job, ()), device=device, others=others,
+            nbytes=self.takes(job), headroom=self.headroom(job), waited=waited,
+        )  # fmt: skip
+
+    def held(self, job: Job) -> tuple[dict[Address, int], int]:
+        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        held: dict[Address, int] = {}
+        for dependency in job.inputs:
+            for address in dependency.holders:
+                if address in self.ledger.rows:
+                    held[address] = held.get(address, 0) + dependency.spec.nbytes
+        return held, sum(dependency.spec.nbytes for dependency in job.inputs)
+
+    def takes(self, job: Job) -> int:
+        """Return the projected bytes of a result; 0 where no device counts them."""
+        if not self.ledger.counts_bytes:
+            return 0
+        found = self._sizes.of(job.spec.prefix)
+        if found is not None:
+            return found
+        return self._sizes.guess((d.spec.nbytes for d in job.inputs), self.ledger.least)
+
+    def headroom(self, job: Job) -> int:
+        """Return the projected bytes of the largest result that is made of the task's, less what it frees."""
+        if not self.ledger.counts_bytes:
+            return 0
+        own = self.takes(job)
+        found = (self._sizes.of(after.spec.prefix) for after in job.after[:FEW_INPUTS])
+        freed = sum(d.spec.nbytes for d in job.inputs if d.needed == 1 and not d.wanted)
+        return max(max((own if nbytes is None else nbytes for nbytes in found), default=own) - freed, 0)
+
+    def live(self, address: Address) -> int:
+        """Return the bytes of results on a worker, and of those that it still has to fetch."""
+        jobs, record = self._scheduler.jobs, self._scheduler.records[address]
+        coming = (jobs[number] for number in record.needs)
+        return self._held.get(address, 0) + sum(j.spec.nbytes for j in coming if address not in j.holders)
+
+    def holds(self, address: Address) -> int:
+        """Return the bytes of results on a worker."""
+        return self._held.get(address, 0)
+
+    def inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
+        """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
+        if len(job.inputs) > FEW_INPUTS:
+            held: dict[frozenset[Address], int] = {}
+            for dependency in job.inputs:
+                holders = frozenset(dependency.holders)
+                held[holders] = held.get(holders, 0) + dependency.spec.nbytes
+            return tuple(Replica(nbytes, holders, self._kind(holders)) for holders, nbytes in held.items())
+        records = self._scheduler.records
+        inputs = []
+        for dependency in job.inputs:
+            number = dependency.number
+            coming = (a for a in fetching if a in records and number in records[a].needs)
+            holders = frozenset([*dependency.holders, *coming])
+            inputs.append(Replica(dependency.spec.nbytes, holders, self._kind(dependency.holders), number))
+        return tuple(inputs)
+
+    def copies(self, job: Job, to: Address) -> int:
+        """Return how often a result left or entered a device on its way to a worker."""
+        source = next((a for a in job.holders if a != to), to)
+        return (self._kind([source]) != HOST) + (self._kind([to]) != HOST)
+
+    def _kind(self, holders: Iterable[Address]) -> str:
+        """The device class whose memory a result lies in: the host's where any holder has it there."""
+        records = self._scheduler.records
+        devices = {records[address].spec.device for address in holders if address in records} or {HOST}
+        return HOST if HOST in devices else min(devices)

@@ -1,0 +1,342 @@
+"""A virtual scheduler: Dask's states of tasks and its root-ish queue; who decides the rest is handed in.
+
+It is one serial server.  What a message leads to leaves when the server has thought about it, and messages that
+come meanwhile wait.  It knows what it was told, never what a worker really does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.simulate.virtual_tasks import Job, Roots
+from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
+from dask_ferro.simulate.worker_record import Decider, WorkerRecord
+
+# The number of the requests for what a leaving worker has not started; those of steals count from 1.
+_BACK = 0
+
+
+class Scheduler:
+    """The server."""
+
+    def __init__(self, world: World, jobs: list[Job], stops: Sequence[int]) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.jobs = jobs
+        self.records: dict[Address, WorkerRecord] = {}
+        self.threads = 0
+        self._joined_count = 0
+        self.remaining = len(jobs)
+        self.first_done: dict[int, Held] = {}
+        self.known = 0  # tasks that were submitted
+        self.submissions: list[float] = []
+        self._stops = (0, *stops)
+        self.decider: Decider
+        self._cluster = world.cluster
+        self._roots = Roots(jobs)
+        self._queue: list[tuple[int, int]] = []
+        self._open: list[
+            tuple[tuple[float, float], int, int, WorkerRecord]
+        ] = []  # a heap: the least busy first
+        self._unplaced: list[Job] = []
+        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._free_at = 0.0
+        self._cost = 0.0
+        self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[Any, ...]]] = []
+
+    # ---- the server ----------------------------------------------------------------------------------------
+
+    def receive(self, act: Callable[..., object], *args: Any) -> None:
+        """Hear of something: now, or when the server has thought about what came before."""
+        self._inbox.append((act, args))
+        if len(self._inbox) == 1:
+            self.clock.at(max(self._free_at, self.clock.now), self._serve)
+
+    def when_idle(self, act: Callable[[], None]) -> None:
+        """Do something that no message asked for, after the messages that are there; it keeps nothing alive."""
+        if self._inbox:
+            self._inbox.append((act, ()))
+        elif self._free_at > self.clock.now:
+            self.clock.background(self._free_at, self.when_idle, act)
+        else:
+            self._do(act)
+
+    def think(self, seconds: float) -> None:
+        """Be busy for that much longer."""
+        self._cost += seconds
+
+    def send(self, record: WorkerRecord, act: Callable[..., None], *args: Any) -> None:
+        """Send a message to a worker, when the server is done with what it thinks about."""
+        self._outbox.append((record, act, args))
+
+    def _serve(self) -> None:
+        act, args = self._inbox[0]
+        self._do(act, *args)
+        self._inbox.popleft()
+        if self._inbox:
+            self.clock.at(self._free_at, self._serve)
+
+    def _do(self, act: Callable[..., object], *args: Any) -> None:
+        self._cost = 0.0
+        act(*args)
+        self.decider.settled()
+        self._free_at = self.clock.now + self._cost
+        for record, message, content in self._outbox:
+            self.clock.at(record.live.inbox.arrives(self._free_at), message, *content)
+        self._outbox.clear()
+
+    # ---- what it hears -------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Let a client submit the next phase: it arrives, and has been read, after a while."""
+        self.submissions.append(self.clock.now)
+        phase = len(self.submissions)
+        tasks = self._stops[phase] - self._stops[phase - 1]
+        seconds = self._cluster.per_call + self._cluster.per_submitted * tasks
+        self.clock.at(self.clock.now + seconds, self.receive, self._submitted)
+
+    def _submitted(self) -> None:
+        """Take the graph: place what is ready."""
+        first, self.known = self.known, self._stops[len(self.submissions)]
+        self._place(job for job in self.jobs[first : self.known] if not job.missing)
+
+    def _phase_done(self) -> None:
+        """Drop what the phase before left, and let the client go on."""
+        phase = len(self.submissions)
+        if phase > 1:
+            for job in self.jobs[self._stops[phase - 2] : self._stops[phase - 1]]:
+                job.wanted = False
+                if not job.needed and job.state == "memory":
+                    self._release(job)
+        if self.known < len(self.jobs):
+            self.submit()
+
+    def finished(self, address: Address, held: Held) -> None:
+        """Hear that a worker computed a task."""
+        self.think(self._cluster.per_result)
+        job, record = held.job, self.records.get(address)
+        if record is None or job.on != address or job.state != "processing":
+            return  # it was taken back meanwhile
+        self.decider.finished(job, record, held)
+        self._unassign(job, record)
+        job.state = "memory"
+        job.holders[address] = None
+        self.remaining -= 1
+        self.first_done.setdefault(job.number, held)
+        for dependency in job.inputs:
+            dependency.needed -= 1
+            if not dependency.needed and not dependency.wanted:
+                self._release(dependency)
+        ready = []
+        for after in job.after:
+            if after.state == "waiting":
+                after.missing -= 1
+                if not after.missing and after.number < self.known:
+                    ready.append(after)
+        self._place(ready)
+        is_read = self.known == self._stops[len(self.submissions)]
+        if is_read and self.remaining == len(self.jobs) - self.known:
+            self._phase_done()
+
+    def joined(self, live: LiveWorker) -> None:
+        """Hear of a new worker."""
+        self._joined_count += 1
+        record = WorkerRecord(live, self._joined_count, self._cluster.slots(live.spec.nthreads))
+        self.records[live.address] = record
+        self.threads += record.nthreads
+        self.decider.joined(record)
+        self._offer(record)
+        self.retry()
+
+    def paused(self, address: Address, paused: bool) -> None:
+        """Hear that a worker starts nothing any more, or again."""
+        record = self.records.get(address)
+        if record is not None:
+            record.accepts = not paused
+            self.decider.changed(record)
+            self._offer(record)
+            self.retry()
+
+    def died(self, address: Address) -> None:
+        """Hear that a worker is gone: what stood on it and what only it held is computed again."""
+        if self.left(address):
+            for live in self.world.workers.values():
+                live.fetch_elsewhere()
+
+    def left(self, address: Address) -> bool:
+        """Take a worker off; return whether it was there.  It still serves who fetches from it."""
+        record = self.records.pop(address, None)
+        if record is None:
+            return False
+        self.threads -= record.nthreads
+        record.accepts = False
+        again = list(record.processing.values())
+        for job in again:
+            self._take_back(job, record, tell=False)
+        self.decider.left(record)
+        lost = []
+        for number in sorted(record.live.has):
+            job = self.jobs[number]
+            if job.holders.pop(address, self) is None and not job.holders and job.state == "memory":
+                lost.append(job)
+        self._compute_again(lost, again)
+        return True
+
+    def leaving(self, address: Address) -> None:
+        """Give a worker nothing any more, and ask for all that it has not started."""
+        record = self.records.get(address)
+        if record is None:
+            return
+        record.accepts = False
+        self.decider.changed(record)
+        for job in record.processing.values():
+            self.send(record, record.live.asked, job, _BACK)
+
+    def answered(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Hear a worker's answer to who asked for a task."""
+        if request != _BACK:
+            self.decider.replied(address, job, request, state)
+        elif state == "ready" and job.on == address:
+            self.place_again(job, self.records[address])
+
+    # ---- placing -------------------------------------------------------------------------------------------
+
+    def place_again(self, job: Job, record: WorkerRecord) -> None:
+        """Take a task back from a worker that gave it up already, and place it anew."""
+        self._take_back(job, record, tell=False)
+        self._place([job])
+
+    @property
+    def has_unplaced(self) -> bool:
+        """Whether a task waits for a worker that may have it."""
+        return bool(self._unplaced)
+
+    def queued(self, count: int) -> tuple[int, list[Job]]:
+        """Return how many tasks look like roots and wait, and some of the next ones."""
+        some = [self.jobs[number] for _, number in self._queue[:count]]
+        return len(self._queue), some
+
+    def give(self, job: Job, record: WorkerRecord) -> None:
+        """Send a task to a worker."""
+        job.state, job.on = "processing", record.address
+        record.processing[job.number] = job
+        for dependency in job.inputs:
+            record.needs[dependency.number] = record.needs.get(dependency.number, 0) + 1
+        self._offer(record)
+        self.think(self._cluster.per_send)
+        self.send(record, record.live.compute, job)
+
+    def move(self, job: Job, victim: WorkerRecord, thief: WorkerRecord) -> None:
+        """Send a task that its victim gave up to the thief."""
+        self._unassign(job, victim)
+        self.give(job, thief)
+
+    def _place(self, ready: Iterable[Job]) -> None:
+        for job in sorted(ready, key=lambda job: job.priority):
+            if self._roots.has(job, self.threads):
+                job.state = "queued"
+                heappush(self._queue, (job.priority, job.number))
+            else:
+                self._place_one(job)
+        self._fill()
+
+    def _place_one(self, job: Job) -> None:
+        address = next(iter(self.records), None) if job.pinned else self.decider.where(job)
+        if address is None:
+            job.state = "unplaced"
+            self._unplaced.append(job)
+            return
+        record = self.records[address]
+        self.give(job, record)
+        self.decider.assigned(job, record)
+
+    def _fill(self) -> None:
+        """Give queued tasks to the least busy workers with a free slot."""
+        passed = []
+        while self._queue and self._open:
+            item = self._open[0]
+            record = item[3]
+            if item[2] != record.version or record.address not in self.records:
+                heappop(self._open)
+                continue
+            job = self.jobs[self._queue[0][1]]
+            if job.state != "queued":
+                heappop(self._queue)
+            elif self.decider.suits(job, record):
+                heappop(self._queue)
+                self.give(job, record)
+                self.decider.assigned(job, record)
+            else:
+                passed.append(heappop(self._open))
+        for item in passed:
+            heappush(self._open, item)
+
+    def retry(self) -> None:
+        """Look again for workers for what has none."""
+        waiting, self._unplaced = self._unplaced, []
+        self._place(job for job in waiting if job.state == "unplaced")
+
+    def _offer(self, record: WorkerRecord) -> None:
+        """Note how busy a worker is, for the queue."""
+        record.version += 1
+        if record.accepts and len(record.processing) < record.slots:
+            busy = self.decider.busy(record)
+            heappush(self._open, (busy, record.number, record.version, record))
+
+    def _unassign(self, job: Job, record: WorkerRecord) -> None:
+        del record.processing[job.number]
+        for dependency in job.inputs:
+            left = record.needs[dependency.number] = record.needs[dependency.number] - 1
+            if not left:
+                del record.needs[dependency.number]
+        job.on = ""
+        self._offer(record)
+
+    # ---- losing --------------------------------------------------------------------------------------------
+
+    def _release(self, job: Job) -> None:
+        self.decider.released(job)
+        for address in job.holders:
+            self.world.workers[address].has.discard(job.number)
+        job.holders.clear()
+        job.state = "released"
+
+    def _take_back(self, job: Job, record: WorkerRecord, *, tell: bool) -> None:
+        self.decider.dropped(job, record)
+        self._unassign(job, record)
+        job.state = "waiting"
+        if tell:
+            self.send(record, record.live.give_up, job)
+
+    def _compute_again(self, lost: list[Job], again: list[Job]) -> None:
+        """Put what was lost and what needs it back to waiting, and place what is ready."""
+        touched = dict.fromkeys(again)
+        stack = [job for job in lost if job.needed or job.wanted]
+        for job in lost:
+            job.state = "released"
+        while stack:
+            job = stack.pop()
+            if job.state != "released":
+                continue
+            job.state = "waiting"
+            self.remaining += 1
+            touched[job] = None
+            for dependency in job.inputs:
+                dependency.needed += 1
+                if dependency.state == "released":
+                    stack.append(dependency)
+        for job in lost:
+            for after in job.after:
+                if after.state == "processing":
+                    self._take_back(after, self.records[after.on], tell=True)
+                if after.state in ("waiting", "queued", "unplaced"):
+                    after.state = "waiting"
+                    touched[after] = None
+        for job in touched:
+            job.missing = sum(dependency.state != "memory" for dependency in job.inputs)
+        ready = (job for job in touched if job.state == "waiting" and not job.missing)
+        self._place(job for job in ready if job.number < self.known)

@@ -1,0 +1,157 @@
+"""The tasks of one simulation: what the scheduler knows of each, and in which order they want to run.
+
+Tasks are numbered in their graph's order, which is cheaper to hash than Dask's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from dask_ferro.policy.estimates import Durations
+from dask_ferro.policy.facts import Address
+from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
+
+# What makes a group look like roots to Dask: more than so many tasks a thread, and fewer dependencies than that.
+_ROOTISH_PER_THREAD = 2
+_ROOTISH_FEWER = 5
+# The plugin leaves larger graphs their order: ranks would take the scheduler's loop for more than 0.1 s.
+_RANKED = 20_000
+
+
+class Job:
+    """A task on the scheduler.  States: waiting, ready, queued, processing, memory, released, unplaced."""
+
+    __slots__ = (
+        "after", "holders", "inputs", "missing", "needed", "number", "on", "pinned", "priority", "spec", "state",
+        "wanted",
+    )  # fmt: skip
+
+    def __init__(self, number: int, spec: TaskSpec) -> None:
+        self.number = number
+        self.spec = spec
+        self.priority = number
+        self.inputs: tuple[Job, ...] = ()
+        self.after: list[Job] = []
+        self.state = "waiting"
+        self.missing = 0  # inputs that are not in memory
+        self.needed = 0  # tasks after it that are not done
+        self.wanted = False  # its result is asked for
+        self.pinned = False
+        self.on: Address = ""
+        self.holders: dict[Address, None] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether its result is there, or is needed no longer."""
+        return self.state == "memory" or self.state == "released"
+
+
+def jobs_of(graph: TaskGraph) -> list[Job]:
+    """Return the graph's tasks, tied to each other.
+
+    Raises
+    ------
+    ValueError
+        For a key that is there twice, a task that stands before one of its dependencies, or phases that are not all
+        tasks.
+    """
+    if graph.stops[-1] != len(graph.tasks):
+        raise ValueError(
+            f"task graph {graph.name!r}: phases of {graph.stops[-1]} tasks, it has {len(graph.tasks)}"
+        )
+    known: dict[Key, Job] = {}
+    for number, spec in enumerate(graph.tasks):
+        if spec.key in known:
+            raise ValueError(f"task graph {graph.name!r}: key {spec.key!r} is there twice")
+        job = Job(number, spec)
+        try:
+            job.inputs = tuple(known[key] for key in dict.fromkeys(spec.dependencies))
+        except KeyError as missing:
+            raise ValueError(
+                f"task graph {graph.name!r}: {spec.key!r} stands before its dependency {missing}"
+            ) from None
+        for dependency in job.inputs:
+            dependency.after.append(job)
+            dependency.needed += 1
+        job.missing = len(job.inputs)
+        job.pinned = graph.pinned == "one" and not job.inputs
+        known[spec.key] = job
+    jobs = list(known.values())
+    first = 0
+    for stop in graph.stops:
+        for job in jobs[first:stop]:
+            job.wanted = not any(after.number < stop for after in job.after)
+        first = stop
+    return jobs
+
+
+def depth_first(jobs: list[Job]) -> dict[int, int]:
+    """Return each task's place where what was begun is finished first.
+
+    The idea of `dask.order` without its refinements: results in turn, and before each what it needs, the input
+    with the most behind it first.
+    """
+    depth = [0] * len(jobs)
+    for job in jobs:
+        depth[job.number] = 1 + max((depth[d.number] for d in job.inputs), default=0)
+    place: dict[int, int] = {}
+    for sink in jobs:
+        stack = [sink] if sink.wanted else []
+        while stack:
+            job = stack[-1]
+            open_ = [d for d in job.inputs if d.number not in place]
+            if open_:
+                open_.sort(key=lambda d: (depth[d.number], -d.number))
+                stack += open_
+                continue
+            stack.pop()
+            place.setdefault(job.number, len(place))
+    return place
+
+
+def prioritize(jobs: list[Job], order: Mapping[Key, int] | None, threads: int, rank: bool) -> None:
+    """Set every task's priority, the first to run lowest.
+
+    Parameters
+    ----------
+    order : mapping of key to int, optional
+        Dask's own order; without it, depth first.
+    rank : bool
+        Whether a narrow graph goes by upward rank; tasks without an annotation count the default guess.
+    """
+    places = {job.number: order[job.spec.key] for job in jobs} if order is not None else depth_first(jobs)
+    if rank and len(jobs) <= _RANKED:
+        guess = Durations().guess
+        seconds: dict[Key, float] = {
+            job.number: guess if job.spec.annotated is None else job.spec.annotated for job in jobs
+        }
+        dependents: dict[Key, list[Key]] = {job.number: [a.number for a in job.after] for job in jobs}
+        ranks = upward_ranks(dependents, seconds)
+        if is_narrow(dependents, ranks, seconds, threads):
+            places = cast(dict[int, int], order_by_rank(ranks, cast(dict[Key, float], places)))
+    for job in jobs:
+        job.priority = places[job.number]
+
+
+class Roots:
+    """Which tasks look like roots to Dask, from their groups."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self._sizes: dict[str, int] = {}
+        self._before: dict[str, set[str]] = {}
+        for job in jobs:
+            group = job.spec.group
+            self._sizes[group] = self._sizes.get(group, 0) + 1
+            self._before.setdefault(group, set()).update(d.spec.group for d in job.inputs)
+        few = {}
+        for group, before in self._before.items():
+            tasks = sum(self._sizes[b] for b in before)
+            few[group] = len(before) < _ROOTISH_FEWER and tasks < _ROOTISH_FEWER
+        self._few = few
+
+    def has(self, job: Job, threads: int) -> bool:
+        """Whether the task is root-ish on a cluster of so many threads."""
+        group = job.spec.group
+        return not job.pinned and self._few[group] and self._sizes[group] > _ROOTISH_PER_THREAD * threads

@@ -1,0 +1,281 @@
+"""A virtual worker as it really is: what it holds, fetches and runs, whatever the scheduler believes.
+
+It starts its tasks by priority once their inputs are there, and gives up what it has not started when asked.
+Bytes pass through two pipes, out of the sender and into the receiver, one after the other: the bandwidth is shared
+and no transfer is priced by guessing who else sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.simulate.clock import Clock, Line
+from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
+from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.trace import Span
+
+# The receiver, what came, the kind of link, seconds: what a worker tells the scheduler of a transfer.
+Sample = Callable[[Address, Job, str, float], None]
+
+
+class Held:
+    """A task on a worker.  States: fetching, ready, running, gone."""
+
+    __slots__ = ("gap", "job", "lane", "missing", "start", "state", "stop")
+
+    def __init__(self, job: Job, missing: int) -> None:
+        self.job = job
+        self.missing = missing
+        self.state = "fetching"
+        self.lane = -1
+        self.start = self.stop = 0.0
+        self.gap = 0.0  # since when its thread had nothing to do
+
+
+@dataclass
+class World:
+    """What the parts of one simulation share."""
+
+    cluster: VirtualCluster
+    clock: Clock
+    seed: int
+    workers: dict[Address, LiveWorker] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+    told: Callable[[Address, Held], None] = lambda address, held: None
+    answered: Callable[[Address, Job, int, str], None] = lambda address, job, request, state: None
+    sampled: Sample = lambda address, job, kind, seconds: None
+
+    def add(self, name: str, amount: float = 1.0) -> None:
+        """Count something."""
+        self.counts[name] = self.counts.get(name, 0.0) + amount
+
+
+class LiveWorker:
+    """A worker process.
+
+    Parameters
+    ----------
+    to_worker, to_scheduler : float
+        Seconds between two batches of messages.
+    """
+
+    def __init__(self, spec: VirtualWorker, world: World, to_worker: float, to_scheduler: float) -> None:
+        self.spec = spec
+        self.address = spec.address
+        self.alive = True
+        self.paused = False
+        self.inbox = Line(to_worker, world.cluster.wire)
+        self.outbox = Line(to_scheduler, world.cluster.wire)
+        self.held: dict[int, Held] = {}
+        self.has: set[int] = set()
+        self.short_of = 0  # bytes that its device lacked at the worst moment
+        self._world = world
+        self._ready: list[tuple[int, int, int, Held]] = []
+        self._turn = 0  # one task may stand there twice: taken back, and given again
+        self._lanes = list(range(spec.nthreads))
+        self._free_since = [world.clock.now] * spec.nthreads
+        self._fetching: dict[int, tuple[Address, list[Held]]] = {}
+        self._sizes: dict[int, int] = {}  # of what it has or had
+        self._in_free = self._out_free = 0.0
+        self._before, self._after = world.cluster.before, world.cluster.after
+        heapify(self._lanes)
+
+    # ---- messages of the scheduler -------------------------------------------------------------------------
+
+    def compute(self, job: Job) -> None:
+        """Take a task; fetch what it lacks."""
+        if not self.alive or job.number in self.held:
+            return
+        missing = [d for d in job.inputs if d.number not in self.has]
+        held = self.held[job.number] = Held(job, len(missing))
+        for dependency in missing:
+            self._fetch(dependency, [held])
+        if not missing:
+            self._is_ready(held)
+
+    def give_up(self, job: Job) -> None:
+        """Drop a task that the scheduler took back; one that runs goes on and counts for nothing."""
+        held = self.held.pop(job.number, None)
+        if held is not None:
+            held.state = "gone"
+
+    def asked(self, job: Job, request: int) -> None:
+        """Answer a steal request: what was not started is given up."""
+        if not self.alive:
+            return
+        held = self.held.get(job.number)
+        state = held.state if held is not None else "gone"
+        if state in ("fetching", "ready"):
+            self.give_up(job)
+            state = "ready"
+        world = self._world
+        world.clock.at(
+            self.outbox.arrives(world.clock.now), world.answered, self.address, job, request, state
+        )
+
+    def runs(self) -> set[int]:
+        """Return the numbers of the tasks that it runs, as its heartbeat tells."""
+        return {number for number, held in self.held.items() if held.state == "running"}
+
+    # ---- what happens to it --------------------------------------------------------------------------------
+
+    def pause(self, paused: bool) -> None:
+        """Start nothing any more, or again."""
+        self.paused = paused
+        self._start()
+
+    def kill(self) -> None:
+        """Lose everything."""
+        self.alive = False
+        for held in self.held.values():
+            held.state = "gone"
+        self.held.clear()
+        self._fetching.clear()
+
+    def fetch_elsewhere(self) -> None:
+        """Ask other holders for what was to come from workers that are gone."""
+        broken = [number for number, (source, _) in self._fetching.items() if not self._is_alive(source)]
+        for number in broken:
+            _, waiting = self._fetching.pop(number)
+            for held in waiting:
+                if held.state == "fetching":
+                    self._fetch(next(d for d in held.job.inputs if d.number == number), [held])
+
+    # ---- fetching ------------------------------------------------------------------------------------------
+
+    def replicate(self, job: Job) -> None:
+        """Fetch a result that no task here asked for."""
+        if self.alive and job.number not in self.has:
+            self._fetch(job, [])
+
+    def coming(self) -> Iterable[int]:
+        """Return the numbers of the tasks whose results it fetches."""
+        return self._fetching
+
+    def _fetch(self, dependency: Job, waiting: list[Held]) -> None:
+        known = self._fetching.get(dependency.number)
+        if known is not None and self._is_alive(known[0]):
+            known[1].extend(waiting)
+            return
+        waiting = waiting if known is None else known[1] + waiting
+        source = self._holder(dependency)
+        if source is None:  # nobody is alive; the scheduler will hear of it
+            self._fetching[dependency.number] = ("", waiting)
+            return
+        world, now = self._world, self._world.clock.now
+        nbytes = dependency.spec.nbytes
+        kind, link = world.cluster.link(source.spec, self.spec)
+        seconds = nbytes / link.bandwidth
+        if kind != "peer":
+            copy = world.cluster.out_of_device
+            copies = (source.spec.device != "cpu") + (self.spec.device != "cpu")
+            seconds += copies * (copy.latency + nbytes / copy.bandwidth)
+        begin = max(now, self._in_free, source._out_free)
+        self._in_free = source._out_free = begin + seconds
+        entry = self._fetching[dependency.number] = (source.address, waiting)
+        world.clock.at(begin + seconds + link.latency, self._fetched, dependency, entry, kind, begin)
+
+    def _is_alive(self, address: Address) -> bool:
+        worker = self._world.workers.get(address)
+        return worker is not None and worker.alive
+
+    def _holder(self, dependency: Job) -> LiveWorker | None:
+        workers = self._world.workers
+        holders = [workers[a] for a in dependency.holders if workers[a].alive]
+        near = [w for w in holders if w.spec.host == self.spec.host] or holders
+        if not near:
+            return None
+        # Spread over the holders, and the same each time; a random one is what Dask takes.
+        return near[(dependency.number * 31 + hash_of(self.address) + self._world.seed) % len(near)]
+
+    def _fetched(self, dependency: Job, entry: tuple[Address, list[Held]], kind: str, begin: float) -> None:
+        number = dependency.number
+        if self._fetching.get(number) is not entry or not self._is_alive(entry[0]):
+            return
+        del self._fetching[number]
+        world, spec = self._world, dependency.spec
+        if not dependency.holders:
+            return  # released, or lost, meanwhile
+        now = world.clock.now
+        self._keep(dependency)
+        dependency.holders[self.address] = None
+        world.spans.append(
+            Span("transfer", spec.key, spec.prefix, self.address, 0, begin, now, spec.nbytes, entry[0])
+        )
+        world.add("bytes_moved", spec.nbytes)
+        world.sampled(self.address, dependency, kind, now - begin)
+        for held in entry[1]:
+            held.missing -= 1
+            if not held.missing and held.state == "fetching":
+                self._is_ready(held)
+
+    # ---- its device's memory -------------------------------------------------------------------------------
+
+    def _keep(self, job: Job) -> None:
+        self.has.add(job.number)
+        self._sizes[job.number] = job.spec.nbytes
+        self._measure(0)
+
+    def _measure(self, more: int) -> None:
+        """See whether the device has room for what is there and for some bytes more; spilling is not played."""
+        if self.spec.memory is not None:
+            taken = sum(self._sizes[number] for number in self.has) + more
+            self.short_of = max(self.short_of, taken - self.spec.memory)
+
+    # ---- computing -----------------------------------------------------------------------------------------
+
+    def _is_ready(self, held: Held) -> None:
+        held.state = "ready"
+        self._turn += 1
+        heappush(self._ready, (held.job.priority, held.job.number, self._turn, held))
+        self._start()
+
+    def _start(self) -> None:
+        while self._lanes and self._ready and not self.paused and self.alive:
+            held = heappop(self._ready)[3]
+            if held.state != "ready":
+                continue
+            now = self._world.clock.now
+            held.state, held.lane = "running", heappop(self._lanes)
+            self._measure(held.job.spec.nbytes)
+            held.gap = self._free_since[held.lane]
+            held.start = now + self._before
+            held.stop = held.start + held.job.spec.seconds / self.spec.speed
+            self._world.clock.at(held.stop + self._after, self._stopped, held)
+
+    def _stopped(self, held: Held) -> None:
+        if not self.alive:
+            return
+        world, now = self._world, self._world.clock.now
+        heappush(self._lanes, held.lane)
+        self._free_since[held.lane] = now
+        if held.state == "running":
+            spec = held.job.spec
+            del self.held[held.job.number]
+            self._keep(held.job)
+            world.spans.append(
+                Span(
+                    "compute",
+                    spec.key,
+                    spec.prefix,
+                    self.address,
+                    held.lane,
+                    held.start,
+                    held.stop,
+                    spec.nbytes,
+                )
+            )
+            world.clock.at(self.outbox.arrives(now), world.told, self.address, held)
+        self._start()
+
+
+def hash_of(text: str) -> int:
+    """Return a number of a text that is the same in every process."""
+    value = 0
+    for character in text:
+        value = (value * 131 + ord(character)) & 0xFFFFFFFF
+    return value

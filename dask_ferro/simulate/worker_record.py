@@ -1,0 +1,89 @@
+"""What a virtual scheduler has of a worker, and what it asks of whoever decides.
+
+The scheduler keeps Dask's states and its root-ish queue; a decider, ours or stock Dask's, is told what happens and
+says where tasks go.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dask_ferro.policy.facts import Address
+from dask_ferro.simulate.cluster import VirtualWorker
+from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.simulate.virtual_worker import Held, LiveWorker
+
+
+class WorkerRecord:
+    """A worker as the scheduler has it."""
+
+    __slots__ = (
+        "accepts", "address", "live", "needs", "nthreads", "number", "processing", "slots", "spec", "version",
+    )  # fmt: skip
+
+    def __init__(self, live: LiveWorker, number: int, slots: int) -> None:
+        self.spec: VirtualWorker = live.spec
+        self.address = live.address
+        self.nthreads = live.spec.nthreads
+        self.live = live
+        self.number = number
+        self.slots = slots
+        self.accepts = True
+        self.processing: dict[int, Job] = {}
+        self.needs: dict[int, int] = {}  # inputs of those tasks: by how many
+        self.version = 0
+
+
+class Decider(Protocol):
+    """Places what is no root, and moves what was placed."""
+
+    def begin(self) -> None:
+        """Start its clocks."""
+
+    def joined(self, record: WorkerRecord) -> None:
+        """Hear of a worker."""
+
+    def left(self, record: WorkerRecord) -> None:
+        """Hear that a worker is gone; its tasks were taken back before."""
+
+    def changed(self, record: WorkerRecord) -> None:
+        """Hear that a worker accepts tasks no longer, or again."""
+
+    def where(self, job: Job) -> Address | None:
+        """Return the worker to give a task to."""
+
+    def busy(self, record: WorkerRecord) -> tuple[float, float]:
+        """Return how busy a worker is: the least busy one is given a task from the queue."""
+
+    def assigned(self, job: Job, record: WorkerRecord) -> None:
+        """Hear that a task was given to a worker."""
+
+    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+        """Hear that a task is done; it still stands in the record's `processing`."""
+
+    def dropped(self, job: Job, record: WorkerRecord) -> None:
+        """Hear that a task was taken back from a worker."""
+
+    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+        """Hear that a worker fetched a task's result, over which kind of link, in so many seconds."""
+
+    def released(self, job: Job) -> None:
+        """Hear that a result is dropped by its holders, which the task still names."""
+
+    def settled(self) -> None:
+        """Hear that all that followed from one message was heard."""
+
+    def projected(self, job: Job) -> float:
+        """Return the seconds that a task is thought to take, those that it has run already apart."""
+
+    def set_end(self, address: Address, at: float) -> None:
+        """Hear when a worker ends."""
+
+    def set_fresh(self, seconds: float) -> None:
+        """Hear how many seconds a worker would have that joined now; 0: nobody would."""
+
+    def suits(self, job: Job, record: WorkerRecord) -> bool:
+        """Whether a task from the queue is to be given to a worker with a free slot."""
+
+    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+        """Hear a victim's answer: "ready" (given up), "running" or "gone"."""
