@@ -374,7 +374,7 @@ def _flag(option: Option, written: Any) -> bool:
     return found
 
 
-def _folder(option: Option, written: Any) -> str | None:
+def _path(option: Option, written: Any) -> str | None:
     if as_flag(written) is False or written == "":
         return None
     if not isinstance(written, str | PathLike):
@@ -390,7 +390,8 @@ _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "number": _number,
     "flag": _flag,
     "choice": _choice,
-    "folder": _folder,
+    "folder": _path,
+    "file": _path,
 }
 
 

@@ -38,7 +38,7 @@ class Option:
     Attributes
     ----------
     kind : str
-        "seconds", "size", "count", "number", "flag", "choice" or "folder": how a value is read.
+        "seconds", "size", "count", "number", "flag", "choice", "folder" or "file": how a value is read.
     default : object
         As it is written in YAML.
     help : str
@@ -96,6 +96,7 @@ class Option:
             "number": f"a number {self.bounds}",
             "flag": "True or False",
             "folder": "the path of a folder, or null",
+            "file": "the path of a file, or null",
         }
         also = ', or "auto"' if self.auto else ', or "off"' if self.off else ""
         return kinds[self.kind] + also
@@ -167,9 +168,9 @@ def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
     return field(default=words[0], metadata={_OPTION: option})
 
 
-def folder(help: str) -> Any:
-    """Return a field of a path; null, the default, is None."""
-    return field(default=None, metadata={_OPTION: Option("folder", None, help, "path")})
+def path(help: str, *, kind: str = "folder") -> Any:
+    """Return a field of the path of a folder, or of a file; null, the default, is None."""
+    return field(default=None, metadata={_OPTION: Option(kind, None, help, "path")})
 
 
 def section(kind: type, name: str = "", prefix: str = "") -> Any:

@@ -106,6 +106,10 @@ class Durations:
         if told:
             self.correction.setdefault((prefix, device), Mean()).add(seconds / told)
 
+    def set_speed(self, device: str, flops: float, bandwidth: float) -> None:
+        """Note what a device class does in a second; what was said first of a class stands."""
+        self.speeds.setdefault(device, Speed(flops, bandwidth))
+
     def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
         told = self._told(device, annotated)

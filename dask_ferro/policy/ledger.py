@@ -144,6 +144,10 @@ class Ledger(LedgerView):
         self.rows[address].most = most
         self._classify()
 
+    def set_resources(self, address: Address, resources: Mapping[str, float]) -> None:
+        """Note the amounts of a worker's resources."""
+        self.rows[address].resources = resources
+
     def set_bytes(self, prefix: str, nbytes: int) -> None:
         """Note the device bytes that tasks of a prefix take, of those that were given away before it was measured."""
         for entry in self.entries.values():

@@ -28,7 +28,10 @@ from dask_ferro.policy.events import (
     Arrived,
     Ask,
     Assigned,
+    DeviceTold,
     Due,
+    DurationLearned,
+    EndTold,
     Event,
     Finished,
     HandOver,
@@ -37,14 +40,19 @@ from dask_ferro.policy.events import (
     Instruction,
     Joined,
     Left,
+    MemoryTold,
     Opened,
     Ordered,
     PlaceAgain,
+    ResourcesTold,
     Restarted,
     Sent,
+    SizeLearned,
+    SpeedLearned,
     Sweep,
     Switched,
     Tick,
+    TransferLearned,
     Unsent,
     Wake,
     Withdrawn,
@@ -97,12 +105,16 @@ class Facts(Protocol):
         """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""
 
 
-class _Asked(NamedTuple):
+class PendingAsk(NamedTuple):
+    """A request that was not answered yet."""
+
     victim: Address
     thief: Address
 
 
-class _Arriving(NamedTuple):
+class PendingArrival(NamedTuple):
+    """A task that was sent to its thief, and is not done there."""
+
     victim: Address
     requested: float
     dry: bool  # whether the thief had a thread with nothing to do when it was sent the task
@@ -143,16 +155,10 @@ class SchedulingCore:
         coalesce: float = COALESCE,
         tick: float = TICK,
     ) -> None:
-        self.facts = facts
         self.policy = policy
         self.links = Links() if links is None else links
-        self.ledger = Ledger(
-            facts.waiting,
-            unlocks=facts.unlocks,
-            live=facts.live,
-            holds=facts.holds,
-            unbound=facts.unbound,
-        )
+        self.ledger = Ledger(facts.waiting)
+        self.ask_of(facts)
         self.ledger.listens = True
         self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
@@ -161,8 +167,8 @@ class SchedulingCore:
         self.coalesce, self.tick = coalesce, tick
         self._is_on = True
         self._decided: list[Instruction] = []
-        self._asked: dict[Key, _Asked] = {}
-        self._arriving: dict[Key, _Arriving] = {}
+        self._asked: dict[Key, PendingAsk] = {}
+        self._arriving: dict[Key, PendingArrival] = {}
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
         self._hurried: dict[Address, bool] = {}
@@ -175,6 +181,14 @@ class SchedulingCore:
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
+            DeviceTold: lambda event, now: self.ledger.set_device(*event),
+            MemoryTold: lambda event, now: self.ledger.set_memory(*event),
+            ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
+            EndTold: lambda event, now: self.ledger.set_end(*event),
+            SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
+            DurationLearned: lambda event, now: self.ledger.durations.add(*event),
+            SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
+            TransferLearned: lambda event, now: self.links.add(*event),
         }  # fmt: skip
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -184,6 +198,11 @@ class SchedulingCore:
             return []
         decided, self._decided = self._decided, []
         return decided
+
+    def ask_of(self, facts: Facts) -> None:
+        """Ask these facts from now on."""
+        self.facts = facts
+        self.ledger.ask_of(facts.waiting, facts.unlocks, facts.live, facts.holds, facts.unbound)
 
     def threshold(self, address: Address) -> float:
         """Return a worker's threshold in seconds of backlog."""
@@ -242,7 +261,7 @@ class SchedulingCore:
         if asked is not None and (thief := self.ledger.rows.get(asked.thief)) is not None:
             self._look_at(thief, now)
 
-    def _arrived(self, key: Key, arriving: _Arriving, seconds: float, now: float) -> None:
+    def _arrived(self, key: Key, arriving: PendingArrival, seconds: float, now: float) -> None:
         """Note when a stolen task had started: its end, seen here, less its duration; no clock but this one."""
         entry = self.ledger.entries.get(key)
         if entry is None:
@@ -403,7 +422,7 @@ class SchedulingCore:
                 continue
             before, after = rows[victim].starts_in(now), rows[thief].starts_in(now)
             self.ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0))
-            self._asked[key] = _Asked(victim, thief)
+            self._asked[key] = PendingAsk(victim, thief)
             self._arriving.pop(key, None)
             self.counts["requests"] += 1
             self._decided.append(Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
@@ -433,7 +452,7 @@ class SchedulingCore:
             self._came_of("stale", asked)
             self._decided.append(PlaceAgain(event.key, *asked))
 
-    def _kept(self, event: Answered, entry: Entry | None, asked: _Asked, now: float) -> None:
+    def _kept(self, event: Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
         self._came_of("refused", asked)
         if entry is not None and event.answer == "seceded":  # it has no thread
             self.ledger.finish(now, event.key)
@@ -443,16 +462,16 @@ class SchedulingCore:
         if asked.thief in self.ledger.rows:
             self._look_at(self.ledger.rows[asked.thief], now)
 
-    def _given(self, entry: Entry, asked: _Asked, thief: WorkerLoad, now: float) -> None:
+    def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
         self.counts["confirmed"] += 1
         if entry.thief is None:  # nothing was heard of it for long
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
-        self._arriving[entry.key] = _Arriving(asked.victim, entry.requested, dry)
+        self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
         self.ledger.confirm(now, entry.key)
         self._decided.append(HandOver(entry.key, *asked))
 
-    def _came_of(self, kind: str, asked: _Asked) -> None:
+    def _came_of(self, kind: str, asked: PendingAsk) -> None:
         """Count what came of a move, and tell the policy, unless the thief has left: it would be remembered again."""
         self.counts[kind] += 1
         if asked.thief in self.ledger.rows:

@@ -39,11 +39,11 @@ class SimulatedFacts:
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def done(self, job: Job, address: Address) -> None:
-        """Learn the size of a result, which now lies on a worker."""
-        if self._sizes.add(job.spec.prefix, job.spec.nbytes) and self.ledger.counts_bytes:
-            self.ledger.set_bytes(job.spec.prefix, job.spec.nbytes)
+    def done(self, job: Job, address: Address) -> bool:
+        """Learn the size of a result, which now lies on a worker; return whether it is news to who counts bytes."""
+        is_first = self._sizes.add(job.spec.prefix, job.spec.nbytes)
         self.came(job, address)
+        return is_first and self.ledger.counts_bytes
 
     def came(self, job: Job, address: Address) -> None:
         """Note that a result lies on a worker."""

@@ -352,7 +352,7 @@ def test_a_move_that_somebody_orders_is_asked_for_whatever_it_gains() -> None:
 
 def test_outcomes_that_no_step_reads_do_not_pile_up() -> None:
     scene = piled(0)
-    asked = module._Asked("a", "b")
+    asked = module.PendingAsk("a", "b")
     for _ in range(3 * module.HISTORY):
         scene.core._came_of("refused", asked)
     assert list(scene.core._outcomes) == [Outcome("refused", "a", "b")] * module.HISTORY

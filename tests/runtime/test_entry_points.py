@@ -14,7 +14,7 @@ from distributed import Client, Event, LocalCluster, secede, wait
 from distributed.stealing import WorkStealing
 
 import dask_ferro as ff
-from dask_ferro.policy.scheduling_core import _Asked
+from dask_ferro.policy.scheduling_core import PendingAsk
 from tests.waiting import until_async
 
 
@@ -116,7 +116,7 @@ async def keeps_few_outcomes_while_stopped(s):
     futures = await s.pile(allow_other_workers=False)
     s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
     await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
-    asked = _Asked(s.first.address, s.second.address)
+    asked = PendingAsk(s.first.address, s.second.address)
     for _ in range(5000):
         s.stealing.core._came_of("refused", asked)
     assert 0 < len(s.stealing.core._outcomes) <= 1000
