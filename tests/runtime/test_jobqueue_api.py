@@ -22,7 +22,7 @@ from distributed import Scheduler, Security
 import dask_ferro as ff
 from dask_ferro.runtime.jobs import cluster_repr
 from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
 PLAIN = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}

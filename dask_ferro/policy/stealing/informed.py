@@ -148,7 +148,7 @@ class Policy(Protocol):
     ) -> Asked | None:
         """Return whose queues a step wants to see for each thief; None: the longest ones.
 
-        StealingParameters
+        Parameters
         ----------
         everyone : sequence of addresses
             All workers, sorted.
@@ -342,7 +342,7 @@ class Informed:
     ) -> bool:
         """Whether a task stays, whatever it gains: it is short, or a guess, or was moved, and is not sure to wait long.
 
-        StealingParameters
+        Parameters
         ----------
         sure : float
             Seconds that it is sure to wait.

@@ -17,11 +17,11 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.pools.providers import DEFAULT
 from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.records.journal import JobJournal, Told, by_file, names_of
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.records.recording import Recording
+from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.orphan_guard import Keep

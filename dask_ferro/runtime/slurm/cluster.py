@@ -36,10 +36,10 @@ from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.closing import Closings, is_young, never_ran
 from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of, read
-from dask_ferro.runtime.pools.providers import DEFAULT, SiteJob
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience

@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, Row, node_count
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
