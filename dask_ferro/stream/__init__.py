@@ -24,8 +24,8 @@ import onnx
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
-from dask_ferro.lower.collection import opened_of
 from dask_ferro.lower.batching import batched as with_batched
+from dask_ferro.lower.collection import opened_of
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.row_check import check_rows
 from dask_ferro.stream import begin, places, work
