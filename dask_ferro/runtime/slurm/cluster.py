@@ -141,6 +141,18 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._guesses = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
         self._recording, kept = recording_of(self._tag, journal, keep)
+        self._names = WorkerNames(options.get("name"))
+        self._patience = read(Patience, "patience", patience or {})
+        self._begin()
+        self._open(job_name, kept)
+        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
+        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
+            del options["processes"]
+        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
+        super().__init__(*args, **options)
+
+    def _begin(self) -> None:
+        """Have no jobs and no pools yet."""
         # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
         # adopted, which may have found no scheduler: that says nothing of their pool.
         self._former: dict[str, BatchJob] = {}
@@ -149,8 +161,6 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._past: dict[str, JobPool] = {}  # that were removed
         self._live_pools = LivePools(self._pool_facts, self._order_pool)
         self._orders = asyncio.Lock()
-        self._names = WorkerNames(options.get("name"))
-        self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
         self._going: dict[str, BatchJob] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -160,18 +170,16 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._closing = False
         self._beside: set[asyncio.Task[None]] = set()
         self._closed_by = asyncio.Lock()
+        self._graces: dict[str, float] = {}
+        self._kill_wait: float | None = None
+        self._began = time()
+
+    def _open(self, job_name: str, kept: Any) -> None:
+        """Have what asks the batch system for jobs, and for their end."""
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
-        self._graces: dict[str, float] = {}
-        self._kill_wait: float | None = None
-        self._began = time()
-        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
-        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
-            del options["processes"]
-        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
-        super().__init__(*args, **options)
 
     def _opened_site(self, job_name: str, keep: Any = None) -> Any:
         """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
