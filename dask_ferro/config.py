@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeVar
 
 import dask.config
@@ -374,12 +374,24 @@ def _flag(option: Option, written: Any) -> bool:
     return found
 
 
-def _path(option: Option, written: Any) -> str | None:
+def _folder(option: Option, written: Any) -> str | None:
     if as_flag(written) is False or written == "":
         return None
     if not isinstance(written, str | PathLike):
         raise TypeError
     return str(written)
+
+
+def _file(option: Option, written: Any) -> Any:
+    if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
+        raise ValueError
+    return written
+
+
+def _mapping(option: Option, written: Any) -> Any:
+    if written is not None and not isinstance(written, Mapping):
+        raise ValueError
+    return written
 
 
 _NUMBERS = ("seconds", "size", "count", "number")
@@ -390,8 +402,9 @@ _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "number": _number,
     "flag": _flag,
     "choice": _choice,
-    "folder": _path,
-    "file": _path,
+    "folder": _folder,
+    "file": _file,
+    "mapping": _mapping,
 }
 
 

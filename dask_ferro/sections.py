@@ -13,9 +13,10 @@ from dask_ferro.options import (
     Option,
     choice,
     count,
+    file,
     flag,
+    folder,
     options_of,
-    path,
     seconds,
     section,
     size,
@@ -164,11 +165,10 @@ class PluginOptions:
         0, "Finished tasks that are kept for traces; 0 keeps none.", unit="tasks", least=0
     )
     # Beside stealing's own parameters, as it is what those are looked into with.
-    record: str | None = path(
+    record: str | None = file(
         "A file on the scheduler's machine for all that stealing is told and decides, for `dask ferro replay --events`."
         " A recording that is there is replaced, any other file is not; one that cannot be written is told once, and"
         " the scheduler goes on. A task is some 0.5 kB, and takes the scheduler's process 0.1 ms more.",
-        kind="file",
     )
     record_bytes: int = size(
         "256MiB",
@@ -294,7 +294,7 @@ class Ferro:
     limits: LimitOptions = section(LimitOptions, "limits")
     ranks: RankOptions = section(RankOptions, "ranks")
     bundle: BundleOptions = section(BundleOptions, "bundle")
-    store: str | None = path(
+    store: str | None = folder(
         "A folder that the client and every worker can read and write: models that were given as bytes are put"
         " there for the workers to map. Without one, they lie in a temporary folder, and a copy is sent to workers"
         " that cannot see it.",

@@ -16,8 +16,8 @@ from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.replay import RECORDED, cluster_of, order_of, replay
 from dask_ferro.trace import Trace, TracedTask
-from tests.policy.recordings import changed
-from tests.policy.recordings import recorded as recorded_events
+from tests.policy.recording.recordings import changed
+from tests.policy.recording.recordings import recorded as recorded_events
 from tests.runs import RUN, W0, W1
 
 
