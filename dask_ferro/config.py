@@ -383,7 +383,9 @@ def _folder(option: Option, written: Any) -> str | None:
 
 
 def _file(option: Option, written: Any) -> Any:
-    if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
+    if as_flag(written) is False:
+        return None
+    if not isinstance(written, str | PathLike) or not fspath(written):
         raise ValueError
     return written
 

@@ -48,9 +48,18 @@ def slept(seconds: float, number: int, *inputs: int) -> int:
     return number
 
 
+def held(number: int, gate: str) -> int:
+    until(Path(gate).exists, "the test goes on")
+    return number
+
+
+def preferred(client: Client) -> dict[str, Any]:
+    return {"workers": [min(client.cluster.scheduler.workers)], "allow_other_workers": True}
+
+
 def pile(client: Client, count: int = 40) -> list[int]:
     """Compute tasks that would rather run on one worker, and readers of them."""
-    where = {"workers": [min(client.cluster.scheduler.workers)], "allow_other_workers": True}
+    where = preferred(client)
     first = [client.submit(slept, 0.01, n, pure=False, **where) for n in range(count)]
     last = [client.submit(slept, 0.002, n, *first[n : n + 2], pure=False) for n in range(count - 2)]
     finished([*first, *last])
@@ -90,15 +99,17 @@ def test_a_recorded_run_is_decided_upon_again_to_the_same(
     assert asks(lines) == requests > 0
 
 
-def test_a_recording_that_begins_in_the_midst_is_decided_upon_again(client: Client) -> None:
+def test_a_recording_that_begins_in_the_midst_is_decided_upon_again(client: Client, tmp_path: Path) -> None:
     ff.install(client)
     pile(client)
     stealing = stealing_of(client)
-    running = client.map(lambda n: time.sleep(0.02), range(60), pure=False)
+    gate = tmp_path / "gate"
+    running = client.map(held, range(30), gate=str(gate), pure=False, **preferred(client))
     until(lambda: stealing.ledger.waiting > 0, "tasks in queues", seen=lambda: stealing.ledger.waiting)
     handled = stealing._handle
     with ff.trace(client, events=True) as t:
         assert stealing._handle != handled
+        gate.touch()
         finished(running)
         pile(client)
         with pytest.raises(ConfigError, match="when a block"):
