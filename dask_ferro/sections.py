@@ -21,6 +21,7 @@ from dask_ferro.options import (
     section,
     size,
 )
+from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.placement import Placement
 from dask_ferro.policy.replication.copies import Copying
 from dask_ferro.policy.scaling.fleet import ScalingParameters as Scaling
@@ -135,6 +136,7 @@ class PluginOptions:
     )
     parameters: Stealing = section(Stealing)
     placing: Placement = section(Placement, name="place")
+    learning: Learning = section(Learning, name="learn")
     coalesce: float = seconds(f"{1000 * COALESCE:g}ms", "How long events are gathered before a step.")
     tick: float = seconds(
         f"{1000 * TICK:g}ms",

@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
@@ -69,15 +69,10 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 COALESCE, TICK = 0.001, 0.5
 # Workers that one step looks at as thieves: it sees the ends of ten queues.
 THIEVES = 32
-# Tasks that the first look of a step shows for each thread of a thief, and for one more: a thread takes 0.1 s of work,
-# mostly a few tasks.  Where none of them moves, a second look shows as many as a snapshot has room for.
-QUICK = 16
 # Outcomes that no step has read: while stealing is off none does.  100 kB.
 HISTORY = 1000
 # Idle workers that one sweep looks at: a row takes 2 us.
 IDLE = 256
-# Seconds of queue a thread from which a worker does not notice that its messages are gathered for 5 ms.
-PLENTY = 0.01
 
 
 class Facts(Protocol):
@@ -131,6 +126,7 @@ class SchedulingCore:
         What moving bytes costs; who learns it shares it.
     coalesce, tick : float
         Seconds, as `ferro.scheduler` has them.
+    learning : Learning
 
     Attributes
     ----------
@@ -154,10 +150,11 @@ class SchedulingCore:
         *,
         coalesce: float = COALESCE,
         tick: float = TICK,
+        learning: Learning = LEARNING,
     ) -> None:
         self.policy = policy
-        self.links = Links() if links is None else links
-        self.ledger = Ledger(facts.waiting)
+        self.links = Links(learning=learning) if links is None else links
+        self.ledger = Ledger(facts.waiting, Durations(learning))
         self.ask_of(facts)
         self.ledger.listens = True
         self.state = StealingState()
@@ -370,7 +367,9 @@ class SchedulingCore:
         asked = policy.asks(thieves, ledger.everyone, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
         # Of certain victims each thief is shown its own: a quick look would show the first of them alone.
-        skip, few = self._barren * VICTIMS, QUICK * (1 + threads) if asked is None else TASKS
+        skip, few = self._barren * VICTIMS, TASKS
+        if asked is None:
+            few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
             moves = policy.step(snapshot, self.state)
@@ -481,7 +480,8 @@ class SchedulingCore:
 
     def _hurry(self, row: WorkerLoad) -> None:
         """Let the gathering of a worker's messages follow what it has to do."""
-        soon = row.waiting_seconds * row.slowness < PLENTY * row.nthreads
+        plenty = self.policy.parameters.plenty
+        soon = row.waiting_seconds * row.slowness < plenty * row.nthreads
         if soon != self._hurried.get(row.address):
             self._hurried[row.address] = soon
             self._decided.append(Hurry(row.address, soon))

@@ -57,14 +57,15 @@ class CoreAdapter:
     """A decider with a stealing policy and a placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
-        self.links = Links()
-        self.facts_of_tasks = SimulatedFacts(scheduler)
+        self.links = Links(learning=rules.learning)
+        self.facts_of_tasks = SimulatedFacts(scheduler, rules.learning)
         self.core = SchedulingCore(
             self.facts_of_tasks,
             named(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
             tick=rules.tick,
+            learning=rules.learning,
         )
         self.handle = self.core.handle  # or a recorder's
         self.ledger = self.core.ledger

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.events import Event, Finished, Instruction, Restarted
 from dask_ferro.policy.facts import Address, Key, TaskFacts
 from dask_ferro.policy.recording.state import state_of
 from dask_ferro.policy.recording.values import Json, encode, text
 from dask_ferro.policy.scheduling_core import Facts, SchedulingCore
+from dask_ferro.policy.stealing.informed import StealingParameters
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 T = TypeVar("T")
@@ -165,16 +167,20 @@ class Recorder:
 
 def head_of(core: SchedulingCore, policy: str, *, fresh: bool) -> dict[str, Json]:
     """Return what stands before the first event."""
-    parameters = core.policy.parameters
     return {
         FORM: VERSION,
         "policy": policy,
         "seed": getattr(core.policy, "seed", 0),
-        "parameters": {one.name: encode(getattr(parameters, one.name)) for one in fields(parameters)},
+        "parameters": _named(core.policy.parameters),
+        "learning": _named(core.ledger.durations.learning),
         "coalesce": core.coalesce,
         "tick": core.tick,
         "core": None if fresh else state_of(core),
     }
+
+
+def _named(parameters: StealingParameters | Learning) -> dict[str, Json]:
+    return {one.name: encode(getattr(parameters, one.name)) for one in fields(parameters)}
 
 
 class Lines:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.events import Event
 from dask_ferro.policy.facts import Address, Key, Move, TaskFacts
 from dask_ferro.policy.recording.recorder import FORM, VERSION, Question, out_of
@@ -150,9 +151,16 @@ class _BesideAnother(SchedulingCore):
     """A core that asks another policy at each step as well, and does nothing of what it says."""
 
     def __init__(
-        self, facts: RecordedFacts, policy: Policy, other: Policy, *, coalesce: float, tick: float
+        self,
+        facts: RecordedFacts,
+        policy: Policy,
+        other: Policy,
+        *,
+        coalesce: float,
+        tick: float,
+        learning: Learning,
     ) -> None:
-        super().__init__(facts, policy, coalesce=coalesce, tick=tick)
+        super().__init__(facts, policy, coalesce=coalesce, tick=tick, learning=learning)
         self.other = other
         self.recorded_facts = facts
         self.decisions: list[StepDecisions] = []
@@ -251,13 +259,14 @@ def _core_of(
     if head.get(FORM) != VERSION:
         raise ValueError(f"got a head of form {head.get(FORM)!r}, wanted {FORM!r}: {VERSION}")
     parameters = StealingParameters(**{name: decode(read) for name, read in head["parameters"].items()})
+    learning = Learning(**{name: decode(read) for name, read in head["learning"].items()})
     seed, coalesce, tick = int(head["seed"]), float(head["coalesce"]), float(head["tick"])
     own = named(head["policy"], parameters, seed)
     if policy is None and not others:
-        core = SchedulingCore(facts, own, coalesce=coalesce, tick=tick)
+        core = SchedulingCore(facts, own, coalesce=coalesce, tick=tick, learning=learning)
     else:
         other = named(policy or head["policy"], replace(parameters, **(others or {})), seed)
-        core = _BesideAnother(facts, own, other, coalesce=coalesce, tick=tick)
+        core = _BesideAnother(facts, own, other, coalesce=coalesce, tick=tick, learning=learning)
     if head["core"] is not None:
         restore(core, head["core"])
     return core

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Mean, Speed
+from dask_ferro.policy.estimates import Durations, Estimate, Learning, Link, Links, Mean, Speed
 from dask_ferro.policy.facts import Outcome
 from dask_ferro.policy.idle_order import IdleOrder
 from dask_ferro.policy.ledger import Ledger
@@ -21,7 +21,7 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 _OBJECTS = {
     cls.__name__: cls
-    for cls in (SchedulingCore, Ledger, IdleOrder, WorkerLoad, Entry, Durations, Mean, Links, Link)
+    for cls in (SchedulingCore, Ledger, IdleOrder, WorkerLoad, Entry, Durations, Mean, Links, Link, Learning)
 }
 _CONTAINERS: dict[str, Callable[[], Json]] = {
     "dict": dict,
@@ -125,7 +125,7 @@ def _fill(one: Json, content: Json, objects: list[Json]) -> None:
         if not known >= set(content):
             raise ValueError(f"another version's {type(one).__name__}, with {', '.join(sorted(content))}")
         for name, each in content.items():
-            setattr(one, name, _value(each, objects))
+            object.__setattr__(one, name, _value(each, objects))  # parameters are frozen
 
 
 def _value(read: Json, objects: list[Json]) -> Json:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.estimates import Sizes
+from dask_ferro.policy.estimates import Learning, Sizes
 from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SizeLearned, SpeedLearned, TransferLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
@@ -50,10 +50,11 @@ class Devices:
     scheduler : Scheduler
     tell : callable (event)
         Told what workers are, and what copies out of devices, into them and between them took.
+    learning : Learning
     """
 
-    def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None]) -> None:
-        self.sizes = Sizes()
+    def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None], learning: Learning) -> None:
+        self.sizes = Sizes(learning=learning)
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _Told] = {}

@@ -105,12 +105,17 @@ class Stealing(EntryPoints):
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
-        self.links = Links()
-        self.devices = Devices(scheduler, self.tell)
+        self.links = Links(learning=settings.learning)
+        self.devices = Devices(scheduler, self.tell, settings.learning)
         self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
         policy = named(settings.stealing, settings.parameters)
         self.core = SchedulingCore(
-            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick
+            self.shown,
+            policy,
+            self.links,
+            coalesce=settings.coalesce,
+            tick=settings.tick,
+            learning=settings.learning,
         )
         self.logs: dict[str, EventLog] = {}
         self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)

@@ -229,6 +229,7 @@ HEAD = {
     "policy": "informed",
     "seed": 0,
     "parameters": {},
+    "learning": {},
     "coalesce": 0.001,
     "tick": 0.5,
     "core": None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -123,6 +124,21 @@ def test_a_recording_that_begins_in_the_midst_is_decided_upon_again(client: Clie
     assert (found.events, found.difference) == (len(t.events) - 1, None)
     assert asks(t.events) > 0
     assert any(span.kind == "steal" for span in t.trace.spans)
+
+
+def test_the_head_has_what_the_configuration_says(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "run.events"
+    told = {
+        "ferro.scheduler.learn.guess": "2s",
+        "ferro.scheduler.plenty": "50ms",
+        "ferro.scheduler.record": str(path),
+    }
+    with dask.config.set(told):
+        ff.install(client)
+    ff.uninstall(client)
+    head = json.loads(lines_of(path)[0])
+    assert (head["learning"]["guess"], head["parameters"]["plenty"]) == (2.0, 0.05)
+    assert replay(lines_of(path)).difference is None
 
 
 def test_two_recordings_are_made_at_once(client: Client, tmp_path: Path) -> None:
