@@ -178,6 +178,7 @@ class SchedulingCore:
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
+            # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
             DeviceTold: lambda event, now: self.ledger.set_device(*event),
             MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
