@@ -21,6 +21,7 @@ import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.runtime.jobs import job_config, job_keys
 from dask_ferro.runtime.pools.failures import limits
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "jobqueue_configs"
@@ -409,9 +410,7 @@ def test_an_installed_package_carries_them(tmp_path):
     )
     shutil.copytree(FOLDER, tmp_path / "dask_ferro" / "jobqueue_configs")
     code = "from dask_ferro.runtime.jobs import job_config; print(job_config.load('narval').path)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
-    )
+    done = ran([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert Path(done.stdout.strip()) == tmp_path / "dask_ferro" / "jobqueue_configs" / "narval.yaml"
 
 

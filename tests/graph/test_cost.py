@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from dask_ferro.graph.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOF
 from dask_ferro.graph.load import load
 from dask_ferro.graph.operands import Operands
 from dask_ferro.graph.shapes import ValueType, infer
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 FLOAT = ir.DataType.FLOAT
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "device_profile.py"
@@ -538,13 +537,7 @@ def test_the_flops_of_a_convolutional_net_are_those_of_its_paper() -> None:
 
 
 def test_the_device_profile_is_measured_at_toy_size(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARK, "--toy", "--quiet", "--json", tmp_path / "profile.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BOUND_S,
-    )
+    done = ran([sys.executable, BENCHMARK, "--toy", "--quiet", "--json", tmp_path / "profile.json"])
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "profile.json").read_text())
     assert record["flops_per_s"] > 0

@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Limits, load
 from dask_ferro.graph.wire import MAX_FIELDS
+from tests.programs import ran
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Writer = Callable[[Path], object]
@@ -985,14 +985,7 @@ def make_folder(root: Path) -> Path:
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """All rows again in a process that may take 1 GiB more than it has; none may take more than 100 MiB."""
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    child = ran([sys.executable, "-c", CHILD, str(tmp_path)], cwd=Path(__file__).parents[2])
     rows = [json.loads(line) for line in child.stdout.splitlines()]
     assert child.returncode == 0, child.stderr[-2000:]
     assert [(name, error) for name, error, _ in rows] == [(row[0], row[2].__name__) for row in ROWS]

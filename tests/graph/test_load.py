@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Limits, Loaded, load
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
@@ -241,12 +240,7 @@ def test_every_process_gets_the_same_model(tmp_path: Path) -> None:
     told = set()
     for seed in ("1", "2"):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "m.onnx")]
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        told.add(
-            subprocess.run(
-                command, capture_output=True, text=True, check=True, env=env, timeout=BOUND_S
-            ).stdout
-        )
+        told.add(ran(command, check=True, env={"PYTHONHASHSEED": seed}).stdout)
     assert len(told) == 1
 
 

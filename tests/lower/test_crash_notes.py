@@ -12,12 +12,13 @@ import time
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.lower.crash_notes import left_behind, noted
+from tests.clusters import running
 from tests.graphs import model
 from tests.waiting import until
 
@@ -44,10 +45,7 @@ def _notes_of_their_own(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(1) as client:
         yield client
 
 

@@ -19,15 +19,13 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
+from tests.clusters import running
 from tests.waiting import finished, opened, until
 
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, processes=False) as client:
         yield client
 
 
@@ -294,17 +292,13 @@ def test_what_does_not_run_is_refused(client):
 
 
 @pytest.mark.cluster
-def test_an_asynchronous_client_awaits_it(capsys):
-    import asyncio
+async def test_an_asynchronous_client_awaits_it(capsys):
 
-    async def run():
-        async with (
-            LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await progress(client.map(lambda i: i, range(4)))
-
-    asyncio.run(run())
+    async with (
+        LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        await progress(client.map(lambda i: i, range(4)))
     assert capsys.readouterr().err.startswith("tasks 4/4")
 
 
