@@ -51,28 +51,16 @@ PATIENCE_S = 20.0
         pytest.param({"device-bytes": -1}, NOTHING, id="no bytes below zero"),
         pytest.param({"device-bytes": float("inf")}, NOTHING, id="nor without end"),
         pytest.param({"prefer": "tpu"}, NOTHING, id="no device that there is none of"),
-        pytest.param(
-            {"region": "encoder/1", "signals": (("encoder*", "require", "gpu"),)},
-            Wish("gpu"),
-            id="its region's",
-        ),
-        pytest.param(
-            {"region": "decoder", "signals": (("encoder*", "require", "gpu"),)},
-            NOTHING,
-            id="no other region's",
-        ),
-        pytest.param(
-            {"region": "a", "signals": (("*", "prefer", "cpu"), ("a", "require", "gpu"))},
-            Wish("", "cpu"),
-            id="the first rule's that matches",
-        ),
-        pytest.param(
-            {"prefer": "cpu", "region": "a", "signals": (("a", "require", "gpu"),)},
-            Wish("", "cpu"),
-            id="its own before its region's",
-        ),
+        pytest.param({"region": "encoder/1", "signals": (("encoder*", "require", "gpu"),)}, Wish("gpu"),
+            id="its region's"),
+        pytest.param({"region": "decoder", "signals": (("encoder*", "require", "gpu"),)}, NOTHING,
+            id="no other region's"),
+        pytest.param({"region": "a", "signals": (("*", "prefer", "cpu"), ("a", "require", "gpu"))}, Wish("", "cpu"),
+            id="the first rule's that matches"),
+        pytest.param({"prefer": "cpu", "region": "a", "signals": (("a", "require", "gpu"),)}, Wish("", "cpu"),
+            id="its own before its region's"),
     ],
-)
+)  # fmt: skip
 def test_an_annotation_wishes_for(annotation: Any, wanted: Wish) -> None:
     assert wish_of(None if annotation is None else {"ferro": annotation}) == wanted
 
@@ -282,6 +270,14 @@ async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_
         await s.gather([future])
 
 
+@on_site(CPU, DeclaredDevice("gpu", 0.5))
+async def test_a_preference_holds_where_both_are_free(s: Site) -> None:
+    rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
+    with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
+        await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
+    assert s.ran() == {"gpu-1"}
+
+
 @on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000))
 async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     """Nothing is known of them before, and nothing of them is queued; a kernel that does not fit is an error."""
@@ -293,6 +289,17 @@ async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     del loaded, worked
     await s.gather(summed)
     assert len(summed) == 40
+
+
+@on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))
+async def test_results_that_stay_do_not_stop_the_rest(s: Site) -> None:
+    """They are spilled by who can: a device with nothing else to do is given the next task, full or not."""
+    start = s.client.submit(compute, 0.0, 8, key="start-0")
+    kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
+    await s.gather(kept)
+    (ws,) = s.scheduler.workers.values()
+    assert len(ws.has_what) == 13
+    assert s.ledger.worker(ws.address, 0.0).room < MB
 
 
 # ---- the stand-in itself -----------------------------------------------------------------------------------

@@ -44,23 +44,15 @@ def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        pytest.param(
-            FACTS.format(12, "", "RUNNING", "None", 0, "c1"), [row("12", "RUNNING", 0, "c1")], id="a job"
-        ),
-        pytest.param(
-            FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0,2-3%1 ", "PENDING", "Priority", 1, "(null)"),
-            [row(f"12_{i}", "PENDING", 1, "", "Priority") for i in (0, 2, 3)],
-            id="elements that wait are one line",
-        ),
-        pytest.param(
-            FACTS.format(15, "ArrayJobId=12 ArrayTaskId=1 ", "COMPLETING", "None", 0, "c1"),
-            [row("12_1", "COMPLETING", 0, "c1")],
-            id="an element that ran has an id of its own",
-        ),
+        pytest.param(FACTS.format(12, "", "RUNNING", "None", 0, "c1"), [row("12", "RUNNING", 0, "c1")], id="a job"),
+        pytest.param(FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0,2-3%1 ", "PENDING", "Priority", 1, "(null)"),
+            [row(f"12_{i}", "PENDING", 1, "", "Priority") for i in (0, 2, 3)], id="elements that wait are one line"),
+        pytest.param(FACTS.format(15, "ArrayJobId=12 ArrayTaskId=1 ", "COMPLETING", "None", 0, "c1"),
+            [row("12_1", "COMPLETING", 0, "c1")], id="an element that ran has an id of its own"),
         pytest.param("No jobs in the system", [], id="none"),
         pytest.param("", [], id="nothing"),
     ],
-)
+)  # fmt: skip
 def test_scontrol_shows_jobs(text, found) -> None:
     assert shown(text) == {one.job_id: one for one in found}
 
