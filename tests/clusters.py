@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -22,7 +24,7 @@ from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
-from tests.waiting import WHOLE_S
+from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
 
@@ -129,6 +131,16 @@ def running(
         kind(
             **{"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"} | options
         ) as cluster,
-        Client(cluster) as client,
+        Client(cluster, timeout=BOUND_S) as client,
     ):
         yield client
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process within the block: it answers nothing, and its connections stay."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
 from functools import partial
 
 from distributed import Event, wait
 
 import dask_ferro as ff
 from dask_ferro.runtime.plugin import waits as module
-from tests.clusters import on_cluster
-from tests.hung import processes, stopped
+from tests.clusters import on_cluster, running, stopped
 from tests.runtime.plugin.test_waits import SOON, _block, _inc, _running, _soon
 from tests.waiting import finished_async, until, until_async
 
@@ -98,15 +98,21 @@ def _slow(i):
     return i
 
 
+@contextmanager
+def _to_hang():
+    """Two worker processes, and of one that may be stopped its address and its process."""
+    with running(2) as client:
+        ff.install(client)
+        pids = client.run(os.getpid)
+        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
+        yield client, *min(pids.items())
+
+
 def test_all_that_waits_at_a_silent_worker_leaves_soon():
     """Silence is found out once: each further task does not wait for as long again."""
     count = 40
-    with processes() as client:
-        ff.install(client)
-        pids = client.run(os.getpid)
-        hung = min(pids)
-        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        with stopped(pids[hung]):
+    with _to_hang() as (client, hung, pid):
+        with stopped(pid):
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(count)]
             until(
@@ -120,12 +126,8 @@ def test_all_that_waits_at_a_silent_worker_leaves_soon():
 
 def test_roots_that_are_queued_pass_a_silent_worker_by():
     """It has a slot, as far as Dask knows; what is put there would wait until it is found out again."""
-    with processes() as client:
-        ff.install(client)
-        pids = client.run(os.getpid)
-        hung = min(pids)
-        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        with stopped(pids[hung]):
+    with _to_hang() as (client, hung, pid):
+        with stopped(pid):
             waits = client.cluster.scheduler.extensions["stealing"].waits
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(2)]
