@@ -27,6 +27,8 @@ from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+# Where tasks stay queued of our own choice: the scheduler's check takes a free slot beside a queue for an error.
+UNCHECKED = {"distributed.scheduler.validate": False}
 
 Scene = Callable[..., AbstractAsyncContextManager[Mapping[str, Any]]]
 AsyncTest = Callable[..., Awaitable[None]]

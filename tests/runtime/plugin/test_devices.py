@@ -188,7 +188,7 @@ APART = {f"distributed.worker.memory.{name}": False for name in ("target", "spil
 
 @asynccontextmanager
 async def site(*devices: DeclaredDevice) -> AsyncIterator[Site]:
-    config = {**APART, "distributed.worker.profile.enabled": False}
+    config = {**APART, **clusters.UNCHECKED, "distributed.worker.profile.enabled": False}
     async with clusters.opened(0, installed={"tick": 0.02}, config=config) as given:
         made = Site(given["scheduler"], given["client"])
         try:

@@ -17,8 +17,6 @@ from tests import clusters
 from tests.waiting import opened, ticks, until_async
 
 on_cluster = partial(clusters.on_cluster, installed=True)
-# Not with Dask's check of its own state where tasks stay queued: it takes a free slot beside a queue for an error.
-UNCHECKED = {"distributed.scheduler.validate": False}
 
 
 def ledger(scheduler: Scheduler) -> Ledger:
@@ -114,7 +112,7 @@ async def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_
     await client.gather(futures)
 
 
-@on_cluster(config=UNCHECKED)
+@on_cluster(config=clusters.UNCHECKED)
 async def test_roots_for_which_no_worker_has_the_time_stay_queued(
     cluster: LocalCluster, client: Client, scheduler: Scheduler
 ) -> None:
