@@ -95,8 +95,14 @@ def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client(client):
+@pytest.mark.timeout(180)  # on a busy machine, once in hundreds of runs, no worker came back
+def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client():
     """The worker gets from outside, while the bundle runs, the signal that an engine's abort is."""
+    with running(1) as client:
+        _told_at_the_client(client)
+
+
+def _told_at_the_client(client):
     node = helper.make_node("Sleep", ["x"], ["y"], domain="ai.dask_ferro", seconds=60.0, name="long")
     call = ff.from_onnx(made_here(model([node], {"x": ["N"]}, {"y": ["N"]})))
     (pid,) = client.run(os.getpid).values()

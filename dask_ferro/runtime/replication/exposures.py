@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 
 
 class Exposures:

@@ -20,7 +20,8 @@ from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, J
 from dask_ferro.runtime.elastic.controller import unrunnable
 from dask_ferro.runtime.elastic.facts import staffed
 from dask_ferro.runtime.elastic.options import check_room
-from dask_ferro.runtime.pools.providers import SiteJob, SpecPools
+from dask_ferro.runtime.pools.providers import SpecPools
+from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
 from dask_ferro.testing import workload_kernels

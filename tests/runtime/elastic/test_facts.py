@@ -12,7 +12,7 @@ import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.elastic import facts
 from dask_ferro.runtime.elastic.facts import PAUSED, staffed
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 from tests.clusters import running
 from tests.waiting import finished
 

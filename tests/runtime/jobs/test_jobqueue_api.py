@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from distributed import Scheduler, Security
 import dask_ferro as ff
 from dask_ferro.runtime.jobs import cluster_repr
 from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, keywords_of
+from dask_ferro.runtime.site_jobs import SiteJob
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
 PLAIN = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
@@ -191,6 +193,10 @@ def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) ->
         ),
         pytest.param({"pools": {"gpu": {"quue": "g"}}}, r"pool 'gpu': .*'quue'; did you mean 'queue'", id="a pool's"),
         pytest.param({"pools": {"gpu": {"job_name": "g"}}}, r"pool 'gpu': unknown option 'job_name'", id="one name"),
+        pytest.param({"signal_ahead": "soon"}, "got signal_ahead='soon', wanted a duration such as", id="no time"),
+        pytest.param({"patience": 3}, "got patience=3, wanted a mapping of names to values", id="one patience"),
+        pytest.param({"patience": {"boots": 1}}, "patience: unknown boots; .*did you mean boot", id="patience's"),
+        pytest.param({"pools": {"gpu": {"cots": 1}}}, r"pool 'gpu': .*'cots'; did you mean 'cost'", id="a price"),
         pytest.param({"config_name": "nosuch"}, "configuration has no jobqueue.nosuch", id="no such section"),
         pytest.param({"cores": "4"}, r"got cores='4', wanted a whole number", id="cores as text"),
         pytest.param({"processes": 0}, r"got processes=0, wanted a whole number", id="no process"),
@@ -203,6 +209,15 @@ def test_an_error_names_the_class_and_the_arguments_that_were_written(options, s
     assert str(caught.value).startswith("ff.SLURMCluster: ")
     assert "WorkerCluster" not in str(caught.value)
     assert "__init__" not in str(caught.value)
+
+
+def test_each_keyword_of_ours_stands_in_the_signature_and_is_explained():
+    named = signature(ff.SLURMCluster).parameters
+    for name, option in keywords_of(ClusterKeywords).items():
+        assert named[name].kind is Parameter.KEYWORD_ONLY
+        assert named[name].default == getattr(ClusterKeywords(), name)
+        assert f"    {name} : {option.unit}" in ff.SLURMCluster.__doc__
+        assert " ".join(option.help.split()) in " ".join(ff.SLURMCluster.__doc__.split())
 
 
 @pytest.mark.parametrize("option", ["dashboard_address", "host"])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime.jobs import logs
-from dask_ferro.runtime.jobs.logs import Log, files_of, last_output, tail
+from dask_ferro.runtime.slurm import logs
+from dask_ferro.runtime.slurm.logs import Log, files_of, last_output, tail
 from tests.waiting import BOUND_S
 
 # What SLURM 22.05 says of an element of an array and of a job by itself: some patterns are left as they were given.

@@ -207,12 +207,24 @@ def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
         ({"cost": "much"}, "cost='much'"),
         ({"cost": float("nan")}, "cost=nan"),
         ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
-        ({"grace": "soon"}, "pool 'gpu': got grace='soon', wanted a number of seconds"),
+        ({"preemptible": "perhaps"}, "pool 'gpu': got preemptible='perhaps', wanted True or False"),
+        (
+            {"grace": "soon"},
+            "pool 'gpu': got grace='soon', wanted a duration .* number of seconds, of at least 0",
+        ),
     ],
 )
 def test_a_pool_with_a_wrong_value_names_it(overrides, said):
     with pytest.raises(ff.ConfigError, match=said):
         pool(**overrides)
+
+
+def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_it_likes():
+    spot = pool(preemptible=True, queue_wait="2m", signal_ahead="90s", grace="auto")
+    facts = spot.pool(now=0.0, trouble="")
+    assert facts.preemptible
+    assert facts.queue_wait == 120.0
+    assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
 
 
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, read
 from dask_ferro.runtime.records.counts import JobCounts
 from dask_ferro.runtime.records.record import ENDED, STATES, JobBook, JobRecord
 from dask_ferro.runtime.records.recorded_cluster import recording_of
@@ -222,12 +223,17 @@ def test_a_scheduler_that_does_not_answer_is_told_later() -> None:
     ("options", "said"),
     [
         ({"keep": 5}, "keep goes with journal"),
-        ({"journal": "x", "keep": -1}, "got keep=-1, wanted a number of seconds"),
+        ({"journal": "x", "keep": -1}, "got keep=-1, wanted a duration .* number of seconds, of at least 0"),
+        ({"journal": "x", "keep": float("inf")}, "got keep=inf"),
         ({"journal": "x", "keep": True}, "got keep=True"),
         ({"journal": ""}, "got journal='', wanted the path"),
         ({"journal": 3}, "got journal=3, wanted the path"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    def opened() -> None:
+        own = read(ClusterKeywords, "ff.SLURMCluster", options)
+        recording_of("r", own.journal, own.keep)
+
     with pytest.raises(ff.ConfigError, match=said):
-        recording_of("r", **({"journal": None, "keep": 0.0} | options))
+        opened()
