@@ -16,9 +16,9 @@ from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.top import look
 from tests.graphs import model
 from tests.hung import processes, stopped
-from tests.runtime.test_events import published
-from tests.runtime.test_prometheus import scraped
-from tests.runtime.test_scheduler import on_cluster
+from tests.runtime.plugin.test_scheduler import on_cluster
+from tests.runtime.telemetry.test_events import published
+from tests.runtime.telemetry.test_prometheus import scraped
 from tests.waiting import finished_async, opened, until_async
 
 # Seconds in which what does not wait for the long task is done by far, on a machine with everything else to do.

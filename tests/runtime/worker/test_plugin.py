@@ -348,7 +348,7 @@ def _interval(dask_worker: Worker) -> float:
 
 @pytest.mark.cluster
 def test_preload(tmp_path: Path) -> None:
-    preload = Path(__file__).parents[2] / "plugins" / "ferro_worker.py"
+    preload = Path(__file__).parents[3] / "plugins" / "ferro_worker.py"
     with (
         LocalCluster(n_workers=0, dashboard_address=":0", processes=True) as cluster,
         Client(cluster) as client,

@@ -20,7 +20,7 @@ from dask_ferro.policy.scaling.facts import (
     ScalingFacts,
 )
 from dask_ferro.policy.scaling.fleet import Fleet
-from tests.policy.test_scale import NOW, ONE, Drain, P, Site, asked, decide, gone, work
+from tests.policy.scaling.test_step import NOW, ONE, Drain, P, Site, asked, decide, gone, work
 
 GB = 10**9
 # A successor takes 2 s to come, and a task takes 8 s.

@@ -18,7 +18,7 @@ from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.events import PLACES, TOPIC
 from dask_ferro.runtime.telemetry.prometheus import Collector
 
-DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 SCALED = {
     "action": "scale",
     "actions": ["submit 2 to big: wide", "recall j1: wide"],

@@ -27,7 +27,7 @@ from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
 from tests.waiting import finished_async, opened, ticks, until, until_async
 
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 
 
 def on_cluster(test, *, workers=2, threads=1, scheduler_kwargs=None, **worker_kwargs):

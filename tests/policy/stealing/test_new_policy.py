@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 LINE = """
 from dask_ferro.policy.stealing.policies import POLICIES
-from tests.policy.random_victims import RandomVictims
+from tests.policy.stealing.random_victims import RandomVictims
 POLICIES["random"] = RandomVictims
 """
 
@@ -43,7 +43,7 @@ assert found["counts"]["confirmed"] > 0, found
 
 PROPERTIES = """
 import pytest
-tests = ["tests/policy/test_policy_properties.py", "tests/policy/test_scheduling_core.py"]
+tests = ["tests/policy/stealing/test_policy_properties.py", "tests/policy/test_scheduling_core.py"]
 tests += ["tests/simulate/test_starvation.py"]
 assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 0
 """

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Scheduler, Status, Worker
 
 import dask_ferro as ff
-from tests.runtime.test_faults import added, random_graph
+from tests.runtime.plugin.test_faults import added, random_graph
 from tests.waiting import BOUND_S, until_async
 
 CHECKED = {

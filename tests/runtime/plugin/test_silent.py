@@ -11,8 +11,8 @@ from distributed import Event, wait
 import dask_ferro as ff
 from dask_ferro.runtime.plugin import waits as module
 from tests.hung import processes, stopped
-from tests.runtime.test_scheduler import on_cluster
-from tests.runtime.test_waits import SOON, _block, _inc, _running, _soon
+from tests.runtime.plugin.test_scheduler import on_cluster
+from tests.runtime.plugin.test_waits import SOON, _block, _inc, _running, _soon
 from tests.waiting import finished_async, until, until_async
 
 _until = partial(until_async, seconds=SOON)

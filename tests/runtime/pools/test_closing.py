@@ -8,7 +8,7 @@ import pytest
 
 from dask_ferro.runtime.pools.closing import Closings
 from dask_ferro.runtime.slurm.commands import Refused
-from tests.runtime.test_jobpool import built
+from tests.runtime.pools.test_pool import built
 
 
 class Slurm:

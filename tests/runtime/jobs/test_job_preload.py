@@ -22,7 +22,7 @@ from dask_ferro.runtime.jobs import job_preload
 from dask_ferro.runtime.jobs import sigterm as term
 from tests.waiting import finished_async, until_async
 
-PLUGIN = str(Path(__file__).resolve().parents[2] / "plugins" / "ferro_job.py")
+PLUGIN = str(Path(__file__).resolve().parents[3] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
 BARE = ("--no-nanny", "--preload", "dask_ferro.runtime.jobs.job_preload")
 

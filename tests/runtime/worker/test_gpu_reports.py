@@ -28,7 +28,7 @@ from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing.declared_device import DeclaredDevice, compute
 from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
-from tests.runtime.test_devices import CPU, MB, Site, play, site
+from tests.runtime.plugin.test_devices import CPU, MB, Site, play, site
 from tests.waiting import until_async
 
 

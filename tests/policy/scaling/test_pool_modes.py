@@ -25,7 +25,7 @@ from dask_ferro.policy.scaling.facts import (
     ScalingFacts,
 )
 from dask_ferro.policy.scaling.step import ScalingParameters, ScalingState, step
-from tests.policy.test_scale import (
+from tests.policy.scaling.test_step import (
     CPU,
     GB,
     GPU,

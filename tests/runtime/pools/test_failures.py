@@ -9,7 +9,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.runtime.pools.failures import Limits, limits, recent, too_many
-from tests.runtime.test_jobpool import built
+from tests.runtime.pools.test_pool import built
 
 L = Limits(row=3, window=5, seconds=60.0)
 SAID = "5 jobs ended before a worker came within 40 s"
