@@ -386,13 +386,13 @@ def _folder(option: Option, written: Any) -> str | None:
     return str(written)
 
 
-def _file(option: Option, written: Any) -> Any:
+def _file(option: Option, written: object) -> object:
     if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
         raise ValueError
     return written
 
 
-def _mapping(option: Option, written: Any) -> Any:
+def _mapping(option: Option, written: object) -> object:
     if written is not None and not isinstance(written, Mapping):
         raise ValueError
     return written
