@@ -13,9 +13,8 @@ from dask_ferro.options import (
     Option,
     choice,
     count,
-    file,
     flag,
-    folder,
+    given,
     options_of,
     seconds,
     section,
@@ -167,7 +166,8 @@ class PluginOptions:
         0, "Finished tasks that are kept for traces; 0 keeps none.", unit="tasks", least=0
     )
     # Beside stealing's own parameters, as it is what those are looked into with.
-    record: str | None = file(
+    record: str | None = given(
+        "file",
         "A file on the scheduler's machine for all that stealing is told and decides, for `dask ferro replay --events`."
         " A recording that is there is replaced, any other file is not; one that cannot be written is told once, and"
         " the scheduler goes on. A task is some 0.4 kB, and takes the scheduler's process 40 us, its event loop 10 us.",
@@ -296,7 +296,8 @@ class Ferro:
     limits: LimitOptions = section(LimitOptions, "limits")
     ranks: RankOptions = section(RankOptions, "ranks")
     bundle: BundleOptions = section(BundleOptions, "bundle")
-    store: str | None = folder(
+    store: str | None = given(
+        "folder",
         "A folder that the client and every worker can read and write: models that were given as bytes are put"
         " there for the workers to map. Without one, they lie in a temporary folder, and a copy is sent to workers"
         " that cannot see it.",
