@@ -90,11 +90,6 @@ def workers_of_a_job(cluster: Any) -> int:
     return len(cluster.new_spec.get("group", ("",)))
 
 
-def batch_job_of(cluster: Any) -> Any:
-    """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
-    return cluster.job_cls and cluster._dummy_job
-
-
 def wanted(cluster: Any) -> dict[Any, dict[str, Any]]:
     """Return the specifications of the jobs that there should be, by name; the cluster's own, to be changed."""
     found: dict[Any, dict[str, Any]] = cluster.worker_spec

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from distributed import Scheduler, Status
@@ -22,9 +22,9 @@ from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Ask, Event, Ordered
-from dask_ferro.policy.facts import Key, Move
+from dask_ferro.policy.facts import Key, Move, TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.runtime.plugin.dask_facts import Shown
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.runtime.telemetry.history import level_of
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
@@ -32,11 +32,21 @@ from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 _LEVELS = 15
 
 
+class TaskFactsSource(Protocol):
+    """What is asked of whoever has the tasks: `plugin.dask_facts.Shown`."""
+
+    def task(self, key: Key) -> TaskState | None:
+        """Return a task by its key."""
+
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
+        """Return a task that waits in a worker's queue, or None: it must not move."""
+
+
 class EntryPoints(WorkStealing):
     """The entry points; what they stand on is `stealing.Stealing`'s."""
 
     ledger: Ledger
-    shown: Shown
+    shown: TaskFactsSource
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._token = uuid4().hex[:8]  # answers to one that was here before are not ours

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import log
 from random import Random
-from typing import Any
 
 # Of background events alone: stock Dask looks once a second, and nothing learns anything later than that.
 _PATIENCE = 30.0
@@ -21,17 +20,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._due: list[tuple[float, int, bool, Callable[..., None], tuple[Any, ...]]] = []
+        self._due: list[tuple[float, int, bool, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
         self._pending = 0
 
-    def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
+    def at(self, when: float, act: Callable[..., None], *args: object) -> None:
         """Call `act(*args)` at a time."""
         self._count += 1
         self._pending += 1
         heappush(self._due, (when, self._count, True, act, args))
 
-    def background(self, when: float, act: Callable[..., None], *args: Any) -> None:
+    def background(self, when: float, act: Callable[..., None], *args: object) -> None:
         """Call `act(*args)` at a time, if anything is alive by then."""
         self._count += 1
         heappush(self._due, (when, self._count, False, act, args))
@@ -103,9 +102,9 @@ class Process:
     def __init__(self, clock: Clock, cores: Cores) -> None:
         self._clock = clock
         self._cores = cores
-        self._sections: deque[tuple[float, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._sections: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
 
-    def run(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+    def run(self, seconds: float, act: Callable[..., None], *args: object) -> None:
         """Compute for so many seconds, after what it was to compute before, and then call `act(*args)`."""
         self._sections.append((seconds, act, args))
         if len(self._sections) == 1:
@@ -139,7 +138,7 @@ class Line:
 
     def __init__(self, interval: float, wire: float) -> None:
         self.interval = interval
-        self.messages: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # of the newest batch
+        self.messages: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # of the newest batch
         self._wire = wire
         self.batch = -interval  # when the newest one leaves
         self._next = 0.0

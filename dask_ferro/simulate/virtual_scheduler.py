@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.virtual_tasks import Job, Roots
@@ -44,15 +43,15 @@ class Scheduler:
             tuple[tuple[float, float], int, int, WorkerRecord]
         ] = []  # a heap: the least busy first
         self._unplaced: list[Job] = []
-        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._free_at = 0.0
         self._has_core = False  # where they are counted
         self._cost = 0.0
-        self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[Any, ...]]] = []
+        self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[object, ...]]] = []
 
     # ---- the server ----------------------------------------------------------------------------------------
 
-    def receive(self, act: Callable[..., object], *args: Any) -> None:
+    def receive(self, act: Callable[..., object], *args: object) -> None:
         """Hear of something: now, or when the server has thought about what came before."""
         self._inbox.append((act, args))
         if len(self._inbox) == 1 and not self._has_core:
@@ -78,7 +77,7 @@ class Scheduler:
         """Be busy for that much longer."""
         self._cost += seconds
 
-    def send(self, record: WorkerRecord, act: Callable[..., None], *args: Any) -> None:
+    def send(self, record: WorkerRecord, act: Callable[..., None], *args: object) -> None:
         """Send a message to a worker, when the server is done with what it thinks about."""
         self._outbox.append((record, act, args))
 
@@ -93,7 +92,7 @@ class Scheduler:
         if self._inbox or self._has_core:
             self.clock.at(self._free_at, self._serve)
 
-    def _do(self, act: Callable[..., object], *args: Any) -> None:
+    def _do(self, act: Callable[..., object], *args: object) -> None:
         self._cost = 0.0
         act(*args)
         self.decider.settled()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.clock import Clock, Cores, Line, Process
@@ -102,7 +101,7 @@ class LiveWorker:
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def hear(self, now: float, act: Callable[..., None], *args: Any) -> None:
+    def hear(self, now: float, act: Callable[..., None], *args: object) -> None:
         """Get a message that the scheduler sends, now or soon: call `act(*args)` when it has been read."""
         world, arrives = self._world, self.inbox.arrives(now)
         if not world.cores.are_counted:
@@ -114,7 +113,7 @@ class LiveWorker:
             world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
         self.inbox.messages.append((act, args))
 
-    def tell(self, act: Callable[..., None], *args: Any) -> None:
+    def tell(self, act: Callable[..., None], *args: object) -> None:
         """Send the scheduler a message: call `act(*args)` when it is there."""
         world, outbox = self._world, self.outbox
         arrives = outbox.arrives(world.clock.now)
@@ -127,7 +126,7 @@ class LiveWorker:
             world.clock.at(outbox.batch, self.process.run, cpu, self._sent, outbox.messages)
         outbox.messages.append((act, args))
 
-    def _sent(self, messages: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    def _sent(self, messages: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         cluster, clock = self._world.cluster, self._world.clock
         at = clock.now + max(cluster.wire - cluster.per_batch_read, 0.0)
         clock.at(at, self._world.batched)
@@ -352,7 +351,7 @@ class LiveWorker:
         self._start()
 
 
-def _deliver(messages: Iterable[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+def _deliver(messages: Iterable[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
     for act, args in messages:
         act(*args)
 

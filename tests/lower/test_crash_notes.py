@@ -12,12 +12,13 @@ import time
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.lower.crash_notes import left_behind, noted
+from tests.clusters import running
 from tests.graphs import model
 from tests.waiting import until
 
@@ -44,10 +45,7 @@ def _notes_of_their_own(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(1) as client:
         yield client
 
 
@@ -97,8 +95,14 @@ def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client(client):
+@pytest.mark.timeout(180)  # on a busy machine, once in hundreds of runs, no worker came back
+def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client():
     """The worker gets from outside, while the bundle runs, the signal that an engine's abort is."""
+    with running(1) as client:
+        _told_at_the_client(client)
+
+
+def _told_at_the_client(client):
     node = helper.make_node("Sleep", ["x"], ["y"], domain="ai.dask_ferro", seconds=60.0, name="long")
     call = ff.from_onnx(made_here(model([node], {"x": ["N"]}, {"y": ["N"]})))
     (pid,) = client.run(os.getpid).values()

@@ -28,9 +28,9 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
-from dask_ferro.runtime.elastic.evacuation import free_bytes
 from dask_ferro.runtime.elastic.lost import Lost
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.retirement import Leaving
@@ -38,6 +38,7 @@ from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.replication.copies import Copies
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
+from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Roster(SchedulerPlugin):
             await self.leaving.stop()
         if (stealing := stealing_of(scheduler)) is not None:
             for address in scheduler.workers:
-                stealing.ledger.set_end(address, None)
+                stealing.tell(EndTold(address, None))
             stealing.ledger.fresh = 0.0
 
     async def before_close(self) -> None:
@@ -223,7 +224,7 @@ class Roster(SchedulerPlugin):
         dict
             "workers": by address, of each its "name", "threads", "status", "idle_for" (0 while it has a task),
             "paused_for" (seconds; 0 while it takes tasks), "processing" (tasks), "nbytes" (of results), "unique" (of
-            those that nobody else holds), "free" (see `evacuation.free_bytes`), "ends_in" (None: nobody knows),
+            those that nobody else holds), "free" (see `worker_memory.free_bytes`), "ends_in" (None: nobody knows),
             "resources", "device" and "host".
             "demands": for each kind of needs its "profile" as (seconds, width), "longest" (of the ready tasks),
             "resources", "workers" (addresses; None: anyone), "device" (a class; None: any) and "speeds" of device
@@ -408,7 +409,7 @@ class Roster(SchedulerPlugin):
         for ws in workers:
             at = self._end(ws)
             if at != ledger.ends.get(ws.address):
-                ledger.set_end(ws.address, at)
+                stealing.tell(EndTold(ws.address, at))
 
     def unblame(self, comm: Any = None, names: Iterable[str] = ()) -> int:
         """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""

@@ -10,21 +10,21 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 from uuid import uuid4
 
-from distributed import Status
+from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.events import Event, Opened, Sent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.plugin.settings import Settings
 
 # A step that comes so late finds answers that nobody has read; it lets them be read first.
 _LATE, _AFTER = 0.005, 0.001
@@ -37,12 +37,40 @@ _LOST = 30.0
 _STALL = 1.0
 
 
+class StealingExtension(Protocol):
+    """What is read of the scheduler's stealing extension, which owns these waits."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler."""
+
+    @property
+    def settings(self) -> Settings:
+        """The user's."""
+
+    @property
+    def core(self) -> SchedulingCore:
+        """What decides."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The core's."""
+
+    @property
+    def asked(self) -> Mapping[TaskState, Mapping[str, Any]]:
+        """The requests that are not answered, by task."""
+
+    @property
+    def after_freeing(self) -> Callable[[], None]:
+        """Called when a worker may be given tasks again."""
+
+
 class Waits:
     """What waits at the workers of one scheduler although others are idle.
 
     Parameters
     ----------
-    stealing : Stealing
+    stealing : StealingExtension
     tell : callable (event)
         Tells the core of an event, and does what it decides.
     take_step : callable (time)
@@ -60,7 +88,7 @@ class Waits:
 
     def __init__(
         self,
-        stealing: Stealing,
+        stealing: StealingExtension,
         tell: Callable[[Event], None],
         take_step: Callable[[float], None],
     ) -> None:

@@ -23,14 +23,13 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import REMOVED, Pool
-from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.cluster_options import check_options
 from dask_ferro.runtime.jobs.cluster_repr import PoolWords
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools.pool import JobPool, overrides_of
-from dask_ferro.runtime.pools.providers import DEFAULT, MODES, told_closed
+from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.pools.shortage import is_shut
+from dask_ferro.runtime.site_jobs import DEFAULT, MODES
 from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 
@@ -39,8 +38,6 @@ logger = logging.getLogger(__name__)
 _WHO = "ff.SLURMCluster"
 # Stands in scripts that are rendered before there is a scheduler.
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
-# What a user calls waits so long for the controller's look; it goes on by itself.
-_LOOKED = 3.0
 
 
 class LivePools(Sequence[Pool]):
@@ -286,19 +283,6 @@ class PoolOrders:
         if jobs:
             self._closings.begin(self.release([job.name for job in jobs]))
 
-    def _adapts(self: Any) -> bool:
-        """Whether a controller looks after the jobs."""
-        adaptive = upstream_deploy.controller_of(self)
-        return isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
-
-    async def _look_now(self: Any) -> None:
-        """Let the controller look at once, and wait for that a moment."""
-        if not self._adapts():
-            return
-        look = asyncio.ensure_future(upstream_deploy.controller_of(self).adapt())
-        await asyncio.wait({look}, timeout=_LOOKED)
-        look.add_done_callback(_log)
-
     def _forget_removed(self: Any) -> None:
         """Forget pools that were removed, once nothing is left of their jobs."""
         if all(kind.mode != REMOVED for kind in self._pool_records.values()):
@@ -309,8 +293,3 @@ class PoolOrders:
             self._past |= gone
             self._pool_records = {n: kind for n, kind in self._pool_records.items() if n not in gone}
             logger.info("dask_ferro: removed pools are gone: %s", ", ".join(gone))
-
-
-def _log(look: asyncio.Future[None]) -> None:
-    if not look.cancelled() and (error := look.exception()) is not None:
-        logger.warning("dask_ferro: a look at the cluster failed: %r", error)

@@ -17,11 +17,11 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.pools.providers import DEFAULT
 from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.records.journal import JobJournal, Told, by_file, names_of
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.records.recording import Recording
+from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.orphan_guard import Keep
@@ -42,18 +42,14 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
     Raises
     ------
     ConfigError
-        For a journal that is no path, or seconds that are none.
+        For seconds without a journal.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 <= keep < float("inf"):
-        raise ConfigError(f"ff.SLURMCluster: got keep={keep!r}, wanted a number of seconds of at least 0")
     if journal is None:
         if keep:
             raise ConfigError(
                 "ff.SLURMCluster: keep goes with journal, by which somebody finds the jobs again"
             )
         return Recording(tag), Keep()
-    if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
-        raise ConfigError(f"ff.SLURMCluster: got journal={journal!r}, wanted the path of a file")
     kept = JobJournal(journal, tag)
     return Recording(tag, kept), Keep(keep, kept.address_file)
 
@@ -174,14 +170,18 @@ class Recorded:
             return
         self._were_dropped = True
         there = [row.comment for row in rows.values() if row.phase != OVER]
-        self._recording.drop(
-            tag for tag in self._site.former_tags if not any(f"{tag}." in comment for comment in there)
-        )
+        # No tag has a line break: two comments cannot make up one between them.
+        comments = "\n".join(there)
+        self._recording.drop(tag for tag in self._site.former_tags if f"{tag}." not in comments)
 
     def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
         """Whether a worker of a job of before is connected here."""
         restarts = job.restarts if row is None else max(job.restarts, row.restarts)
         return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
+
+    def _is_former(self: Any, row: Row) -> bool:
+        """Whether a job is of a run before this one on the same journal."""
+        return any(f"{tag}." in row.comment for tag in self._site.former_tags)
 
     def _end_unheard(self: Any, rows: Mapping[str, Row]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
@@ -190,11 +190,8 @@ class Recorded:
             del self._former[job.name]
             self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
         known = {job.job_id for job in self._followed()}
-        there = [
-            row for row in rows.values()
-            if row.phase in (WAITS, STARTED) and row.job_id not in known
-            and any(f"{tag}." in row.comment for tag in self._site.former_tags)  # and not of this run
-        ]  # fmt: skip
+        lives = (row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known)
+        there = [row for row in lives if self._is_former(row)]
         for row, job in zip_longest(there, jobs[: len(there)]):
             pool = DEFAULT if job is None else job.pool
             unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)

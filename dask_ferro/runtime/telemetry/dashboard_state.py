@@ -15,7 +15,7 @@ from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.stealing.informed import threshold_of
-from dask_ferro.runtime.pools.providers import MODES
+from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.history import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of

@@ -1,0 +1,478 @@
+"""Who takes which task from whom, as tables of claims; one suite over all policies first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dask_ferro.policy.facts import Key, Outcome, TaskFacts, Worker
+from dask_ferro.policy.stealing.informed import (
+    Informed,
+    Policy,
+    StealingParameters,
+    StealingState,
+    adapted,
+    is_starving,
+    threshold_of,
+)
+from dask_ferro.policy.stealing.last_victim import LastVictim
+from dask_ferro.policy.stealing.policies import NoStealing, named
+from tests.policy.facts import MB, Stand, decided, needs, snapshot, stand, task, ways
+
+P = StealingParameters(
+    threshold=0.01,
+    threshold_least=0.001,
+    threshold_most=0.25,
+    reserve=1.5,
+    chunk=0.5,
+    reach=0.1,
+    margin=0.002,
+    transfer_margin=0.5,
+    shortest=0.002,
+    guesses=2,
+    tries=8,
+)
+INFORMED = Informed(P)
+LAST_VICTIM = LastVictim(P)
+POLICIES = [
+    pytest.param(INFORMED, id="informed"),
+    pytest.param(LAST_VICTIM, id="last-victim"),
+    pytest.param(NoStealing(P), id="none"),
+]
+Ways = list[tuple[Key, str, str]]
+
+
+def many(count: int, seconds: float = 0.05, **facts: object) -> list:
+    """Tasks t0, t1, ... of which t0 would start last."""
+    return [task(f"t{n}", seconds, **facts) for n in range(count)]
+
+
+def moves(
+    policy: Policy, *stands: Stand, state: StealingState | None = None, hungry: Sequence[str] | None = None
+) -> Ways:
+    """What a policy moves."""
+    return ways(decided(policy, stands, state, hungry))
+
+
+# -- of every policy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "stands",
+    [
+        pytest.param([], id="an empty cluster"),
+        pytest.param([stand("a", *many(9), running=1.0)], id="a lone worker"),
+        pytest.param([stand("a"), stand("b")], id="idle workers only"),
+        pytest.param([stand(a, *many(3), running=0.05) for a in "abc"], id="balanced queues"),
+        pytest.param([stand(a, running=0.05) for a in "abc"], id="one task each and no queue"),
+        pytest.param([stand("a", running=9.0), stand("b")], id="what runs"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", accepts=False)], id="for a thief that is paused"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", task("own"), running=0.0)],
+            id="for a worker that has a queue of its own"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", running=5.0)],
+            id="for a worker that is busy for long"),
+        pytest.param([stand("a", *many(9, allowed=frozenset({"a"})), running=1.0), stand("b")],
+            id="what may run only where it is"),
+        pytest.param([stand("a", *many(9, allowed=frozenset()), running=1.0), stand("b")], id="what may run nowhere"),
+        pytest.param([stand("a", *many(9, origins=("b", "c")), running=1.0), stand("b"), stand("c")],
+            id="a task back to where it came from"),
+    ],
+)  # fmt: skip
+def test_does_not_move(policy: Policy, stands: Sequence[Stand]) -> None:
+    assert moves(policy, *stands) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_moves_nothing_for_those_that_are_not_hungry(policy: Policy) -> None:
+    assert moves(policy, stand("a", *many(9), running=1.0), stand("b"), hungry=[]) == []
+
+
+@pytest.mark.parametrize("policy", [INFORMED, LAST_VICTIM])
+def test_a_restriction_is_a_must_and_the_rest_moves(policy: Policy) -> None:
+    mixed = [task("no", allowed=frozenset({"a", "c"})), task("yes", allowed=frozenset({"b"})), *many(6)]
+    found = moves(policy, stand("a", *mixed, running=1.0), stand("b"))
+    assert found[0] == ("yes", "a", "b")
+    assert "no" not in [key for key, _, _ in found]
+
+
+@pytest.mark.parametrize("policy", [INFORMED, LAST_VICTIM])
+def test_two_thieves_never_take_the_same_task(policy: Policy) -> None:
+    found = moves(policy, stand("a", *many(20), running=1.0), stand("b"), stand("c"))
+    assert {thief for _, _, thief in found} == {"b", "c"}
+    assert len({key for key, _, _ in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("informed", Informed), ("last-victim", LastVictim), ("none", NoStealing)]
+)
+def test_a_policy_is_found_by_its_name(name: str, kind: type) -> None:
+    policy = named(name, P, 7)
+    assert (type(policy), policy.parameters, getattr(policy, "seed", 7)) == (kind, P, 7)
+
+
+def test_an_unknown_name_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match="got 'greedy', wanted one of informed, last-victim, none"):
+        named("greedy", P)
+
+
+# -- Informed: which tasks, and how many -------------------------------------------------------------------
+
+LONG = 0.05  # of a task: half of the reach
+UNKNOWN = {"known": False}
+
+
+@pytest.mark.parametrize(
+    ("stands", "wanted"),
+    [
+        pytest.param([stand("a", *many(8), running=0.05), stand("b")], ["t0", "t1"],
+            id="takes the last to start first, up to its reach"),
+        pytest.param([stand("a", *many(8, 0.5), running=0.5), stand("b")], ["t0"], id="takes one task, however long"),
+        pytest.param([stand("a", *many(60, 0.004), running=0.0), stand("b")], [f"t{n}" for n in range(25)],
+            id="takes many short ones at once"),
+        pytest.param([stand("a", *many(4, 0.02), running=0.01), stand("b")], ["t0", "t1"],
+            id="takes no more than half of the surplus"),
+        pytest.param([stand("a", task("last"), running=0.0), stand("b")], [],
+            id="leaves the only waiting task to a victim that would run dry"),
+        pytest.param([stand("a", task("last"), running=0.06), stand("b")], ["last"],
+            id="takes the only waiting task of a victim that is busy for longer"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.009), stand("b")], [],
+            id="a task of 1 ms stays where it starts within a few times what its move costs"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.1), stand("b")], [f"t{n}" for n in range(9)],
+            id="tasks of 1 ms move from behind one that runs for long"),
+        pytest.param([stand("a", *many(30, 0.001), running=0.0), stand("b")], [f"t{n}" for n in range(10)],
+            id="of a long queue of short tasks those move that would wait for long"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.5, guessed=True), stand("b")], [],
+            id="tasks of 1 ms stay behind one of which nobody knows how long it runs"),
+        pytest.param([stand("a", task("short", 0.001), task("long", 0.006), running=0.012), stand("b")], ["long"],
+            id="goes past a short one"),
+        pytest.param([stand("a", task("t"), running=0.0105), stand("b", running=0.009)], [],
+            id="a gain under the margin is none"),
+        pytest.param([stand("a", task("t"), running=0.0115), stand("b", running=0.009)], ["t"],
+            id="a gain over the margin is one"),
+        pytest.param([stand("a", task("t"), running=0.051), stand("b", slowness=3.0)], [],
+            id="a slow thief finishes later"),
+        pytest.param([stand("a", task("t"), running=0.051, slowness=3.0), stand("b")], ["t"],
+            id="a slow victim is worth leaving"),
+        pytest.param([stand("a", *many(4, origins=("c",)), running=1.0), stand("b"), stand("c", running=1.0)],
+            ["t0", "t1"], id="a moved task moves on, if not back"),
+    ],
+)  # fmt: skip
+def test_one_thief_takes(stands: Sequence[Stand], wanted: list[str]) -> None:
+    assert [key for key, _, _ in moves(INFORMED, *stands)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("tasks", "wanted"),
+    [
+        pytest.param([task("far", inputs=(needs(MB, "a"),)), task("near", inputs=(needs(MB, "b"),))], "near",
+            id="the one whose inputs it holds"),
+        pytest.param([task("large", inputs=(needs(2 * MB, "a"),)), task("small", inputs=(needs(MB, "a"),))], "small",
+            id="the cheaper of two"),
+        pytest.param([task("last"), task("first")], "last", id="of equally cheap ones the last to start"),
+        pytest.param([task("device", inputs=(needs(MB, "a", device="gpu"),)), task("host", inputs=(needs(MB, "a"),))],
+            "host", id="the one whose input lies in no device"),
+        pytest.param([task("costly", inputs=(needs(100 * MB, "a"),)), task("free")], "free",
+            id="not the one whose transfer takes longer than it gains"),
+        pytest.param([task("likes a", preferred=frozenset({"a"})), task("likes b", preferred=frozenset({"b"}))],
+            "likes b", id="the one that does not prefer to stay"),
+    ],
+)  # fmt: skip
+def test_of_two_tasks_a_thief_takes(tasks: list, wanted: str) -> None:
+    assert moves(INFORMED, stand("a", *tasks, running=0.0), stand("b"))[0] == (wanted, "a", "b")
+
+
+def test_a_transfer_that_costs_more_than_it_gains_keeps_a_task() -> None:
+    wait = task("t", 0.05, inputs=(needs(10 * MB, "a"),))  # 0.1 s to move, half as much again as margin
+    assert moves(INFORMED, stand("a", wait, running=0.14), stand("b")) == []
+    assert moves(INFORMED, stand("a", wait, running=0.16), stand("b")) == [("t", "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("stands", "wanted"),
+    [
+        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.5, guessed=True), stand("b")], 0, id="stays alone"),
+        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.5), stand("b")], 1,
+            id="leaves what is known to run for long"),
+        pytest.param([stand("a", *many(4, **UNKNOWN), running=0.5), stand("b")], 1, id="leaves a real queue"),
+        pytest.param([stand("a", *many(4, **UNKNOWN), running=0.5, nthreads=4, guessed=True), stand("b")], 0,
+            id="stays where each thread has one"),
+        pytest.param([stand("a", *many(4, known=False, origins=("c",)), running=0.5), stand("b")], 0,
+            id="moves but once"),
+        pytest.param([stand("a", *many(12, 0.05, **UNKNOWN)[:1], *many(1, 0.05), running=0.5), stand("b")], 1,
+            id="hides no known one"),
+    ],
+)  # fmt: skip
+def test_a_task_of_unknown_duration(stands: Sequence[Stand], wanted: int) -> None:
+    guessed = [s._replace(queue=tuple(t._replace(seconds=0.5 if not t.known else 0.05) for t in s.queue))
+               for s in stands]  # fmt: skip
+    assert len(moves(INFORMED, *guessed)) == wanted
+
+
+def test_unknown_ones_at_the_end_of_a_queue_hide_no_known_one() -> None:
+    queue = [task(("guess", n), 0.5, known=False, origins=("c",)) for n in range(20)]
+    assert moves(INFORMED, stand("a", *queue, task("known"), running=1.0), stand("b")) == [
+        ("known", "a", "b")
+    ]
+
+
+def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
+    costly = [task(("costly", n), inputs=(needs(100 * MB, "a"),)) for n in range(P.tries)]
+    assert moves(INFORMED, stand("a", *costly, task("free"), running=0.2), stand("b")) == []
+    assert moves(INFORMED, stand("a", *costly[1:], task("free"), running=0.2), stand("b")) != []
+
+
+# -- Informed: whose, and for whom -------------------------------------------------------------------------
+
+
+def test_the_fullest_victim_gives_first() -> None:
+    stands = [stand("a", *many(3), running=0.1), stand("b", task("x"), *many(9), running=0.1), stand("c")]
+    assert moves(INFORMED, *stands)[0] == ("x", "b", "c")
+
+
+def test_the_next_victim_gives_when_the_first_may_not() -> None:
+    pinned = many(9, allowed=frozenset({"a"}))
+    stands = [stand("a", *pinned, running=0.1), stand("b", task("x"), task("y"), running=0.1), stand("c")]
+    assert moves(INFORMED, *stands) == [("x", "b", "c")]
+
+
+def test_the_first_to_run_dry_is_fed_first() -> None:
+    found = moves(INFORMED, stand("a", *many(4), running=0.05), stand("b", running=0.009), stand("c"))
+    assert found[0] == ("t0", "a", "c")
+
+
+def test_work_is_spread_over_all_thieves() -> None:
+    found = moves(INFORMED, stand("a", *many(30, 0.2), running=0.2), *(stand(t) for t in "bcdef"))
+    assert sorted(thief for _, _, thief in found) == ["b", "c", "d", "e", "f"]
+
+
+def test_many_thieves_together_leave_a_victim_its_threshold() -> None:
+    found = moves(INFORMED, stand("a", *many(4), running=0.0), *(stand(t) for t in "bcdefg"))
+    assert len(found) == 3
+
+
+def test_a_thief_with_four_threads_takes_one_task_for_each() -> None:
+    found = moves(INFORMED, stand("a", *many(30, 0.5), running=0.5), stand("b", nthreads=4))
+    assert len(found) == 4
+
+
+def test_a_paused_victim_gives_even_its_last_short_task() -> None:
+    assert moves(INFORMED, stand("a", task("t", 0.001), accepts=False), stand("b")) == [("t", "a", "b")]
+
+
+def test_a_thief_with_a_lower_threshold_waits_for_longer() -> None:
+    stands = [stand("a", *many(9), running=0.1), stand("b", running=0.02)]
+    assert moves(INFORMED, *stands) == []
+    assert moves(INFORMED, *stands, state=StealingState(thresholds={"b": 0.05})) != []
+
+
+def test_a_victim_with_a_higher_threshold_keeps_more() -> None:
+    stands = [stand("a", *many(3), running=0.05), stand("b")]
+    assert moves(INFORMED, *stands) != []
+    assert moves(INFORMED, *stands, state=StealingState(thresholds={"a": 0.19})) == []
+
+
+# -- the threshold -----------------------------------------------------------------------------------------
+
+
+def outcome(kind: str, seconds: float = 0.0, dry: bool = False) -> Outcome:
+    return Outcome(kind, "v", "t", seconds, dry)
+
+
+def after(*outcomes: Outcome, state: StealingState = StealingState()) -> float:  # noqa: B008
+    """The thief's threshold after what became of its moves."""
+    return threshold_of(adapted(state, outcomes, P), "t", P)
+
+
+@pytest.mark.parametrize("first", [0.001, 0.01, 0.25])
+def test_a_threshold_follows_the_time_from_request_to_start(first: float) -> None:
+    settled = after(*[outcome("started", 0.02)] * 40, state=StealingState(thresholds={"t": first}))
+    assert settled == pytest.approx(P.reserve * 0.02, rel=0.01)
+
+
+def test_a_threshold_widens_when_the_thief_ran_dry() -> None:
+    assert after(outcome("started", 0.02, dry=True)) == pytest.approx(1.25 * after(outcome("started", 0.02)))
+
+
+@pytest.mark.parametrize("kind", ["refused", "stale"])
+def test_a_threshold_narrows_when_a_move_was(kind: str) -> None:
+    assert after(outcome(kind)) == pytest.approx(0.8 * P.threshold)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "bound"),
+    [
+        pytest.param([outcome("started", 9.0, dry=True)] * 50, P.threshold_most, id="above"),
+        pytest.param([outcome("refused")] * 50, P.threshold_least, id="below"),
+        pytest.param([outcome("started", 0.0)] * 50, P.threshold_least, id="below, with free moves"),
+    ],
+)
+def test_a_threshold_is_bounded(outcomes: list[Outcome], bound: float) -> None:
+    assert after(*outcomes) == bound
+
+
+def test_a_threshold_is_of_one_worker() -> None:
+    state = adapted(StealingState(), (outcome("refused"),), P)
+    assert (threshold_of(state, "v", P), list(state.thresholds)) == (P.threshold, ["t"])
+
+
+def test_a_success_is_remembered_until_a_failure() -> None:
+    started = adapted(StealingState(), (outcome("started", 0.01),), P)
+    assert (started.victims, started.delays) == ({"t": "v"}, {"t": 0.01})
+    assert adapted(started, (outcome("refused"),), P).victims == {}
+
+
+def test_nothing_heard_is_nothing_learned() -> None:
+    state = StealingState(thresholds={"t": 0.1})
+    assert adapted(state, (), P) is state
+
+
+# -- LastVictim --------------------------------------------------------------------------------------------
+
+
+def test_the_last_victim_is_asked_first() -> None:
+    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
+    for victim in "abcdefgh":
+        found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": victim}), hungry=["t"])
+        assert {v for _, v, _ in found} == {victim}
+
+
+def test_a_request_goes_on_to_the_victim_s_own_victim() -> None:
+    stands = [stand("a", running=1.0), stand("b", *many(8), running=1.0), stand("t")]
+    stands += [stand(f"x{n}", running=1.0) for n in range(50)]  # chance alone would hardly find b
+    found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "a": "b"}), hungry=["t"])
+    assert {v for _, v, _ in found} == {"b"}
+
+
+def test_half_of_the_waiting_tasks_go_the_last_to_start_first() -> None:
+    found = moves(
+        LAST_VICTIM, stand("a", *many(9), running=1.0), stand("t"), state=StealingState(victims={"t": "a"})
+    )
+    assert found == [(f"t{n}", "a", "t") for n in range(4)]
+
+
+def test_the_next_thief_takes_half_of_what_is_left() -> None:
+    stands = [stand("a", *many(9), running=1.0), stand("t"), stand("u")]
+    found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "u": "a"}))
+    assert [thief for _, _, thief in found] == ["t"] * 4 + ["u"] * 2
+
+
+def test_a_lone_waiting_task_stays() -> None:
+    lone = stand("a", task("x"), running=1.0)
+    assert moves(LAST_VICTIM, lone, stand("t"), state=StealingState(victims={"t": "a"})) == []
+
+
+def test_a_request_ends_after_so_many_hops() -> None:
+    stands = [stand(a, running=1.0) for a in "abcd"] + [stand("e", *many(8), running=1.0), stand("t")]
+    chain = StealingState(victims={"t": "a", "a": "b", "b": "c", "c": "d", "d": "e"})
+    assert moves(LastVictim(P, hops=3), *stands, state=chain, hungry=["t"]) == []
+    assert moves(LastVictim(P, hops=4), *stands, state=chain, hungry=["t"]) != []
+
+
+def test_a_last_victim_that_left_is_asked_no_more() -> None:
+    stands = [stand("a", *many(8), running=1.0), stand("t")]
+    policy, state = LastVictim(P, hops=40), StealingState(victims={"t": "gone"})
+    assert {v for _, v, _ in moves(policy, *stands, state=state)} == {"a"}
+
+
+def test_chance_asks_everyone_in_turn() -> None:
+    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
+    asked = {
+        victim
+        for turn in range(200)
+        for _, victim, _ in moves(LAST_VICTIM, *stands, state=StealingState(turns=turn), hungry=["t"])
+    }
+    assert asked == set("abcdefgh")
+
+
+def test_another_seed_asks_others() -> None:
+    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
+    found = {str(moves(LastVictim(P, seed=seed), *stands, hungry=["t"])) for seed in range(20)}
+    assert len(found) > 4
+
+
+@pytest.mark.parametrize(
+    ("row", "is_thief"),
+    [
+        pytest.param({"starts_in": 0.0}, True, id="one with nothing to do"),
+        pytest.param({"starts_in": 0.004}, True, id="one that will soon have nothing to do"),
+        pytest.param({"starts_in": 0.006}, False, id="not one with more than its threshold"),
+        pytest.param({"starts_in": 0.004, "unlocks": True}, False, id="not one about to make work for itself"),
+        pytest.param({"starts_in": 0.0, "unlocks": True}, True, id="one with a free thread, whatever it makes"),
+        pytest.param({"starts_in": 0.0, "accepts": False}, False, id="not a paused one"),
+        pytest.param({"starts_in": 0.001, "waiting": 1, "busy": 1}, False, id="not one with a queue"),
+        pytest.param({"starts_in": 0.0, "waiting": 1, "busy": 0}, True, id="one whose queue waits for resources"),
+    ],
+)  # fmt: skip
+def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
+    assert is_starving(stand("w").worker._replace(**row), 0.005) is is_thief
+
+
+@pytest.mark.parametrize(
+    ("stalled_for", "moved"),
+    [
+        pytest.param(0.019, [], id="stays while what runs before it is young"),
+        pytest.param(0.021, ["t"], id="moves when what runs before it takes long for what its move costs"),
+    ],
+)
+def test_the_one_task_of_unknown_duration_in_a_queue(stalled_for: float, moved: list[str]) -> None:
+    victim = stand("v", task("t", 0.5, known=False), running=0.6)
+    victim = victim._replace(worker=victim.worker._replace(stalled_for=stalled_for, surely_in=0.0))
+    moves = INFORMED.step(snapshot([victim, stand("w")]), StealingState())
+    assert [move.key for move in moves] == moved
+
+
+# -- nothing waits for more than a small multiple of its move ----------------------------------------------
+
+COST = P.shortest + 246_000 / (100 * MB)  # of what reads 246 kB that lie elsewhere
+
+
+def _behind(waiting: TaskFacts, seconds: float) -> Ways:
+    """What moves to an idle worker, of one task behind another that has run for so many seconds already."""
+    victim = stand("v", waiting, running=seconds, guessed=True)
+    seen = victim.worker._replace(stalled_for=seconds, surely_in=seconds)
+    return moves(INFORMED, victim._replace(worker=seen), stand("w"))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "bears"),
+    [
+        pytest.param(task("t", 0.0), P.bears * P.shortest, id="a short one"),
+        pytest.param(task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST,
+            id="and its input lies there"),
+        pytest.param(task("t", 0.5, known=False), P.bears * P.shortest, id="one of unknown duration"),
+        pytest.param(task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"),
+        pytest.param(task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"),
+        pytest.param(task("t", 0.0, origins=("w",)), 2 * P.bears * P.shortest, id="one that came from there"),
+        pytest.param(task("t", 0.0, origins=("w", "x", "w")), 8 * P.bears * P.shortest, id="and went to and fro"),
+        pytest.param(task("t", 0.5, device="gpu"), P.bears * P.shortest, id="unknown on such a device"),
+    ],
+)  # fmt: skip
+def test_a_task_moves_when_it_waits_for_a_few_times_its_move(waiting: TaskFacts, bears: float) -> None:
+    assert _behind(waiting, 0.99 * bears) == []
+    assert _behind(waiting, 1.01 * bears) == [("t", "v", "w")]
+
+
+@pytest.mark.parametrize("policy", [INFORMED, LAST_VICTIM])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({}, id="alone in its queue"),
+        pytest.param({"known": False}, id="of unknown duration"),
+        pytest.param({"origins": ("w",)}, id="that came from the thief"),
+        pytest.param({"inputs": (needs(MB, "v"),)}, id="whose input lies there"),
+    ],
+)
+def test_an_overdue_task_moves_whatever_was_projected(policy: Policy, facts: dict[str, Any]) -> None:
+    victim = stand("v", task("t", 0.001, overdue=1.0, **facts), running=0.001)
+    assert moves(policy, victim, stand("w")) == [("t", "v", "w")]
+
+
+def test_a_task_that_waits_for_resources_moves_to_where_they_are_free() -> None:
+    """A thread of its worker has nothing to do: it would start at once, were the resource there."""
+    held = task("t", 0.1, allowed=frozenset({"w"}), blocked=1.0)
+    row = Worker("v", "h", "cpu", 2, starts_in=0.0, busy=1, waiting=1)
+    assert moves(INFORMED, Stand(row, (held,)), stand("w")) == [("t", "v", "w")]
+    assert moves(INFORMED, Stand(row, (held._replace(blocked=0.001),)), stand("w")) == []

@@ -1,0 +1,145 @@
+"""Where a ready task goes, as a table of claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_ferro.policy.facts import TaskFacts
+from dask_ferro.policy.placement import Placement
+from tests.policy.facts import MB, Stand, free_links, needs, stand, task
+
+PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
+HELD = (needs(MB, "a"),)  # 10 ms to move, 15 ms with the margin
+
+
+def only(*addresses: str) -> frozenset[str]:
+    return frozenset(addresses)
+
+
+@pytest.mark.parametrize(
+    ("ready", "stands", "wanted"),
+    [
+        pytest.param(task("t"), [], None, id="nowhere in an empty cluster"),
+        pytest.param(task("t"), [stand("a", accepts=False)], None, id="not to a paused worker"),
+        pytest.param(task("t"), [stand("a", running=0.1), stand("b")], "b", id="where it starts first"),
+        pytest.param(
+            task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b", id="where it ends first"
+        ),
+        pytest.param(task("t"), [stand("b"), stand("a")], "a", id="to the first by address, all else equal"),
+        pytest.param(
+            task("t"),
+            [stand("a", running=0.0), stand("b")],
+            "b",
+            id="to the worker with fewer busy threads, all else equal",
+        ),
+        pytest.param(
+            task("t", inputs=HELD), [stand("a", running=0.01), stand("b")], "a", id="to its inputs' holder"
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.016), stand("b")],
+            "a",
+            id="to the holder, where leaving gains less than the margin",
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.018), stand("b")],
+            "b",
+            id="away from the holder, where it gains more",
+        ),
+        pytest.param(
+            task("t", inputs=HELD),
+            [stand("a", running=0.5), stand("b", running=0.01)],
+            "b",
+            id="where the transfer hides behind what runs",
+        ),
+        pytest.param(
+            task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"
+        ),
+        pytest.param(
+            task("t", allowed=only("c")), [stand("a"), stand("b")], None, id="nowhere, if it may not"
+        ),
+        pytest.param(task("t", allowed=only()), [stand("a")], None, id="nowhere, if nobody may"),
+        pytest.param(
+            task("t", allowed=only("a"), preferred=only("b")),
+            [stand("a"), stand("b")],
+            "a",
+            id="a must before a wish",
+        ),
+        pytest.param(
+            task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"
+        ),
+        pytest.param(
+            task("t", preferred=only("a")),
+            [stand("a", accepts=False), stand("b")],
+            "b",
+            id="elsewhere, where it likes is paused",
+        ),
+        pytest.param(task("t", preferred=only("gone")), [stand("b")], "b", id="elsewhere, where it likes left"),
+        pytest.param(
+            task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"
+        ),
+    ],
+)  # fmt: skip
+def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
+    assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("stands", "wanted"),
+    [
+        pytest.param([stand("a", running=9.0), stand("b")], "a", id="stays with it, however long the queue"),
+        pytest.param(
+            [stand("a", running=0.2), stand("c", running=0.1)], "c", id="goes to the freer of two holders"
+        ),
+        pytest.param([stand("a", accepts=False), stand("b")], "b", id="leaves holders that are paused"),
+    ],
+)
+def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
+    large = task("t", inputs=(needs(2 * MB, "a", "c"), needs(10, "b")))
+    assert PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+def test_a_worker_that_is_weighed_twice_counts_once() -> None:
+    workers = [stand("a", running=0.1).worker, stand("b").worker] * 2
+    assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"
+
+
+HOLDING = Placement(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
+
+
+@pytest.mark.parametrize(
+    ("placement", "seconds", "running", "other", "nbytes", "known", "settled"),
+    [
+        pytest.param(PLACEMENT, 0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 2 * MB, True, True, id="settles with a large input"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.01, 10, False, False, id="goes by a guess where tasks are stolen"),
+        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, True, False, id="looks around where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, False, True, id="goes by no guess where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 9.0, 0.0, 10, False, False, id="goes by a guess to who is free now"),
+        pytest.param(PLACEMENT, 0.0, 0.01, 0.0, 10, True, False, id="leaves for little where tasks are stolen"),
+        pytest.param(HOLDING, 0.0, 0.01, 0.0, 10, True, True, id="is too short to leave where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 0.01, 0.0, 10, True, False, id="is long enough to leave where no task is stolen"),
+        pytest.param(HOLDING, 0.0, 0.03, 0.0, 10, True, False, id="is short, and would wait for long"),
+    ],
+)  # fmt: skip
+def test_a_task_whose_inputs_one_worker_holds(
+    placement: Placement,
+    seconds: float,
+    running: float,
+    other: float,
+    nbytes: int,
+    known: bool,
+    settled: bool,
+) -> None:
+    """And where it settles, `choose` says the same of all workers."""
+    ready = task("t", seconds, inputs=(needs(nbytes, "a"),), known=known)
+    workers = [
+        s.worker._replace(runs_dry_in=s.worker.starts_in)
+        for s in (stand("a", running=running), stand("b", running=other) if other else stand("b"))
+    ]
+    first = min(w.starts_in for w in workers)
+    assert placement.settles(seconds, known, running, first, nbytes) is settled
+    assert placement.choose(ready, workers, free_links(), {}) == ("a" if settled else "b")

@@ -1,0 +1,304 @@
+"""How far a computation is: counts on real schedulers, rates of given counts, and what is shown of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import threading
+import time
+from types import SimpleNamespace
+
+import dask
+import pytest
+from distributed import Client, Event, LocalCluster
+from rich.console import Console
+
+import dask_ferro as ff
+from dask_ferro.commands.progress import progress
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.signature import synthetic
+from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
+from dask_ferro.views.progress import html, line, words
+from tests.clusters import running
+from tests.waiting import finished, opened, until
+
+
+@pytest.fixture(scope="module")
+def client():
+    with running(2, processes=False) as client:
+        yield client
+
+
+def tiny():
+    """A model of 12 ops, on its inputs; it takes 20 ms."""
+    model = ff.from_onnx(ff.workloads.build("imbalanced", long=2, short=10, long_s=0.01, short_s=0.001))
+    return model, model(synthetic(model._opened.signature, None))
+
+
+def counting(client):
+    return [name for name in client.cluster.scheduler.plugins if "ferro-progress" in name]
+
+
+def begun(client, following):
+    """The first look that found the graph on the scheduler."""
+    return looked(client, following, lambda seen: seen.status != "waiting", "the graph on the scheduler")
+
+
+def looked(client, following, is_it, what):
+    """The first look that is as wanted; the looks themselves wait, if the follower is to."""
+
+    def look():
+        seen = client.sync(following.read)
+        return seen if is_it(seen) else None
+
+    return until(look, what, every=0)
+
+
+def gate(name, i):
+    opened(name)
+    return i
+
+
+def test_bundles_and_ops_of_a_model_are_counted(client):
+    model, lazy = tiny()
+    following = Following(client, [client.compute(lazy)])
+    seen = looked(client, following, lambda seen: seen.status == "finished", "the end of the model")
+    nodes = sum(model.ops.values())
+    assert (seen.bundles, seen.ops) == ((len(model.bundles),) * 2, (nodes, nodes))
+    assert (seen.failed, seen.remaining) == (0, 0.0)
+    assert counting(client) == []
+
+
+def test_what_was_done_before_counts_as_done(client):
+    first = client.submit(gate, "open-1", 1, key="first")
+    last = client.submit(lambda value: gate("open-2", value), first, key="last")
+    Event("open-1", client=client).set()
+    finished(first)
+    following = Following(client, [last], interval=0.0)
+    seen = begun(client, following)
+    assert (seen.status, seen.tasks, seen.bundles, seen.ops) == ("running", (1, 2), (0, 0), (0, 0))
+    Event("open-2", client=client).set()
+    assert last.result(timeout=60) == 1
+    assert client.sync(following.read)[:3:2] == ("finished", (2, 2))
+    assert client.sync(following.read) is None  # nobody counts any more
+
+
+def test_failures_are_told_and_do_not_end_it(client):
+    def bad(i):
+        if i == 1:
+            raise ValueError("on purpose")
+        return i
+
+    bads = client.map(bad, range(3), pure=False)
+    after = client.submit(sum, bads)
+    fine = client.submit(gate, "fine", 7, key="fine")
+    finished([*bads, after])
+    following = Following(client, [after, fine], interval=0.0)
+    seen = begun(client, following)
+    assert (seen.status, seen.tasks, seen.failed) == ("running", (2, 5), 2)
+    Event("fine", client=client).set()
+    finished(fine)
+    seen = client.sync(following.read)
+    assert (seen.status, seen.tasks, seen.failed) == ("finished", (3, 5), 2)
+
+
+def test_cancelled_tasks_end_it(client):
+    future = client.submit(gate, "never", 1, key="cancelled")
+    following = Following(client, [future], interval=0.01)
+    assert begun(client, following).status == "running"
+    future.cancel()
+    seen = looked(client, following, lambda seen: seen.status != "running", "the end that cancelling makes")
+    Event("never", client=client).set()
+    assert (seen.tasks, seen.failed) == ((0, 1), 1)
+
+
+def test_one_that_was_cancelled_before_does_not_hold_up_the_others(client):
+    fine, gone = (client.submit(gate, "others", i, key=f"others-{i}") for i in range(2))
+    gone.cancel()
+    Event("others", client=client).set()
+    until(lambda: "others-1" not in client.cluster.scheduler.tasks, "the end of the cancelled task")
+    following = Following(client, [fine, gone], interval=0.005)
+    seen = looked(client, following, lambda seen: seen.status == "finished", "the end of the other one")
+    assert (seen.status, seen.tasks, seen.failed) == ("finished", (1, 2), 1)
+
+
+def test_a_counter_that_was_forgotten_is_followed_by_another(client):
+    future = client.submit(gate, "forgotten", 1, key="forgotten")
+    following = Following(client, [future], interval=0.0)
+    first = begun(client, following)
+    (name,) = counting(client)
+    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[name].stop())  # as after a minute
+    second = begun(client, following)
+    assert (second.status, second.tasks) == ("running", (0, 1))
+    assert second.elapsed >= first.elapsed
+    client.sync(following.close)
+    assert client.sync(following.read) is None
+    assert counting(client) == []
+    Event("forgotten", client=client).set()
+    assert future.result(timeout=60) == 1
+
+
+def test_nothing_stays_behind_when_the_client_stops_looking(client):
+    future = client.submit(gate, "stay", 1, key="stay")
+    following = Following(client, [future], interval=0.0)
+    client.sync(following.read)
+    assert len(counting(client)) == 1
+    client.sync(following.close)
+    client.sync(following.close)
+    assert counting(client) == []
+    Event("stay", client=client).set()
+    assert future.result(timeout=60) == 1
+
+
+def test_what_was_cancelled_before_anybody_looked_is_over(client):
+    future = client.submit(gate, "early", 1, key="early")
+    future.cancel()
+    Event("early", client=client).set()
+    until(lambda: "early" not in client.cluster.scheduler.tasks, "the end of the cancelled task")
+    following = Following(client, [future], interval=0.0)
+    assert client.sync(following.read)[:3:2] == ("finished", (0, 1))
+    client.sync(following.close)
+    assert counting(client) == []
+
+
+def test_fused_bundles_count_their_ops():
+    from dask._task_spec import Task, TaskRef
+
+    from dask_ferro.lower.task import run_bundle
+
+    ref = SimpleNamespace(engines=(("array", 3), ("onnxruntime", 2)))
+    one = Task("a", run_bundle, "model", ref)
+    two = Task("b", run_bundle, "model", ref, TaskRef("a"))
+    assert [ops_of(spec) for spec in (one, Task.fuse(one, two), Task("c", abs, -1), None)] == [5, 10, 0, 0]
+
+
+def counts(elapsed, tasks, ops, seconds, left, status="running"):
+    return {
+        "status": status,
+        "elapsed": elapsed,
+        "done": [tasks, tasks, ops],
+        "all": [100, 100, 1000],
+        "failed": 0,
+        "seconds": seconds,
+        "left_seconds": left,
+    }
+
+
+@pytest.mark.parametrize(
+    ("looks", "wanted"),
+    [
+        pytest.param([counts(0.0, 0, 0, 0.0, None)], (0.0, None), id="nothing is known before something is done"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 8.0), counts(2.0, 10, 100, 4.0, 6.0)], (50.0, 3.0),
+            id="two threads work, so six seconds of tasks take three"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 99.0), counts(20.0, 10, 100, 20.0, 90.0),
+            counts(25.0, 60, 600, 70.0, 40.0)], (100.0, 4.0), id="rates are those of the last seconds"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 9.0), counts(5.0, 10, 100, 10.0, 8.0), counts(20.0, 10, 100, 10.0, 8.0)],
+            (5.0, 16.0), id="of all of it while one long task runs"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 9.0), counts(20.0, 100, 1000, 9.0, 0.0, "finished")], (50.0, 0.0),
+            id="at the end of all of it"),
+        pytest.param([counts(0.0, 0, 0, 0.0, None, "waiting"), counts(1.0, 50, 500, 0.0, 9.0),
+            counts(2.0, 60, 600, 1.0, 8.0)], (100.0, 8.0), id="what was done before it was looked at is no speed"),
+    ],
+)  # fmt: skip
+def test_pace(looks, wanted):
+    pace = Pace()
+    for look in looks:
+        seen = pace(look)
+    assert (seen.ops_per_s, seen.remaining) == pytest.approx(wanted)
+
+
+RUNNING = Progress("running", 2.0, (13, 65), (12, 64), (340, 1280), 0, 1234.0, 6.0, 3.21)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        pytest.param(RUNNING, "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  3.21 s left", id="bundles and ops"),
+        pytest.param(RUNNING._replace(bundles=(0, 0), remaining=None), "tasks 13/65  6 tasks/s  - left",
+            id="tasks without"),
+        pytest.param(RUNNING._replace(status="finished", failed=2),
+            "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  2 failed  in 2 s", id="the end, with failures"),
+        pytest.param(RUNNING._replace(status="waiting"), "waiting for the scheduler to have all of the graph",
+            id="waiting"),
+    ],
+)  # fmt: skip
+def test_words(seen, wanted):
+    assert words(seen) == wanted
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_line_is_one_line(columns):
+    out = io.StringIO()
+    console = Console(file=out, width=columns, force_terminal=True)
+    console.print(line(RUNNING, columns))
+    assert out.getvalue().count("\n") == 1
+
+
+def test_html_is_a_bar_and_the_words():
+    text = html(RUNNING)
+    assert '<progress max="65" value="13"' in text
+    assert words(RUNNING) in text
+
+
+def test_without_a_terminal_it_writes_one_line_at_the_end(client, capsys):
+    model, lazy = tiny()
+    ff_progress = progress(client.compute(lazy))
+    nodes = sum(model.ops.values())
+    assert ff_progress is None
+    told = capsys.readouterr().err
+    assert told.startswith(f"bundles {len(model.bundles)}/{len(model.bundles)}  ops {nodes}/{nodes}")
+    assert told.count("\n") == 1
+
+
+def test_what_does_not_run_is_refused(client):
+    with pytest.raises(ConfigError, match="nothing of this runs"):
+        progress(tiny()[1])
+
+
+@pytest.mark.cluster
+async def test_an_asynchronous_client_awaits_it(capsys):
+
+    async with (
+        LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        await progress(client.map(lambda i: i, range(4)))
+    assert capsys.readouterr().err.startswith("tasks 4/4")
+
+
+@pytest.mark.cluster
+def test_a_scheduler_that_goes_ends_the_line(capsys):
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
+        LocalCluster(
+            n_workers=1, processes=False, dashboard_address=":0", protocol="tcp", silence_logs=50
+        ) as cluster,
+    ):
+        client = Client(cluster, set_as_default=False)
+        future = client.submit(time.sleep, 1)
+        waiting = threading.Thread(target=progress, args=(future,))
+        waiting.start()
+        until(lambda: counting(client), "the plugin that counts", every=0.01)
+        cluster.sync(cluster.scheduler.close)
+        waiting.join(40)
+        client.close()
+    assert capsys.readouterr().err.splitlines()[-1:] == ["the scheduler is gone"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
+def test_in_a_notebook_the_line_goes_on_by_itself(client):
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    InteractiveShell.instance()
+    model, lazy = tiny()
+    future = client.compute(lazy)
+    with capture_output() as captured:
+        progress(future, notebook=True)
+        finished(future)
+        until(
+            lambda: not counting(client) and any("in " in str(o.data) for o in captured.outputs[1:]),
+            "a last line, with the seconds that it took",
+            seen=lambda: [o.data for o in captured.outputs],
+        )
+    assert f"bundles {len(model.bundles)}/{len(model.bundles)}" in captured.outputs[-1].data["text/html"]

@@ -1,0 +1,268 @@
+"""Every public name of Dask's own stealing extension works on ours, with its promise kept, or refuses.
+
+Scripts, dashboards and Dask itself hold on to these names.  The table names each of them once: a name that a later
+version of Dask adds has no row, and fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from distributed import Event, secede, wait
+from distributed.stealing import WorkStealing
+
+import dask_ferro as ff
+from dask_ferro.runtime.plugin.stealing import Stealing
+from tests import clusters
+from tests.waiting import until_async
+
+
+class Scene:
+    """Two or more workers; a task that blocks the first one, and some that wait behind it."""
+
+    def __init__(self, client, cluster, scheduler, workers):
+        self.client, self.scheduler, self.workers = client, scheduler, workers
+        self.stealing = scheduler.extensions["stealing"]
+        self.first, self.second, *_ = scheduler.workers.values()
+
+    async def pile(self, count=10, name="go", **options):
+        """Return futures: `count` tasks that wait at the first worker, behind one that blocks it."""
+        where = {"workers": [self.first.address], "allow_other_workers": True, "pure": False, **options}
+        there = len(self.first.processing)
+        first = self.client.submit(blocked, name, key=f"first-{name}", **where)
+        await until_async(lambda: len(self.first.processing) == there + 1, "the first task to run")
+        tasks = [self.client.submit(same, i, key=f"{name}-{i}", **where) for i in range(count)]
+        await until_async(
+            lambda: len(self.first.processing) == there + count + 1,
+            f"{count} tasks to wait at the first worker",
+        )
+        return [first, *tasks]
+
+    async def done(self, futures, name="go"):
+        """Open the gate; every task has a result, and nothing is left in the books."""
+        await Event(name, self.client).set()
+        await asyncio.wait_for(wait(futures), 60)
+        assert [f.status for f in futures] == ["finished"] * len(futures)
+        await until_async(lambda: not self.stealing.in_flight, "the answers to all requests")
+        assert not self.stealing.ledger.entries
+        assert all(
+            amount == 0 for w in self.scheduler.workers.values() for amount in w.used_resources.values()
+        )
+
+    def task(self, key):
+        return self.scheduler.tasks[key]
+
+
+def blocked(name):
+    assert Event(name).wait(timeout=60)
+
+
+def same(i):
+    return i
+
+
+@asynccontextmanager
+async def scene(workers=3, options=None, **worker_options):
+    plugin = {"shortest": 0.0, "margin": 0.0} if options is None else options
+    async with clusters.opened(workers, installed=plugin, **worker_options) as given:
+        yield {"s": Scene(**given)}
+
+
+on_a_scene = clusters.plays(scene, "s")
+
+
+async def moves_on_request(s):
+    """`move_task_request`, `move_task_confirm`: the task is the thief's, first of two requests; nothing is lost."""
+    await s.stealing.stop()
+    futures = await s.pile(
+        allow_other_workers=False
+    )  # where it goes is the caller's to answer for, as with Dask
+    third = list(s.scheduler.workers.values())[2]
+    stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+    assert s.stealing.in_flight[s.task("go-9")]["stimulus_id"] == stimulus
+    assert s.stealing.move_task_request(s.task("go-9"), s.first, third) == "in-flight"
+    assert s.stealing.in_flight_tasks == {s.first: -1, s.second: 1}
+    assert s.stealing.in_flight_occupancy[s.second] > 0
+    await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
+    assert {ws.address for ws in s.task("go-9").who_has} == {s.second.address}
+    assert s.stealing.counts["confirmed"] == 1
+    await s.done(futures)
+    assert len(s.scheduler.workers) == 3  # an answer that raises costs the victim its connection
+
+
+async def steals_again_after_a_stop(s):
+    """`stop`, `start`: no steps in between, and afterwards those that events call for, not the tick's alone."""
+    await s.stealing.stop()
+    assert not s.stealing.in_flight
+    futures = await s.pile()
+    assert s.stealing.counts["requests"] == 0
+    s.stealing.settings = s.stealing.settings.__class__(**{**vars(s.stealing.settings), "tick": 3600.0})
+    await s.stealing.start()
+    await s.stealing.start()
+    await until_async(lambda: s.stealing.counts["confirmed"] > 0, "a move, without a tick")
+    await s.done(futures)
+
+
+async def balances_by_hand(s):
+    """`balance`, `count`, `metrics`, `log`, `story`: one step over all workers, also while it is stopped."""
+    await s.stealing.stop()
+    futures = await s.pile()
+    s.stealing.balance()
+    key = next(iter(s.stealing.in_flight)).key
+    assert s.stealing.count == 1
+    assert sum(s.stealing.metrics["request_count_total"].values()) == len(s.stealing.in_flight)
+    assert any(key in line for line in s.stealing.story(key))
+    s.stealing.log(("mine", key))
+    assert s.stealing.story(key)[-1] == ("mine", key)
+    await s.done(futures)
+
+
+async def lists_what_may_move(s):
+    """`stealable`, `key_stealable`: the waiting tasks, by worker; what must stay is not among them."""
+    await s.stealing.stop()
+    futures = await s.pile()
+    must = s.client.submit(same, 1, key="must", workers=[s.first.address])
+    await until_async(lambda: s.scheduler.tasks.get("must") in s.first.processing, "the bound task to wait")
+    listed = {ts.key for level in s.stealing.stealable[s.first.address] for ts in level}
+    assert {f"go-{i}" for i in range(10)} <= listed <= {f"go-{i}" for i in range(10)} | {"must"}
+    assert {ts.key for ts in s.stealing.key_stealable} == listed
+    assert not any(s.stealing.stealable[s.second.address])
+    await s.done([*futures, must])
+
+
+async def takes_out_and_puts_back(s):
+    """`remove_key_from_stealable`, `put_key_in_stealable`, `recalculate_cost`: out of the book, in it again, once."""
+    await s.stealing.stop()
+    futures = await s.pile()
+    ts = s.task("go-5")
+    s.stealing.recalculate_cost(ts)
+    assert ts.key in s.stealing.ledger.entries
+    s.stealing.remove_key_from_stealable(ts)
+    assert ts not in s.stealing.key_stealable
+    s.stealing.put_key_in_stealable(ts)
+    s.stealing.put_key_in_stealable(ts)
+    assert ts in s.stealing.key_stealable
+    assert s.stealing.unknown_durations == {}  # the ledger projects those
+    await s.done(futures)
+
+
+async def judges_as_dask_does(s):
+    """`steal_time_ratio`, `stealing_objective`, `cost_multipliers`, `scheduler`: Dask's own figures, unchanged."""
+    await s.stealing.stop()
+    futures = await s.pile()
+    ts, busy = s.task("go-5"), {ws: ws.occupancy for ws in s.scheduler.workers.values()}
+    assert s.stealing.steal_time_ratio(ts) == WorkStealing.steal_time_ratio(s.stealing, ts)
+    assert s.stealing.stealing_objective(ts, s.first, occupancies=busy) > (0, -1)
+    assert s.stealing.cost_multipliers == WorkStealing.cost_multipliers
+    assert s.stealing.scheduler is s.scheduler
+    await s.done(futures)
+
+
+async def hears_of_workers_and_restarts(s):
+    """`add_worker`, `remove_worker`, `transition`, `restart`, `in_flight`: a restart leaves an empty book."""
+    await s.stealing.stop()
+    await s.pile(name="before")
+    await Event("before", s.client).set()
+    await s.client.restart(wait_for_workers=False)
+    assert isinstance(s.scheduler.extensions["stealing"], Stealing)
+    assert (s.stealing.ledger.entries, s.stealing.ledger.waiting, s.stealing.in_flight) == ({}, 0, {})
+    assert not any(level for levels in s.stealing.stealable.values() for level in levels)
+    assert sorted(s.stealing.stealable) == sorted(s.scheduler.workers) == sorted(s.stealing.ledger.rows)
+
+
+async def ends(s):
+    """`teardown`: no steps any more, and what waits is done all the same."""
+    await s.stealing.stop()
+    futures = await s.pile(count=2)
+    await s.stealing.start()
+    s.stealing.teardown()
+    assert "stealing" not in s.scheduler.periodic_callbacks
+    await s.done(futures)
+
+
+NAMES = {
+    moves_on_request: ("move_task_request", "move_task_confirm", "in_flight_tasks", "in_flight_occupancy"),
+    steals_again_after_a_stop: ("start", "stop"),
+    balances_by_hand: ("balance", "count", "metrics", "log", "story"),
+    lists_what_may_move: ("stealable", "key_stealable"),
+    takes_out_and_puts_back: (
+        "remove_key_from_stealable", "put_key_in_stealable", "recalculate_cost", "unknown_durations",
+    ),
+    judges_as_dask_does: ("steal_time_ratio", "stealing_objective", "cost_multipliers", "scheduler"),
+    hears_of_workers_and_restarts: ("add_worker", "remove_worker", "transition", "restart", "in_flight"),
+    ends: ("teardown",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [pytest.param(names, id=", ".join(names)) for names in NAMES.values()])
+def test_names_of_dasks_stealing_work_on_ours(names):
+    on_a_scene()(next(test for test, own in NAMES.items() if own == names))()
+
+
+def test_every_public_name_of_dasks_stealing_has_its_row():
+    own = {*vars(WorkStealing), *WorkStealing.__annotations__}
+    public = {name for name in own if not name.startswith("_")}
+    assert public == {name for names in NAMES.values() for name in names}
+
+
+@on_a_scene()
+async def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere(s):
+    """A silent worker's row is closed while Dask calls it running: log, pages and counts agree."""
+
+    await s.stealing.stop()
+    futures = await s.pile(allow_other_workers=False)
+    stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+    s.stealing.ledger.set_accepts(s.second.address, False)
+    await until_async(lambda: s.stealing.counts["stale"], "the answer")
+    assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
+    assert [moved.outcome for moved in s.stealing.watch.moves] == ["stale"]
+    assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
+    assert any(stimulus in line for line in s.scheduler.story("go-9"))  # it was placed anew by that answer
+    s.stealing.ledger.set_accepts(s.second.address, True)
+    await s.done(futures)
+
+
+# ---- what move_task_request refuses --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "victim", "thief", "said"),
+    [
+        pytest.param("go-3", 1, 2, "processing at the worker", id="a worker that does not have the task"),
+        pytest.param("done", 0, 1, "it is memory, with no worker", id="a task that is done"),
+        pytest.param("go-3", 0, 0, "another worker", id="to itself"),
+        pytest.param("gone", 0, 1, "seceded", id="a task that has left its thread"),
+        pytest.param("needy", 0, 1, "needs {'R': 1}", id="a worker that could never run it"),
+    ],
+)
+@on_a_scene()
+async def test_a_move_that_would_lose_the_task_is_refused(s, key, victim, thief, said):
+    await s.stealing.stop()
+    here = {"workers": [s.first.address]}
+    await s.client.submit(same, 1, key="done", **here)
+    keep = s.client.submit(same, 1, key="done", **here)
+    await keep
+    gone = s.client.submit(left, "leave", key="gone", **here)
+    await until_async(lambda: s.first.long_running, "a task to secede")
+    futures = await s.pile(4)
+    s.first.resources["R"] = s.first.used_resources["R"] = 0
+    needy = s.task("go-0") if key == "needy" else None
+    if needy is not None:
+        needy.resource_restrictions = {"R": 1}
+    workers = list(s.scheduler.workers.values())
+    with pytest.raises(ff.ConfigError, match="move_task_request") as caught:
+        s.stealing.move_task_request(needy or s.task(key), workers[victim], workers[thief])
+    assert said in str(caught.value)
+    assert not s.stealing.in_flight
+    if needy is not None:
+        needy.resource_restrictions = None
+    await Event("leave", s.client).set()
+    await gone
+    await s.done(futures)
+
+
+def left(name):
+    secede()
+    assert Event(name).wait(timeout=60)

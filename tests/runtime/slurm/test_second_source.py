@@ -1,0 +1,143 @@
+"""What other commands say of jobs that `squeue` does not list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dask_ferro.runtime.slurm.commands import Refused, run
+from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
+from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, expanded, shown
+
+# As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
+FACTS = (
+    "JobId={} {}JobName=tt-1 UserId=root(0) QOS=(null) JobState={} Reason={} Dependency=(null) Requeue=1 Restarts={} "
+    "SubmitTime=1795402767 StartTime=1795406367 EndTime=1795409967 NodeList={} Comment=x JobState=LOST ferro-abc "
+)
+UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Makes a command of SLURM's; returns the file with a line a call."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def make(name: str, script: str) -> Path:
+        path, calls = tmp_path / name, tmp_path / f"{name}.calls"
+        calls.write_text("")
+        path.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{script}\n')
+        path.chmod(0o755)
+        return calls
+
+    return make
+
+
+def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str = "") -> Row:
+    return Row(job_id, state, restarts, 1795402767.0, 1795406367.0, 1795409967.0, node, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param(FACTS.format(12, "", "RUNNING", "None", 0, "c1"), [row("12", "RUNNING", 0, "c1")], id="a job"),
+        pytest.param(FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0,2-3%1 ", "PENDING", "Priority", 1, "(null)"),
+            [row(f"12_{i}", "PENDING", 1, "", "Priority") for i in (0, 2, 3)], id="elements that wait are one line"),
+        pytest.param(FACTS.format(15, "ArrayJobId=12 ArrayTaskId=1 ", "COMPLETING", "None", 0, "c1"),
+            [row("12_1", "COMPLETING", 0, "c1")], id="an element that ran has an id of its own"),
+        pytest.param("No jobs in the system", [], id="none"),
+        pytest.param("", [], id="nothing"),
+    ],
+)  # fmt: skip
+def test_scontrol_shows_jobs(text, found) -> None:
+    assert shown(text) == {one.job_id: one for one in found}
+
+
+def test_sacct_tells_states_alone() -> None:
+    text = "12_[1-2,5%3]|PENDING\n12_0|RUNNING\n13|CANCELLED by 1000\n\n14.batch|FAILED\n15|\n"
+    states = {"12_1": "PENDING", "12_2": "PENDING", "12_5": "PENDING", "12_0": "RUNNING", "13": "CANCELLED"}
+    assert {i: (r.state, r.restarts) for i, r in accounted(text).items()} == {
+        i: (state, UNTOLD) for i, state in states.items()
+    }
+
+
+def test_elements_of_an_array() -> None:
+    assert list(expanded("0-8:4,11,...")) == [0, 4, 8, 11]
+
+
+JOB = f"echo '{FACTS.format(12, '', 'RUNNING', 'None', 0, 'c1')}'"
+
+
+@pytest.mark.parametrize(
+    ("sacct", "scontrol", "said"),
+    [
+        pytest.param("echo '12|RUNNING'", "exit 1", {"12": "RUNNING"}, id="accounting knows it"),
+        pytest.param("echo '12|TIMEOUT'", JOB, {"12": "TIMEOUT"}, id="accounting is asked first"),
+        pytest.param("", JOB, {"12": "RUNNING"}, id="accounting does not know it yet"),
+        pytest.param(DISABLED, JOB, {"12": "RUNNING"}, id="no accounting"),
+        pytest.param(DISABLED, UNKNOWN, {"12": None}, id="nobody knows it"),
+        pytest.param(DISABLED, DOWN, {}, id="nobody answers"),
+        pytest.param(DOWN, UNKNOWN, {"12": None}, id="accounting is down"),
+    ],
+)
+def test_a_job_is_asked_for_elsewhere(command, sacct, scontrol, said) -> None:
+    command("sacct", sacct)
+    command("scontrol", scontrol)
+    rows = asyncio.run(SecondSource().rows(["12"]))
+    assert {job_id: row and row.state for job_id, row in rows.items()} == said
+
+
+async def test_scontrol_is_asked_once_an_array_and_accounting_that_is_off_once(command) -> None:
+    off, calls = command("sacct", DISABLED), command("scontrol", UNKNOWN)
+
+    source = SecondSource()
+    for _ in range(2):
+        assert await source.rows(["12_0", "12_1", "13"]) == {"12_0": None, "12_1": None, "13": None}
+    assert len(await source.rows([str(i) for i in range(99)])) == 32
+    assert len(off.read_text().splitlines()) == 1
+    assert sorted(calls.read_text().split("\n")[:2]) == ["--oneliner show job 12", "--oneliner show job 13"]
+    assert len(calls.read_text().splitlines()) == 4 + 32
+
+
+def test_an_element_that_its_array_is_shown_without_was_cancelled_while_it_waited(command) -> None:
+    """SLURM keeps no record of it; nothing but its absence among the others tells."""
+    command("sacct", DISABLED)
+    line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3 ", "PENDING", "None", 0, "(null)")
+    command("scontrol", f"case $4 in 12) echo '{line}';; *) {UNKNOWN};; esac")
+    rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "13_0"]))
+    assert rows["12_0"] == Row("12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it")
+    assert (rows["12_1"], rows["13_0"]) == (row("12_1", "PENDING"), None)
+
+
+def test_what_scontrol_cuts_off_is_not_taken_for_cancelled(command) -> None:
+    """A long array's elements end in "..." after 64 characters, where all of them are not asked for."""
+    command("sacct", DISABLED)
+    line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3... ", "PENDING", "None", 0, "(null)")
+    command("scontrol", f"[ \"$SLURM_BITSTR_LEN\" = 0 ] || exit 1; echo '{line}'")
+    rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "12_5"]))
+    assert rows == {"12_1": row("12_1", "PENDING")}
+
+
+def test_a_submission_is_found_by_its_word(command) -> None:
+    pending = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0-1 ", "PENDING", "None", 0, "(null)")
+    over = FACTS.format(9, "", "CANCELLED", "None", 0, "(null)").replace("ferro-abc", "ferro-def")
+    command("scontrol", f"echo '{over}'; echo '{pending}'")
+    words = ("ferro-abc", "ferro-def", "ferro-ghi")
+    assert [asyncio.run(SecondSource().named(word)) for word in words] == ["12", None, None]
+
+
+async def test_a_command_that_hangs_is_ended_with_what_it_started(command, monkeypatch) -> None:
+    monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMIT", 0.3)
+    command("sinfo", "sleep 34; echo never")
+
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    with pytest.raises(Refused, match=r"sinfo did not answer within 0\.3 s"):
+        await run("sinfo")
+    assert (loop.time() - begin) < 3.0
+    left = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert b"sleep\x0034\x00" not in left

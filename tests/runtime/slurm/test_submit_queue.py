@@ -1,0 +1,144 @@
+"""Submissions whose outcome is not clear, with commands that are scripts of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.site import Site, _comment
+from dask_ferro.runtime.slurm.submit_queue import Submission
+from tests.waiting import until_async
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Makes a command of SLURM's."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, script: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+async def one_submission() -> tuple[list[str], bool]:
+    """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
+    site, ids, ended = Site("test", "ferro-1234"), [], asyncio.Event()
+
+    def accepted(jobs) -> None:
+        ids.extend(job.job_id for job in jobs)
+        ended.set()
+
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", accepted, lambda jobs, words: ended.set()
+    )
+    submission.add([BatchJob("default-0", "default", 0, 1, 0.0)])
+    await until_async(lambda: ended.is_set() or submission.trouble("default"), "the end of a submission")
+    try:
+        assert await submission.close(5.0)
+        return ids, submission.had_jobs
+    finally:
+        site.close()
+
+
+UNCLEAR = {"prints no id": "echo 'job submitted, thank you'", "is killed": "kill -9 $$"}
+# A row of the queue, with the comment that the submission had: its last word is what it is known by.
+TOLD = """printf '%-40s%-20s%-12s%-24s%-24s%-24s%-80s%-80s%-200s\\n' \\
+    77 PENDING 0 N/A N/A N/A '' Priority "$(cat comment)" """
+NOTED = 'for word in "$@"; do case "$word" in --comment=*) echo "${word#--comment=}" > comment;; esac; done'
+
+
+@pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
+def test_where_nobody_knows_whether_a_job_was_submitted_there_may_be_one(command, outcome) -> None:
+    command("sbatch", outcome)
+    command("squeue", "exit 1")
+    assert asyncio.run(one_submission()) == ([], True)
+
+
+@pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
+def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome) -> None:
+    assert sum(int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")) == 504
+    command("sbatch", f"{NOTED}\n{outcome}")
+    command("squeue", TOLD)
+    assert asyncio.run(one_submission()) == (["77"], True)
+
+
+async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
+    """Withdraw a job whose answer was lost; return whether that was over before SLURM is heard again, and its id."""
+    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
+    )
+    submission.add([job])
+    await until_async(lambda: submission.trouble("default"), "a submission that failed")
+    going = asyncio.ensure_future(submission.withdraw([job]))
+    try:
+        await asyncio.sleep(0.5)
+        early = going.done()
+        heard()
+        await asyncio.wait_for(going, 20.0)
+        return early, job.job_id
+    finally:
+        await submission.close(5.0)
+        site.close()
+
+
+def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(command, monkeypatch) -> None:
+    """Once it was forgotten, and counted for nothing while it ran."""
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._ASKED", 0.1)
+    command("sbatch", f"{NOTED}\necho 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    for name in ("squeue", "scontrol"):
+        command(name, "exit 1")
+    assert asyncio.run(given_back(lambda: command("squeue", TOLD))) == (False, "77")
+
+
+async def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its_pool_is_resumed(
+    command, monkeypatch
+) -> None:
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE", 60.0)
+    monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE_MOST", 60.0)
+    command(
+        "sbatch",
+        "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1",
+    )
+    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
+    )
+    submission.add([job])
+    await until_async(lambda: submission.trouble("default"), "a submission that failed")
+    assert (submission.waiting("default"), submission.waiting("gpu")) == ([job], [])
+    command("sbatch", "echo 77")
+    submission.retry("default")
+    await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
+    assert submission.waiting("default") == []
+    await submission.close(5.0)
+    site.close()
+
+
+def test_a_clear_refusal_leaves_no_job(command) -> None:
+    command("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    command("squeue", TOLD)
+    assert asyncio.run(one_submission()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("directive", "comment"),
+    [
+        pytest.param("", "ferro-a.b", id="none of the user's"),
+        pytest.param("#SBATCH --comment=mine", "mine ferro-a.b", id="after the user's"),
+        pytest.param('#SBATCH --comment "for us"', "for us ferro-a.b", id="in quotes"),
+        pytest.param(f"#SBATCH --comment={'x' * 200}", f"ferro-a.b {'x' * 200}", id="before one that fills the column"),
+    ],
+)  # fmt: skip
+def test_a_submission_is_known_by_a_word_that_squeues_column_has_room_for(directive, comment) -> None:
+    assert _comment(f"#!/bin/sh\n{directive}\ntrue\n", "ferro-a.b") == comment
+    assert "ferro-a.b" in comment[:200]
