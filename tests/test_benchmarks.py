@@ -135,9 +135,12 @@ def test_scheduling_at_toy_size(tmp_path):
     for name in ("scale-up", "straggler", "cholesky", "pinned"):
         assert set(results[name]["contenders"]) == {"stock", "no-stealing", "ferro"}
     assert results["pinned"]["contenders"]["no-stealing"]["confirmed"]["median"] == 0
-    assert results["cholesky"]["contenders"]["ferro"]["simulated"] > results["cholesky"]["bound"]
+    for name in ("straggler", "cholesky", "pinned"):
+        for found in results[name]["contenders"].values():
+            assert found["simulated"] > results[name]["bound"]
+            assert found["simulated_over_measured"] == found["simulated"] / found["seconds"]["median"]
     assert results["tick"]["moves"] > 0
-    for name in ("makespan / bound", "tick:", "no-op:", "floor:"):
+    for name in ("makespan / bound", "simulated / measured, ferro", "tick:", "no-op:", "floor:"):
         assert name in printed
 
 

@@ -19,12 +19,28 @@ STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
 SHORT = 0.001
 # From a request to a victim's answer 1.0 ms passed (median) with timers out of the way: half of it each way.
 WIRE = 0.0005
+# With fewer cores than processes it is the CPU that is waited for.  CPU seconds by least squares over 66 runs of 11
+# workloads on two cores: 134e-6 of the scheduler and 382e-6 of the worker for each batch of messages, which is what a
+# wire takes; 489e-6 of the worker for each task; 1.4e-3 for each transfer, of both workers; 240e-6 for each result
+# that the client asked for; and of nine processes 0.26 s a second whatever they did (0.20 s where they were idle).
+PER_BATCH, PER_BATCH_READ = 130e-6, 370e-6
+PER_FETCH, PER_REPORT, BACKGROUND = 1.4e-3, 240e-6, 0.029
+# Where more tasks run than there are cores, a thread that waited wakes late: 100 tasks of 20 ms a worker took 1.167
+# times their sum on eight workers, 1.059 times on one, and what is above does not explain 1.5 ms a task of it.
+LATE = 1.5e-3
+# The ninth decile of a request's way to an answer was 2.5 times the median: of a normal logarithm, so much.
+SPREAD = 0.7
+# Of what a worker does around a task, the share that is CPU; the rest its threads take to wake up.
+CPU_AROUND = 0.6
+# A worker tells the scheduler of each result that it fetched or dropped; the scheduler reads that in so many seconds.
+PER_NOTICE = 70e-6
 # CPU seconds of the scheduler per task were 228e-6 where nothing is queued, 510e-6 with the root-ish queue.
 PER_RESULT = 150e-6
 PER_SEND = 80e-6
 PER_STEP = 200e-6
-# A call took 15 to 20 ms beside its tasks; 10,000 tasks were 0.77 s on the scheduler before the first was placed.
-PER_CALL, PER_SUBMITTED = 0.015, 70e-6
+# Of five graphs of 41 to 1,000 tasks the first task began 8 ms, and 50e-6 s a task, after they were submitted, and a
+# client hears of the last result 2 ms late; 10,000 tasks were 0.77 s on the scheduler before the first was placed.
+PER_CALL, PER_SUBMITTED = 0.010, 70e-6
 # A hop on one worker took 2.1 ms without timers: two wires, the scheduler, and this before and after the function.
 WORKER_BEFORE, WORKER_AFTER = 0.0005, 0.0003
 # A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
@@ -83,6 +99,17 @@ class VirtualCluster:
         Seconds between two batches of messages; None: stock Dask's under stock policies, short ones under ours.
     per_result, per_send, per_step : float
         Seconds that the scheduler, one serial server, thinks over a result, a message to a worker, a step of stealing.
+    cores : int or None
+        That the scheduler and all workers share, on one machine; None: as many as there are processes.
+    per_batch, per_batch_read, per_fetch, per_notice, per_report : float
+        Seconds of CPU where cores are counted: of the scheduler and of the worker for a batch of messages, of both
+        workers for a transfer, of the scheduler for a worker's notice of a replica, of the client for a result.
+    late : float
+        Seconds by which a task ends late where more of them run than there are cores.
+    spread : float
+        Of the logarithm of each of these.
+    background : float
+        Seconds of CPU that each process takes in a second, whatever happens.
     per_call, per_submitted : float
         Seconds from a graph's submission until its first task is placed: of the call, and by task of the graph.
     before, after : float
@@ -114,6 +141,15 @@ class VirtualCluster:
     peer: Link | None = None
     saturation: float = SATURATION
     detection: float = 0.005
+    cores: int | None = None
+    per_batch: float = PER_BATCH
+    per_batch_read: float = PER_BATCH_READ
+    per_fetch: float = PER_FETCH
+    per_notice: float = PER_NOTICE
+    per_report: float = PER_REPORT
+    late: float = LATE
+    spread: float = SPREAD
+    background: float = BACKGROUND
 
     def __post_init__(self) -> None:
         known = {worker.address for worker in self.workers}
@@ -129,9 +165,12 @@ class VirtualCluster:
                 raise ValueError(f"virtual cluster: got {worker}, wanted threads and a speed above zero")
 
     @classmethod
-    def local(cls, workers: int, threads: int = 1, changes: Iterable[Change] = ()) -> VirtualCluster:
-        """Return worker processes of one host, as they were measured."""
-        return cls(tuple(VirtualWorker(f"w{i:05d}", threads) for i in range(workers)), tuple(changes))
+    def local(
+        cls, workers: int, threads: int = 1, changes: Iterable[Change] = (), cores: int | None = None
+    ) -> VirtualCluster:
+        """Return worker processes of one host, as they were measured; of a host with fewer cores, if so said."""
+        there = tuple(VirtualWorker(f"w{i:05d}", threads) for i in range(workers))
+        return cls(there, tuple(changes), cores=cores)
 
     @classmethod
     def hosts(cls, hosts: int, per_host: int, threads: int = 1) -> VirtualCluster:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster
+from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs import wfcommons
 from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
-from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.trace import MOST_SECONDS, Trace
 
 # By its name a file is a recorded run; any other is WfCommons' JSON.

@@ -5,18 +5,20 @@ What the core is shown stands in a ledger, as in the plugin: projected seconds, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import LEARNING, Learning, Links
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
     Ask,
     Assigned,
     Due,
+    DurationLearned,
     EndTold,
     Event,
     Finished,
@@ -37,12 +39,13 @@ from dask_ferro.policy.events import (
     Wake,
 )
 from dask_ferro.policy.facts import Address
+from dask_ferro.policy.placement import Placement
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
-from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingCore
+from dask_ferro.policy.stealing.informed import StealingParameters
 from dask_ferro.policy.stealing.policies import NoStealing, named
-from dask_ferro.simulate.cluster import CORE_FLOPS
-from dask_ferro.simulate.settings import SimulatedSettings
-from dask_ferro.simulate.task_facts import SimulatedFacts
+from dask_ferro.simulate.cluster import CORE_FLOPS, SHORT, STOCK_TO_WORKER
+from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import Job
 from dask_ferro.simulate.virtual_worker import Held
@@ -53,14 +56,41 @@ from dask_ferro.trace import Span
 _ANSWERS = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
+@dataclass(frozen=True)
+class SimulatedSettings:
+    """The settings that a simulation follows.
+
+    Attributes
+    ----------
+    parameters : StealingParameters
+        Of stealing.
+    placement : Placement
+    learning : Learning
+    rank : bool
+        Whether narrow graphs go by upward rank.
+    coalesce, tick : float
+    scheduler_sends, worker_sends : float
+        Between two batches of messages to a worker that has little to do, and from a worker.
+    """
+
+    parameters: StealingParameters = field(default_factory=StealingParameters)
+    placement: Placement = field(default_factory=Placement)
+    learning: Learning = LEARNING
+    rank: bool = True
+    coalesce: float = COALESCE
+    tick: float = TICK
+    scheduler_sends: float = SHORT
+    worker_sends: float = SHORT
+
+
 class CoreAdapter:
     """A decider with a stealing policy and a placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
         self.links = Links(learning=rules.learning)
-        self.facts_of_tasks = SimulatedFacts(scheduler, rules.learning)
+        self.facts = SimulatedFacts(scheduler, rules.learning)
         self.core = SchedulingCore(
-            self.facts_of_tasks,
+            self.facts,
             named(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
@@ -69,15 +99,16 @@ class CoreAdapter:
         )
         self.handle = self.core.handle  # or a recorder's
         self.ledger = self.core.ledger
-        self.facts_of_tasks.ledger = self.ledger
+        self.facts.ledger = self.ledger
         self.candidates = Candidates(self.ledger, self.links, rules.placement)
-        self.facts_of_tasks.candidates = self.candidates
+        self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
         self._asked: dict[int, int] = {}  # of each task that is asked back, the number of the request
         self._requests = 0
+        self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._freed = False
         self._since: dict[int, float] = {}  # tasks that wait for a worker
@@ -93,6 +124,11 @@ class CoreAdapter:
         """Start the ticks."""
         self._clock.background(self._clock.now + self.core.tick, self._tick)
 
+    def learn(self, seconds: Mapping[str, float]) -> None:
+        """Take what Dask measured before the plugin came."""
+        for prefix, measured in seconds.items():
+            self._tell(DurationLearned(prefix, HOST, measured))
+
     def joined(self, record: WorkerRecord) -> None:
         """Open the worker's page."""
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
@@ -103,7 +139,7 @@ class CoreAdapter:
     def left(self, record: WorkerRecord) -> None:
         """Close the worker's page."""
         self._tell(Left(record.address))
-        self.facts_of_tasks.gone(record.address)
+        self.facts.gone(record.address)
 
     def changed(self, record: WorkerRecord) -> None:
         """Note whether the worker accepts tasks."""
@@ -111,7 +147,7 @@ class CoreAdapter:
 
     def assigned(self, job: Job, record: WorkerRecord) -> None:
         """Write the task into the worker's queue."""
-        spec, takes = job.spec, self.facts_of_tasks.takes(job)
+        spec, takes = job.spec, self.facts.takes(job)
         told = Assigned(job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes)
         self._tell(told)
 
@@ -120,7 +156,7 @@ class CoreAdapter:
         self._held = held
         self._asked.pop(job.number, None)
         self._tell(Finished(job.number, True, held.stop - held.start))
-        if self.facts_of_tasks.done(job, record.address):
+        if self.facts.done(job, record.address):
             self._tell(SizeLearned(job.spec.prefix, job.spec.nbytes))
         self._freed = True
 
@@ -131,13 +167,13 @@ class CoreAdapter:
 
     def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
         """Learn what the link does."""
-        copies = 0 if kind == "peer" else self.facts_of_tasks.copies(job, address)
+        copies = 0 if kind == "peer" else self.facts.copies(job, address)
         self._tell(TransferLearned(kind, job.spec.nbytes, seconds, copies))
-        self.facts_of_tasks.came(job, address)
+        self.facts.came(job, address)
 
     def released(self, job: Job) -> None:
         """Take the bytes off their holders."""
-        self.facts_of_tasks.dropped(job)
+        self.facts.dropped(job)
         self._freed = True
 
     def settled(self) -> None:
@@ -186,20 +222,23 @@ class CoreAdapter:
             self._clock.background(told.at, self._scheduler.when_idle, partial(self._tell, Due(told.at)))
 
     def _hurry(self, told: Hurry) -> None:
-        """Messages to every worker leave soon here: what gathering them does is not played."""
+        """Let messages to a worker leave soon, or be gathered as Dask gathers them; a cluster may say how long."""
+        record, soon = self._scheduler.records.get(told.worker), self._sends
+        if record is not None and self._scheduler.world.cluster.to_worker is None:
+            record.live.inbox.interval = soon if told.soon else max(STOCK_TO_WORKER, soon)
 
     def _ask(self, told: Ask) -> None:
-        job, record = self.facts_of_tasks.job(told.key), self._scheduler.records[told.victim]
+        job, record = self.facts.job(told.key), self._scheduler.records[told.victim]
         self._requests += 1
         self._asked[job.number] = self._requests
         self._scheduler.send(record, record.live.asked, job, self._requests)
 
     def _hand_over(self, told: HandOver) -> None:
         records = self._scheduler.records
-        self._scheduler.move(self.facts_of_tasks.job(told.key), records[told.victim], records[told.thief])
+        self._scheduler.move(self.facts.job(told.key), records[told.victim], records[told.thief])
 
     def _place_again(self, told: PlaceAgain) -> None:
-        job = self.facts_of_tasks.job(told.key)
+        job = self.facts.job(told.key)
         if job.on in self._scheduler.records:
             self._scheduler.place_again(job, self._scheduler.records[job.on])
 
@@ -216,10 +255,10 @@ class CoreAdapter:
     def where(self, job: Job) -> Address | None:
         """Return where the task is projected to finish first."""
         now, candidates = self._clock.now, self.candidates
-        task = self.facts_of_tasks.task(job, waited=now - self._since.setdefault(job.number, now))
-        held, nbytes = self.facts_of_tasks.held(job)
+        task = self.facts.task(job, waited=now - self._since.setdefault(job.number, now))
+        held, nbytes = self.facts.held(job)
         workers = candidates.candidates(task, held, nbytes, job.priority, now)
-        inputs = self.facts_of_tasks.inputs(job, [worker.address for worker in workers])
+        inputs = self.facts.inputs(job, [worker.address for worker in workers])
         chosen = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
         if chosen is not None:
             del self._since[job.number]
@@ -235,7 +274,7 @@ class CoreAdapter:
             count, some = self._scheduler.queued(QUEUED)
             takes = [candidates.seconds_by_class(one.spec.prefix, one.spec.annotated) for one in some]
             queued = queued_seconds(takes, count)
-            if candidates.helping(self.facts_of_tasks.task(job), (record.address,), queued, now) is None:
+            if candidates.helping(self.facts.task(job), (record.address,), queued, now) is None:
                 return False
         free = (record.address,)
         return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))

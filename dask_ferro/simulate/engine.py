@@ -21,9 +21,8 @@ from dask_ferro.simulate.cluster import (
     VirtualCluster,
     VirtualWorker,
 )
-from dask_ferro.simulate.core_adapter import CoreAdapter
+from dask_ferro.simulate.core_adapter import CoreAdapter, SimulatedSettings
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
-from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import Job, jobs_of, prioritize
 from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
@@ -46,6 +45,7 @@ def simulate(
     rules: SimulatedSettings | None = None,
     seed: int = 0,
     order: Mapping[Key, int] | None = None,
+    known: Mapping[str, float] | None = None,
     attach: Callable[[Site], None] | None = None,
 ) -> Trace:
     """Return the trace of a graph on a virtual cluster.
@@ -61,6 +61,8 @@ def simulate(
         Of ties and of random victims.
     order : mapping of key to int, optional
         Dask's order of the tasks; without it they go depth first.
+    known : mapping of str to float, optional
+        What tasks of a prefix took, in seconds, in runs that the scheduler saw before; default: none.
     attach : callable (Site), optional
         Called before the first event: who brings and takes workers while it runs.
 
@@ -88,6 +90,7 @@ def simulate(
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
     scheduler = Scheduler(world, jobs, graph.stops)
     scheduler.decider = _decider(scheduler, policy, rules, seed)
+    scheduler.decider.learn(known or {})
     _connect(world, scheduler)
     site = Site(world, scheduler, None if is_stock else rules)
     _populate(site)
@@ -107,7 +110,7 @@ def _decider(scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: 
     if policy == "stock":
         return StockStealing(scheduler, seed)
     if policy == "stock-none":
-        return Stock(scheduler)
+        return Stock(scheduler, seed)
     placement = replace(rules.placement, steals=policy != "none")
     return CoreAdapter(scheduler, policy, replace(rules, placement=placement), seed)
 
@@ -116,6 +119,8 @@ _COUNTS = ("requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_
 
 
 def _connect(world: World, scheduler: Scheduler) -> None:
+    world.noticed = lambda: scheduler.receive(scheduler.noticed)
+    world.batched = lambda: scheduler.receive(scheduler.batched)
     world.told = lambda address, held: scheduler.receive(scheduler.finished, address, held)
     world.answered = lambda *answer: scheduler.receive(scheduler.answered, *answer)
     world.sampled = scheduler.decider.arrived
@@ -168,8 +173,7 @@ def _change(site: Site, change: Change) -> None:
         return
     pause = change.kind == "pause"
     live.pause(pause)
-    heard = live.outbox.arrives(world.clock.now)
-    world.clock.at(heard, scheduler.receive, scheduler.paused, change.worker, pause)
+    live.tell(scheduler.receive, scheduler.paused, change.worker, pause)
 
 
 def _trace(world: World, jobs: list[Job], first_done: dict[int, Held]) -> Trace:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import Comparison, Outline, of_trace
+from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.trace import MOST_SECONDS, Key, Trace
 
 # The name of the row that was measured.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from math import inf
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.virtual_tasks import Job, Roots
@@ -38,23 +38,31 @@ class Scheduler:
         self.decider: Decider
         self._cluster = world.cluster
         self._roots = Roots(jobs)
-        self._queue: list[tuple[int, int]] = []
+        self._queue: list[tuple[float, int]] = []
         self._open: list[
             tuple[tuple[float, float], int, int, WorkerRecord]
         ] = []  # a heap: the least busy first
         self._unplaced: list[Job] = []
-        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._free_at = 0.0
+        self._has_core = False  # where they are counted
         self._cost = 0.0
-        self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[Any, ...]]] = []
+        self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[object, ...]]] = []
 
     # ---- the server ----------------------------------------------------------------------------------------
 
-    def receive(self, act: Callable[..., object], *args: Any) -> None:
+    def receive(self, act: Callable[..., object], *args: object) -> None:
         """Hear of something: now, or when the server has thought about what came before."""
         self._inbox.append((act, args))
-        if len(self._inbox) == 1:
-            self.clock.at(max(self._free_at, self.clock.now), self._serve)
+        if len(self._inbox) == 1 and not self._has_core:
+            if self.world.cores.are_counted:
+                self.world.cores.take(self._begin)
+            else:
+                self.clock.at(max(self._free_at, self.clock.now), self._serve)
+
+    def _begin(self) -> None:
+        self._has_core = True
+        self.clock.at(max(self._free_at, self.clock.now), self._serve)
 
     def when_idle(self, act: Callable[[], None]) -> None:
         """Do something that no message asked for, after the messages that are there; it keeps nothing alive."""
@@ -69,24 +77,28 @@ class Scheduler:
         """Be busy for that much longer."""
         self._cost += seconds
 
-    def send(self, record: WorkerRecord, act: Callable[..., None], *args: Any) -> None:
+    def send(self, record: WorkerRecord, act: Callable[..., None], *args: object) -> None:
         """Send a message to a worker, when the server is done with what it thinks about."""
         self._outbox.append((record, act, args))
 
     def _serve(self) -> None:
+        if not self._inbox:
+            self._has_core = False
+            self.world.cores.release()
+            return
         act, args = self._inbox[0]
         self._do(act, *args)
         self._inbox.popleft()
-        if self._inbox:
+        if self._inbox or self._has_core:
             self.clock.at(self._free_at, self._serve)
 
-    def _do(self, act: Callable[..., object], *args: Any) -> None:
+    def _do(self, act: Callable[..., object], *args: object) -> None:
         self._cost = 0.0
         act(*args)
         self.decider.settled()
-        self._free_at = self.clock.now + self._cost
+        self._free_at = self.clock.now + self.world.cores.lasts(self._cost)
         for record, message, content in self._outbox:
-            self.clock.at(record.live.inbox.arrives(self._free_at), message, *content)
+            record.live.hear(self._free_at, message, *content)
         self._outbox.clear()
 
     # ---- what it hears -------------------------------------------------------------------------------------
@@ -127,6 +139,8 @@ class Scheduler:
         job.holders[address] = None
         self.remaining -= 1
         self.first_done.setdefault(job.number, held)
+        if job.wanted:
+            self._report()
         for dependency in job.inputs:
             dependency.needed -= 1
             if not dependency.needed and not dependency.wanted:
@@ -141,6 +155,20 @@ class Scheduler:
         is_read = self.known == self._stops[len(self.submissions)]
         if is_read and self.remaining == len(self.jobs) - self.known:
             self._phase_done()
+
+    def _report(self) -> None:
+        """Let the client hear of a result."""
+        if self.world.cores.are_counted:
+            self.receive(self.think, self._cluster.per_report)
+
+    def batched(self) -> None:
+        """Read a batch of messages, or write one."""
+        self.world.add("batches")
+        self.think(self._cluster.per_batch)
+
+    def noticed(self) -> None:
+        """Hear of a replica that came or went."""
+        self.think(self._cluster.per_notice)
 
     def joined(self, live: LiveWorker) -> None:
         """Hear of a new worker."""
@@ -236,13 +264,25 @@ class Scheduler:
         self.give(job, thief)
 
     def _place(self, ready: Iterable[Job]) -> None:
+        declined = False  # nobody with a free slot takes what is queued
         for job in sorted(ready, key=lambda job: job.priority):
             if self._roots.has(job, self.threads):
-                job.state = "queued"
-                heappush(self._queue, (job.priority, job.number))
+                declined = self._queue_up(job, declined)
             else:
                 self._place_one(job)
         self._fill()
+
+    def _queue_up(self, job: Job, declined: bool) -> bool:
+        """Give a root-ish task a free slot, before any that waits, as Dask does; else let it wait for one."""
+        job.state = "queued"
+        if not declined:
+            heappush(self._queue, (-inf, job.number))
+            declined = self._fill(job)
+            if job.state == "queued":
+                heappop(self._queue)
+        if job.state == "queued":
+            heappush(self._queue, (job.priority, job.number))
+        return declined
 
     def _place_one(self, job: Job) -> None:
         address = next(iter(self.records), None) if job.pinned else self.decider.where(job)
@@ -254,10 +294,13 @@ class Scheduler:
         self.give(job, record)
         self.decider.assigned(job, record)
 
-    def _fill(self) -> None:
-        """Give queued tasks to the least busy workers with a free slot."""
+    def _fill(self, last: Job | None = None) -> bool:
+        """Give queued tasks to the least busy workers with a free slot, until one task was given away.
+
+        Return whether such a worker declined.
+        """
         passed = []
-        while self._queue and self._open:
+        while self._queue and self._open and (last is None or last.state == "queued"):
             item = self._open[0]
             record = item[3]
             if item[2] != record.version or record.address not in self.records:
@@ -274,6 +317,7 @@ class Scheduler:
                 passed.append(heappop(self._open))
         for item in passed:
             heappush(self._open, item)
+        return bool(passed)
 
     def retry(self) -> None:
         """Look again for workers for what has none."""
@@ -301,7 +345,10 @@ class Scheduler:
     def _release(self, job: Job) -> None:
         self.decider.released(job)
         for address in job.holders:
-            self.world.workers[address].has.discard(job.number)
+            live = self.world.workers[address]
+            live.has.discard(job.number)
+            if self.world.cores.are_counted and address in self.records:
+                self.send(self.records[address], live.notice)
         job.holders.clear()
         job.state = "released"
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from dask_ferro.policy.facts import Address
-from dask_ferro.simulate.clock import Clock, Line
-from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
+from dask_ferro.simulate.clock import Clock, Cores, Line, Process
+from dask_ferro.simulate.cluster import CPU_AROUND, VirtualCluster, VirtualWorker
 from dask_ferro.simulate.virtual_tasks import Job
 from dask_ferro.trace import Span
 
 # The receiver, what came, the kind of link, seconds: what a worker tells the scheduler of a transfer.
 Sample = Callable[[Address, Job, str, float], None]
+
+
+# The share of the cores that idle processes may take at most: with hundreds of them, something still happens.
+_MOST_TAKEN = 0.9
 
 
 class Held:
@@ -45,9 +50,17 @@ class World:
     workers: dict[Address, LiveWorker] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+    running: int = 0  # tasks on all workers
     told: Callable[[Address, Held], None] = lambda address, held: None
+    noticed: Callable[[], None] = lambda: None
+    batched: Callable[[], None] = lambda: None
     answered: Callable[[Address, Job, int, str], None] = lambda address, job, request, state: None
     sampled: Sample = lambda address, job, kind, seconds: None
+
+    def __post_init__(self) -> None:
+        cluster, processes = self.cluster, 1 + len(self.cluster.workers)
+        taken = cluster.background * processes / cluster.cores if cluster.cores else 0.0
+        self.cores = Cores(self.clock, cluster.cores, min(taken, _MOST_TAKEN), cluster.spread, self.seed)
 
     def add(self, name: str, amount: float = 1.0) -> None:
         """Count something."""
@@ -68,6 +81,7 @@ class LiveWorker:
         self.address = spec.address
         self.alive = True
         self.paused = False
+        self.process = Process(world.clock, world.cores)
         self.inbox = Line(to_worker, world.cluster.wire)
         self.outbox = Line(to_scheduler, world.cluster.wire)
         self.held: dict[int, Held] = {}
@@ -79,10 +93,44 @@ class LiveWorker:
         self._lanes = list(range(spec.nthreads))
         self._free_since = [world.clock.now] * spec.nthreads
         self._fetching: dict[int, tuple[Address, list[Held]]] = {}
+        self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
         self._sizes: dict[int, int] = {}  # of what it has or had
         self._in_free = self._out_free = 0.0
         self._before, self._after = world.cluster.before, world.cluster.after
         heapify(self._lanes)
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def hear(self, now: float, act: Callable[..., None], *args: object) -> None:
+        """Get a message that the scheduler sends, now or soon: call `act(*args)` when it has been read."""
+        world, arrives = self._world, self.inbox.arrives(now)
+        if not world.cores.are_counted:
+            world.clock.at(arrives, act, *args)
+            return
+        if not self.inbox.messages:
+            world.clock.at(self.inbox.batch, world.batched)
+            cpu = world.cluster.per_batch_read
+            world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
+        self.inbox.messages.append((act, args))
+
+    def tell(self, act: Callable[..., None], *args: object) -> None:
+        """Send the scheduler a message: call `act(*args)` when it is there."""
+        world, outbox = self._world, self.outbox
+        arrives = outbox.arrives(world.clock.now)
+        if not world.cores.are_counted:
+            world.clock.at(arrives, act, *args)
+            return
+        if not outbox.messages:
+            cpu = world.cluster.per_batch_read
+            # After what the message that it follows from leads to: a stream is written to in the loop's next turn.
+            world.clock.at(outbox.batch, self.process.run, cpu, self._sent, outbox.messages)
+        outbox.messages.append((act, args))
+
+    def _sent(self, messages: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+        cluster, clock = self._world.cluster, self._world.clock
+        at = clock.now + max(cluster.wire - cluster.per_batch_read, 0.0)
+        clock.at(at, self._world.batched)
+        clock.at(at, _deliver, messages)
 
     # ---- messages of the scheduler -------------------------------------------------------------------------
 
@@ -112,10 +160,12 @@ class LiveWorker:
         if state in ("fetching", "ready"):
             self.give_up(job)
             state = "ready"
-        world = self._world
-        world.clock.at(
-            self.outbox.arrives(world.clock.now), world.answered, self.address, job, request, state
-        )
+        self.tell(self._world.answered, self.address, job, request, state)
+
+    def notice(self) -> None:
+        """Tell the scheduler of a replica that is here, or no longer: it knows, but has to read it."""
+        if self.alive:
+            self.tell(self._world.noticed)
 
     def runs(self) -> set[int]:
         """Return the numbers of the tasks that it runs, as its heartbeat tells."""
@@ -177,7 +227,18 @@ class LiveWorker:
         begin = max(now, self._in_free, source._out_free)
         self._in_free = source._out_free = begin + seconds
         entry = self._fetching[dependency.number] = (source.address, waiting)
-        world.clock.at(begin + seconds + link.latency, self._fetched, dependency, entry, kind, begin)
+        if not world.cores.are_counted:
+            world.clock.at(begin + seconds + link.latency, self._fetched, dependency, entry, kind, begin)
+            return
+        # What is asked of one worker at one moment comes in one transfer; half of its CPU is the sender's.
+        shares = self._asked_of.get(source.address) == now
+        self._asked_of[source.address] = now
+        half = 0.0 if shares else min(world.cluster.per_fetch, link.latency) / 2
+        at = begin + seconds + link.latency - 2 * half
+        fetched = (self._fetched, dependency, entry, kind, begin)
+        world.clock.at(at, source.process.run, half, self.process.run, half, *fetched)
+        if not shares:
+            world.clock.at(at, self.notice)
 
     def _is_alive(self, address: Address) -> bool:
         worker = self._world.workers.get(address)
@@ -243,11 +304,28 @@ class LiveWorker:
             held.state, held.lane = "running", heappop(self._lanes)
             self._measure(held.job.spec.nbytes)
             held.gap = self._free_since[held.lane]
-            held.start = now + self._before
-            held.stop = held.start + held.job.spec.seconds / self.spec.speed
-            self._world.clock.at(held.stop + self._after, self._stopped, held)
+            if self._world.cores.are_counted:
+                self.process.run(self._before * CPU_AROUND, self._begin, held)
+            else:
+                self._runs(held, now + self._before)
+                self._world.clock.at(held.stop + self._after, self._stopped, held)
+
+    def _runs(self, held: Held, start: float) -> None:
+        self._world.running += 1
+        held.start = start
+        held.stop = start + held.job.spec.seconds / self.spec.speed
+
+    def _begin(self, held: Held) -> None:
+        """Where cores are counted: begin what its process had CPU for."""
+        clock = self._world.clock
+        self._runs(held, clock.now + self._before * (1 - CPU_AROUND))
+        if self._world.running > (self._world.cluster.cores or inf):
+            held.stop += self._world.cores.lasts(self._world.cluster.late)
+        cpu = self._after * CPU_AROUND
+        clock.at(held.stop + self._after - cpu, self.process.run, cpu, self._stopped, held)
 
     def _stopped(self, held: Held) -> None:
+        self._world.running -= 1
         if not self.alive:
             return
         world, now = self._world, self._world.clock.now
@@ -269,8 +347,13 @@ class LiveWorker:
                     spec.nbytes,
                 )
             )
-            world.clock.at(self.outbox.arrives(now), world.told, self.address, held)
+            self.tell(world.told, self.address, held)
         self._start()
+
+
+def _deliver(messages: Iterable[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+    for act, args in messages:
+        act(*args)
 
 
 def hash_of(text: str) -> int:

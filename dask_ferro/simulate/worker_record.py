@@ -6,6 +6,7 @@ says where tasks go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from dask_ferro.policy.facts import Address
@@ -39,6 +40,9 @@ class Decider(Protocol):
 
     def begin(self) -> None:
         """Start its clocks."""
+
+    def learn(self, seconds: Mapping[str, float]) -> None:
+        """Hear what tasks of some prefixes took before."""
 
     def joined(self, record: WorkerRecord) -> None:
         """Hear of a worker."""

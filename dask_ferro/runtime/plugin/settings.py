@@ -7,7 +7,7 @@ from typing import Any
 
 from dask_ferro import config
 from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
-from dask_ferro.simulate.settings import SimulatedSettings
+from dask_ferro.simulate.core_adapter import SimulatedSettings
 
 __all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
 

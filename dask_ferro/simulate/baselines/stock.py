@@ -6,6 +6,7 @@ What it sums up of each worker (occupancy, who is idle, who saturated) is what i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from itertools import chain
 
 from dask_ferro.policy.facts import Address
@@ -40,11 +41,12 @@ class Page:
 class Stock:
     """A decider as stock Dask is one with `distributed.scheduler.work-stealing` off."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
         self.durations: dict[str, float] = {}
         self.longest: dict[str, float] = {}
         self.bandwidth = BANDWIDTH
         self.pages: dict[Address, Page] = {}
+        self._given = seed  # tasks that it gave to workers; a scheduler has seen others before these
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._total: dict[str, int] = {}
@@ -58,6 +60,10 @@ class Stock:
         self._clock.background(self._clock.now + 0.5, self._heartbeat)
 
     # ---- what it hears -------------------------------------------------------------------------------------
+
+    def learn(self, seconds: Mapping[str, float]) -> None:
+        """Take what was measured before."""
+        self.durations.update(seconds)
 
     def joined(self, record: WorkerRecord) -> None:
         """Open the worker's page."""
@@ -81,7 +87,9 @@ class Stock:
 
     def assigned(self, job: Job, record: WorkerRecord) -> None:
         """Count the task's prefix, and the bytes that it lacks."""
+        self._given += 1
         self._count(job, record, +1)
+        self.settled()  # as of now: what is placed next changes what the average worker has
 
     def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
         """Average the duration: the newest counts for half."""
@@ -209,7 +217,7 @@ class Stock:
         held = dict.fromkeys(chain.from_iterable(d.holders for d in job.inputs))
         pages = [self.pages[a] for a in held if a in self.pages and self.pages[a].record.accepts]
         if not pages and not job.inputs:
-            return self._for_root(len(self._scheduler.jobs))
+            return self._for_root(self._given)
         if not pages:
             pages = [page for page in self.pages.values() if page.record.accepts]
         if len(pages) < 2:

@@ -34,10 +34,14 @@ class StockStealing(Stock):
     """A decider as stock Dask is one."""
 
     def __init__(self, scheduler: Scheduler, seed: int) -> None:
-        super().__init__(scheduler)
+        super().__init__(scheduler, seed)
         self._add = scheduler.world.add
         self._seed = seed
         self._in_flight: dict[int, _Request] = {}  # by task
+        self._level_of: dict[
+            int, int
+        ] = {}  # of tasks that may be asked for: one that was, is not asked for again
+        self._unknown: dict[str, set[int]] = {}  # by prefix: those whose level rests on no measured duration
         self._asked = 0
 
     def begin(self) -> None:
@@ -52,14 +56,25 @@ class StockStealing(Stock):
                 self._abort(number)
         super().left(record)
 
+    def assigned(self, job: Job, record: WorkerRecord) -> None:
+        """Count the task; it may be asked for."""
+        super().assigned(job, record)
+        self._put(job)
+
     def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
         """Average the duration; a move of the task comes to nothing."""
         self._abort(job.number)
+        self._level_of.pop(job.number, None)
         super().finished(job, record, held)
+        for number in self._unknown.pop(job.spec.prefix, ()):
+            other = self._scheduler.jobs[number]
+            if other.state == "processing" and number not in self._in_flight and number != job.number:
+                self._put(other)
 
     def dropped(self, job: Job, record: WorkerRecord) -> None:
         """Count the task no longer; a move of it comes to nothing."""
         self._abort(job.number)
+        self._level_of.pop(job.number, None)
         super().dropped(job, record)
 
     def _tick(self) -> None:
@@ -77,11 +92,15 @@ class StockStealing(Stock):
         levels = {address: self._levels(self.pages[address]) for address in victims}
         for level in range(LEVELS):
             for address in victims:
+                page = self.pages[address]
+                if not thieves:
+                    return
                 for job in levels[address].get(level, ()):
-                    if not thieves:
-                        return
-                    self._consider(job, self.pages[address], thieves, work)
-                self._judge(self.pages[address], work[address] + self.pages[address].coming_seconds)
+                    if thieves:
+                        self._consider(job, page, thieves, work)
+                if level in levels[address]:  # less than nothing is taken for unknown, as there
+                    left = work[address] + page.coming_seconds
+                    self._judge(page, left if left >= 0 else None)
 
     def _victims(self, thieves: dict[Address, None], work: dict[Address, float]) -> list[Address]:
         def combined(address: Address) -> tuple[float, Address]:
@@ -104,13 +123,21 @@ class StockStealing(Stock):
     def _levels(self, page: Page) -> dict[int, list[Job]]:
         """The worker's tasks by the ratio of moving to computing them, each level in no order."""
         levels: dict[int, list[Job]] = {}
-        for job in page.record.processing.values():
-            level = self._level(job)
-            if level < LEVELS and not job.pinned and job.number not in self._in_flight:
-                levels.setdefault(level, []).append(job)
+        for number, job in page.record.processing.items():
+            if number in self._level_of and not job.pinned:
+                levels.setdefault(self._level_of[number], []).append(job)
         for jobs in levels.values():
             jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
         return levels
+
+    def _put(self, job: Job) -> None:
+        """Note the level of a task, as of now."""
+        self._level_of.pop(job.number, None)
+        level, prefix = self._level(job), job.spec.prefix
+        if level < LEVELS:
+            self._level_of[job.number] = level
+            if self.durations.get(prefix, -1.0) < 0:
+                self._unknown.setdefault(prefix, set()).add(job.number)
 
     def _level(self, job: Job) -> int:
         if not job.inputs:
@@ -143,6 +170,7 @@ class StockStealing(Stock):
 
     def _ask(self, job: Job, victim: Page, thief: Page, here: float, there: float) -> None:
         self._asked += 1
+        del self._level_of[job.number]
         addresses = victim.record.address, thief.record.address
         self._in_flight[job.number] = _Request(self._asked, *addresses, here, there)
         victim.coming, victim.coming_seconds = victim.coming - 1, victim.coming_seconds - here
@@ -160,9 +188,10 @@ class StockStealing(Stock):
             page = self.pages.get(address)
             if page is not None:
                 page.coming, page.coming_seconds = page.coming + sign, page.coming_seconds + seconds
-                if not page.coming:
-                    page.coming_seconds = 0.0
                 self._touched[address] = None
+        if not self._in_flight:
+            for page in self.pages.values():
+                page.coming_seconds = 0.0
         return found
 
     def _abort(self, number: int) -> None:
@@ -187,3 +216,4 @@ class StockStealing(Stock):
             self._count(job, victim, -1)
             scheduler.move(job, victim, thief)
             self._count(job, thief, +1)
+            self._put(job)
