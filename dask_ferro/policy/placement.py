@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from dask_ferro import options
@@ -77,6 +78,13 @@ class Placement:
         "1ms",
         "Workers that would be done with a short task within so much of each other count as equal: one short task"
         " that took long is no reason to shun its worker for good.",
+    )
+
+    wide: float = options.number(
+        4.0,
+        "Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then `rank` leaves it"
+        " in Dask's order.",
+        unit="tasks a thread",
     )
 
     def choose(
@@ -232,7 +240,8 @@ class Placement:
         if not task.inputs:
             return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
-        holders = [w for w in workers if any(w.address in held.holders for held in heavy or task.inputs)]
+        wanted = frozenset(chain.from_iterable(held.holders for held in heavy or task.inputs))
+        holders = [w for w in workers if w.address in wanted]
         if not holders:
             return workers
         theirs = {w.device for w in holders}

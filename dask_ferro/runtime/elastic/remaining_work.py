@@ -66,7 +66,7 @@ class Demands:
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
         prefixes = upstream.prefixes(self.scheduler)
-        return sum(prefix.states[state] for prefix in prefixes for state in READY)
+        return sum(sum(map(prefix.states.__getitem__, READY)) for prefix in prefixes)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each kind of needs; see `Roster.roster`."""

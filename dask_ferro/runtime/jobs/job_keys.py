@@ -142,7 +142,7 @@ def _value(key: str, value: Any) -> Any:
     return os.path.expanduser(_replaced(value)) if key in _FOLDERS else _replaced(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return seconds without a fraction as dask-jobqueue writes them into a command."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -17,8 +17,7 @@ from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
-from dask_ferro.runtime.elastic.controller import unrunnable
-from dask_ferro.runtime.elastic.facts import staffed
+from dask_ferro.runtime.elastic.facts import staffed, unrunnable
 from dask_ferro.runtime.elastic.options import check_room
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.site_jobs import SiteJob
