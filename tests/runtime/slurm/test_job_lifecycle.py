@@ -99,18 +99,12 @@ def test_a_job_is_over(looks, why, failed, refused):
     [
         pytest.param([None, row("PENDING")], id="squeue that missed it once"),
         pytest.param([*[None] * 250, row("PENDING")], id="a queue that lists it late"),
-        pytest.param(
-            [row("PENDING"), *[None] * 29, row("PENDING")], id="a queue that is empty for half a minute"
-        ),
-        pytest.param(
-            [row("COMPLETING"), row("PENDING", "BeginTime", 1)], id="a requeue looks like an end at first"
-        ),
-        pytest.param(
-            [row("PENDING", "PartitionConfig"), row("PENDING", "Priority")], id="a request that can be met"
-        ),
+        pytest.param([row("PENDING"), *[None] * 29, row("PENDING")], id="a queue that is empty for half a minute"),
+        pytest.param([row("COMPLETING"), row("PENDING", "BeginTime", 1)], id="a requeue looks like an end at first"),
+        pytest.param([row("PENDING", "PartitionConfig"), row("PENDING", "Priority")], id="a request that can be met"),
         pytest.param([row("PENDING", "Priority")] * 100, id="a long queue"),
     ],
-)
+)  # fmt: skip
 def test_a_job_is_not_given_up_for(looks):
     life = Life()
     for seen in looks:
