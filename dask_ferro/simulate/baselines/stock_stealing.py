@@ -63,6 +63,7 @@ class StockStealing(Stock):
         super().dropped(job, record)
 
     def _tick(self) -> None:
+        # As a callback of the event loop: a busy scheduler balances late.
         self._scheduler.when_idle(self._balance)
         self._clock.background(self._clock.now + INTERVAL, self._tick)
 
@@ -71,6 +72,7 @@ class StockStealing(Stock):
         self._scheduler.think(self._scheduler.world.cluster.per_step)
         work = {address: self.occupancy(page) for address, page in self.pages.items()}
         thieves = dict.fromkeys(self._idle)
+        # As Dask: where all are idle, nobody has what another could take.
         if not thieves or len(thieves) == len(self.pages):
             return
         victims = self._victims(thieves, work)
@@ -109,6 +111,7 @@ class StockStealing(Stock):
             if level < LEVELS and not job.pinned and job.number not in self._in_flight:
                 levels.setdefault(level, []).append(job)
         for jobs in levels.values():
+            # Dask iterates over sets, by hashes: any order that is the same in each run will do.
             jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
         return levels
 
@@ -117,6 +120,7 @@ class StockStealing(Stock):
             return 0
         seconds = self.seconds(job.spec.prefix)
         nbytes = sum(d.spec.nbytes for d in job.inputs)
+        # Dask's own formula, so that a level holds what it holds there.
         ratio = (nbytes / self.bandwidth + LATENCY) / max(seconds, 1e-9)
         return max(round(log2(ratio) + 6), 1)
 
@@ -133,6 +137,7 @@ class StockStealing(Stock):
         moving, staying = self._comm(job, thief), self._comm(job, victim)
         there = work[thief.record.address] + thief.coming_seconds
         here = work[victim.record.address] + victim.coming_seconds
+        # Dask's rule: the thief would be done before half of what the victim would take.
         if there + moving + seconds > here - (staying + seconds) / 2:
             return
         self._ask(job, victim, thief, seconds + staying, seconds + moving)
@@ -145,6 +150,7 @@ class StockStealing(Stock):
         self._asked += 1
         addresses = victim.record.address, thief.record.address
         self._in_flight[job.number] = _Request(self._asked, *addresses, here, there)
+        # Counted as moved from now on: the next task in this balance sees it.
         victim.coming, victim.coming_seconds = victim.coming - 1, victim.coming_seconds - here
         thief.coming, thief.coming_seconds = thief.coming + 1, thief.coming_seconds + there
         self._add("requests")
@@ -160,6 +166,7 @@ class StockStealing(Stock):
             page = self.pages.get(address)
             if page is not None:
                 page.coming, page.coming_seconds = page.coming + sign, page.coming_seconds + seconds
+                # Sums of floats drift: nothing on its way is exactly 0.
                 if not page.coming:
                     page.coming_seconds = 0.0
                 self._touched[address] = None
@@ -172,6 +179,7 @@ class StockStealing(Stock):
     def replied(self, address: Address, job: Job, request: int, state: str) -> None:
         """Give the task to the thief, or leave it."""
         found = self._in_flight.get(job.number)
+        # An answer to a request that was given up since.
         if found is None or found.number != request:
             return
         self._landed(job.number)
