@@ -121,6 +121,7 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
 
     trace = Trace.load(recorded)
     rules = Settings.configured().rules
+    # By the user's own settings: what is compared is what `ff.install` would do here.
     found = replayed(trace, policies, name=Path(recorded).name, rules=rules, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_dict()))

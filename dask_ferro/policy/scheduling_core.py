@@ -173,7 +173,11 @@ class SchedulingCore:
         self._barren = 0  # steps since one moved anything although somebody was under its threshold
         self._looked = 0.0  # when it was looked at last whether a queue stands
         self.sweeps = 0
-        self._handlers: Mapping[type, Callable[[Any, float], None]] = {
+        self._handlers = self._by_event()
+
+    def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
+        """Return what takes in each kind of event."""
+        return {
             Joined: self._joined, Left: self._left, Opened: self._opened, Heard: self._heard,
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,

@@ -18,10 +18,10 @@ from typing import Any
 
 import distributed
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
 from dask_ferro.config import fault
-from dask_ferro.options import meant, options_of
+from dask_ferro.options import Option, meant, options_of
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, as_written
 from dask_ferro.runtime.slurm.parsing import is_job_name
 
@@ -83,12 +83,9 @@ _OF_THE_CLUSTER = frozenset(
 # and these a pool's.
 _OF_A_POOL = frozenset(key for key, _ in options_of(PoolKeywords)) - OURS
 # What is read as an option is: numbers, durations, yes or no.  Paths and mappings are text first, with variables.
-_READ = {
-    key: option
-    for kind in (ClusterKeywords, PoolKeywords)
-    for key, option in options_of(kind)
-    if option.kind not in ("file", "mapping")
-}
+_READ = {"death-timeout": Option("seconds", "60s", "", "seconds")}
+for _kind in (ClusterKeywords, PoolKeywords):
+    _READ |= {key: one for key, one in options_of(_kind) if one.kind not in ("file", "mapping")}
 
 # The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
 _OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
@@ -135,8 +132,6 @@ def _value(key: str, value: Any) -> Any:
         return {str(name): keywords(dashed(pool)) for name, pool in value.items()}
     if key in _READ:
         return _plain(as_written(_READ[key], value))
-    if key == "death-timeout":
-        return _plain(_seconds(value))
     if key in _OF_THE_NODE:
         return value
     return os.path.expanduser(_replaced(value)) if key in _FOLDERS else _replaced(value)
@@ -215,14 +210,6 @@ def _is_size(value: Any) -> bool:
         return False
 
 
-def is_duration(value: Any) -> bool:
-    """Return whether a value is seconds, or text such as 2m."""
-    try:
-        return not isinstance(value, bool) and _seconds(value) >= 0
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return False
-
-
 def _is_pools(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(pool, Mapping) for pool in value.values())
 
@@ -239,12 +226,6 @@ def _is_walltime(value: Any) -> bool:
     return isinstance(value, str) and (_WALLTIME.fullmatch(value) is not None or value.upper() == "UNLIMITED")
 
 
-def _seconds(value: Any) -> float:
-    if value == "":  # Dask would look for its first character
-        raise ValueError("no duration")
-    return float(parse_timedelta(value, default="s"))
-
-
 _TEXT = "text"
 _COUNT = "a whole number of at least 1"
 _LINES = "a list of text"
@@ -254,7 +235,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "job-cpu": (_is_count, _COUNT),
     "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
     "memory": (_is_size, "a size such as 32GiB"),
-    "death-timeout": (is_duration, "a duration in seconds"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
     "worker-extra-args": (_is_lines, _LINES),

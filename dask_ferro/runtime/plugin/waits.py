@@ -40,29 +40,15 @@ _STALL = 1.0
 class StealingExtension(Protocol):
     """What is read of the scheduler's stealing extension, which owns these waits."""
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler."""
-
-    @property
-    def settings(self) -> Settings:
-        """The user's."""
-
-    @property
-    def core(self) -> SchedulingCore:
-        """What decides."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The core's."""
+    scheduler: Scheduler
+    settings: Settings
+    core: SchedulingCore
+    ledger: Ledger
+    after_freeing: Callable[[], None]
 
     @property
     def asked(self) -> Mapping[TaskState, Mapping[str, Any]]:
         """The requests that are not answered, by task."""
-
-    @property
-    def after_freeing(self) -> Callable[[], None]:
-        """Called when a worker may be given tasks again."""
 
 
 class Waits:

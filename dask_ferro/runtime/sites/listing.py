@@ -97,9 +97,6 @@ class Listing:
             self._describe(dict(described))
         else:
             raise _wrong(described)
-        found = self._pattern.groupindex if self._pattern is not None else self._fields
-        # Whether the word that a submission is known by is listed.
-        self.has_tags = "tag" in found
 
     def _describe(self, described: dict[str, Any]) -> None:
         self._path, self._separator = described.pop("json", None), described.pop("separator", None)

@@ -30,6 +30,8 @@ LENGTH = 50_000
 # Workers that left, remembered for the traces that they are in: more than any elastic run of a day has.
 _DEPARTED = 4096
 _R = TypeVar("_R")
+# A part of what a worker did for a task: "action", "start", "stop", and the "source" of a transfer.
+_Entry = Mapping[str, Any]
 
 
 class _Fetch(NamedTuple):
@@ -153,7 +155,7 @@ class Telemetry:
         self,
         ts: TaskState,
         worker_address: str,
-        startstops: Iterable[Mapping[str, Any]],
+        startstops: Iterable[_Entry],
         nbytes: int | None,
         thread: object = None,
     ) -> None:
@@ -285,7 +287,7 @@ class Telemetry:
         return {**seen, **{w: n for w, n in self._departed.items() if w in seen}, **self._threads}
 
 
-def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float) -> tuple[_Fetch, ...]:
+def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_Fetch, ...]:
     """The transfers for a task, and how much each moved.
 
     Workers do not send the size.  Each input counts once, at the first transfer from a worker that holds it; what
@@ -324,13 +326,11 @@ def _one_each() -> Callable[[_Run], int]:
     return lane_of
 
 
-def _newest_run(
-    startstops: Iterable[Mapping[str, Any]],
-) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
+def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entry]]:
     """Return when a task was computed, and what was fetched for that."""
-    compute: Mapping[str, Any] | None = None
-    fetched: list[Mapping[str, Any]] = []
-    coming: list[Mapping[str, Any]] = []
+    compute: _Entry | None = None
+    fetched: list[_Entry] = []
+    coming: list[_Entry] = []
     for entry in startstops:
         if entry["action"] == "compute":
             # The last one counts: a worker that ran the task before sends that run too.
