@@ -12,6 +12,7 @@ from typing import Any
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import Links, Speed
 from dask_ferro.policy.events import (
+    Answer,
     Answered,
     Arrived,
     Ask,
@@ -27,6 +28,7 @@ from dask_ferro.policy.events import (
     Opened,
     PlaceAgain,
     Sent,
+    Settled,
     Sweep,
     Tick,
     Wake,
@@ -45,7 +47,7 @@ from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Span
 
 # What a worker says it runs, as the core's answer to a request has it.
-_ANSWERS = {"ready": "given", "running": "kept", "gone": "gone"}
+_ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
 class CoreAdapter:
@@ -77,7 +79,7 @@ class CoreAdapter:
         self._held: Held  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
             Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
-            Hurry: self._hurry, Arrived: self._stolen,
+            Hurry: self._hurry, Settled: self._settled, Arrived: self._stolen,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
@@ -179,6 +181,9 @@ class CoreAdapter:
 
     def _hurry(self, told: Hurry) -> None:
         """Messages to every worker leave soon here: what gathering them does is not played."""
+
+    def _settled(self, told: Settled) -> None:
+        """Do nothing: the core counts it."""
 
     def _ask(self, told: Ask) -> None:
         job, record = self.facts_of_tasks.job(told.key), self._scheduler.records[told.victim]

@@ -116,9 +116,9 @@ async def keeps_few_outcomes_while_stopped(s):
     futures = await s.pile(allow_other_workers=False)
     s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
     await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
-    asked = _Asked(s.first.address, s.second.address)
+    asked = _Asked(s.first.address, s.second.address, 1.0, 0.1)
     for _ in range(5000):
-        s.stealing.core._came_of("refused", asked)
+        s.stealing.core._settle("refused", "go-9", asked, 0.0)
     assert 0 < len(s.stealing.core._outcomes) <= 1000
     s.stealing.balance()
     assert not s.stealing.core._outcomes
@@ -239,7 +239,7 @@ def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere():
         s.stealing.ledger.set_accepts(s.second.address, False)
         await until_async(lambda: s.stealing.counts["stale"], "the answer")
         assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
-        assert [moved.outcome for moved in s.stealing.watch.moves] == ["stale"]
+        assert [moved.outcome for moved in s.stealing.moves.moves] == ["stale"]
         assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
         assert any(
             stimulus in line for line in s.scheduler.story("go-9")

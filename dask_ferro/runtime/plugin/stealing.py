@@ -7,8 +7,7 @@ business of `policy.scheduling_core`; what it is told of tasks is in `dask_facts
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 from distributed import Scheduler, Status
@@ -18,6 +17,7 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import (
+    Answer,
     Answered,
     Arrived,
     Ask,
@@ -34,13 +34,15 @@ from dask_ferro.policy.events import (
     Opened,
     PlaceAgain,
     Restarted,
+    Settled,
+    Settlement,
     Switched,
     Tick,
     Unsent,
     Wake,
 )
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.scheduling_core import HISTORY, SchedulingCore
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
@@ -49,7 +51,7 @@ from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
-from dask_ferro.runtime.telemetry.history import Watch
+from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.upstream_stealing import EntryPoints
 from dask_ferro.runtime.worker.plugin import METRIC, sent
@@ -76,14 +78,12 @@ class Stealing(EntryPoints):
         What every worker is believed to be doing: the core's.
     links : Links
         What moving bytes costs.
-    thresholds : deque of (time, address, seconds)
-        How the workers' thresholds changed, the newest last.
-    counts : mapping of str to float
-        "requests", "confirmed", "refused", "stale"; "seconds moving", projected, of the confirmed ones; "seconds
-        worked": measured, by workers in tasks that they stole.  No thread works at two at a time, so this is time
-        that was filled; seconds by which tasks finish earlier are no such thing, for many wait at once.
+    moves : MoveLog
+        What became of each request.
+    counts : dict of str to float
+        The log's.
     watch : Watch
-        What is kept for the dashboard's pages.
+        Samples for the dashboard's pages.
     devices : Devices
         What is known of the workers' devices.
     shown : Shown
@@ -110,10 +110,11 @@ class Stealing(EntryPoints):
         for prefix in upstream.prefixes(scheduler):
             if prefix.duration_average > 0:  # what Dask has seen before us
                 self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
-        self.counts: dict[str, float] = self.core.counts
+        self.counts = self.core.counts
+        self.moves = MoveLog(self.counts)
         self.telemetry = Telemetry(settings.recorded_tasks)
+        self.moves.readers.append(self.telemetry.moved)
         self.watch = Watch()
-        self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=HISTORY)
         self.waits = Waits(self, self.tell, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
@@ -126,9 +127,10 @@ class Stealing(EntryPoints):
             PlaceAgain: self._place_again,
             Wake: self._wake,
             Hurry: self._hurry,
-            Arrived: self._arrived,
+            Settled: self.moves.write,
+            Arrived: self.moves.write,
         }
-        self._lines: list[tuple[object, ...]] = []  # of the log, of the requests that are being sent
+        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
         super().__init__(scheduler)
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
@@ -192,6 +194,7 @@ class Stealing(EntryPoints):
         """Close the worker's page.  Its tasks have been taken back by now."""
         self.tell(Left(worker))
         self.devices.left(worker)
+        self.moves.left(worker)
         self.telemetry.left(worker)
         self._beats.pop(worker, None)
         self._settle_asked()
@@ -237,9 +240,7 @@ class Stealing(EntryPoints):
 
     def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
-        info = self._forget_asked(ts)
-        if info is not None:  # it was done before the victim was asked
-            self.watch.moved(time(), key, info, "stale")
+        self._forget_asked(ts)
         seconds, is_done = None, finish == "memory"
         if is_done:
             spans = message.get("startstops") or ()
@@ -263,7 +264,7 @@ class Stealing(EntryPoints):
 
     def _called(self, due: float) -> None:
         if not self._refused:
-            self._step(Due(due))
+            self.tell(Due(due))
 
     def _unkick(self) -> None:
         if self._kick is not None:
@@ -278,16 +279,7 @@ class Stealing(EntryPoints):
                 self.tell(Opened(address, accepts))
             if ws is not None:
                 self._heard(ws)
-        self._step(Tick())
-
-    def _step(self, event: Event) -> None:
-        """Let the core take a step, and note how thresholds changed."""
-        now, before = time(), self.state.thresholds
-        decided = self.core.handle(event, now)
-        if self.state.thresholds is not before:
-            changed = ((a, t) for a, t in self.state.thresholds.items() if before.get(a) != t)
-            self.thresholds.extend((now, address, threshold) for address, threshold in changed)
-        self._enact(decided, now)
+        self.tell(Tick())
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
@@ -340,22 +332,11 @@ class Stealing(EntryPoints):
     def _place_again(self, told: PlaceAgain, now: float) -> None:
         self._place_anew(told.key)
 
-    def _arrived(self, told: Arrived, now: float) -> None:
-        ts = self.scheduler.tasks[cast(Any, told.key)]
-        self.counts["seconds worked"] += told.worked
-        self.watch.worked(now, told.worked)
-        started = told.requested + told.delay
-        self.telemetry.stolen(told.key, told.victim, told.thief, told.requested, started, ts.prefix.name)
-
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], answer: str) -> str:
+    def _answered(self, ts: TaskState, answer: Answer) -> Settlement:
         now = time()
         decided = self.core.handle(Answered(ts.key, answer), now)
-        outcome = "refused" if answer in ("kept", "seceded") else "stale"
-        if any(type(told) is HandOver for told in decided):
-            outcome = "confirmed"
-            self.counts["seconds moving"] += info["cost"]
         self._enact(decided, now)
-        self.watch.moved(time(), ts.key, info, outcome)
-        return outcome
+        settled = (told.outcome for told in decided if isinstance(told, Settled))
+        return next(settled, "stale")  # a restart made the core forget the request

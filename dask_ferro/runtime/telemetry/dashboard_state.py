@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
+from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime.pools.providers import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC
-from dask_ferro.runtime.telemetry.history import Sample, Second
+from dask_ferro.runtime.telemetry.move_log import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.worker.plugin import METRIC
 
@@ -163,21 +164,24 @@ def stealing_picture(scheduler: Scheduler, stealing: Any, now: float) -> Stealin
     stealing : Stealing
     now : float
     """
-    watch = stealing.watch
+    log = stealing.moves
+    totals = {name: log.counts.get(name, 0) for name in OUTCOMES}
+    totals["worked"] = log.counts.get("seconds worked", 0.0)
+    totals["spent"] = log.counts.get("seconds moving", 0.0)
     backlogs = _backlogs(scheduler, stealing, now)
     return StealingPicture(
         stealing.settings.stealing,
-        dict(watch.totals),
-        _flows(scheduler, watch.moves),
-        tuple(watch.seconds),
+        totals,
+        _flows(scheduler, log.moves),
+        tuple(log.seconds),
         backlogs,
         len(stealing.ledger.rows) - len(backlogs),
-        tuple(watch.thresholds),
+        tuple(stealing.watch.thresholds),
         tuple(wait.told() for wait in stealing.waits.now),
     )
 
 
-def _flows(scheduler: Scheduler, moves: Iterable[Any]) -> tuple[Flow, ...]:
+def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[Flow, ...]:
     """The confirmed moves by pair; beyond some pairs of workers, those who moved little are "others"."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for move in moves:

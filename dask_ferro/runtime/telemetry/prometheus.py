@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary
 from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
+from dask_ferro.policy.events import OUTCOMES
 from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.telemetry.events import OTHER, OUTCOMES, SCALINGS, Events
+from dask_ferro.runtime.telemetry.events import OTHER, SCALINGS, Events
 
 # The schedulers of this process that have the plugin, and the collector that is registered meanwhile.
 _counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()

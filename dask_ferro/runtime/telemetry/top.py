@@ -102,15 +102,15 @@ def _row(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
 def _from_plugin(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
     stealing = plugin.stealing if plugin is not None else None
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
-    if plugin is None or stealing is None or plugin.events is None or row is None:
+    if stealing is None or row is None:
         backlog = ws.occupancy / max(ws.nthreads, 1)
         return {"backlog": backlog, "threshold": None, "in": None, "out": None}
     return {
         "device": row.device,
         "backlog": row.starts_in(time()),
         "threshold": threshold_of(stealing.state, ws.address, stealing.settings.parameters),
-        "in": plugin.events.stolen_in[ws.address],
-        "out": plugin.events.stolen_out[ws.address],
+        "in": stealing.moves.stolen_in[ws.address],
+        "out": stealing.moves.stolen_out[ws.address],
     }
 
 
