@@ -12,9 +12,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import log2
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 from uuid import uuid4
 
+from dask.typing import Key as DaskKey
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import time
@@ -25,7 +26,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Answer, Ask, Event, Ordered, Settlement
 from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.runtime.plugin.dask_facts import Shown
+from dask_ferro.runtime.plugin.dask_facts import Shown, StealRequest
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
@@ -36,16 +37,6 @@ _WORDS: Mapping[Settlement, str] = {
     "refused": "already-computing",
     "stale": "reschedule",
 }
-
-
-class Request(TypedDict):
-    """A request that is not answered, as Dask's own code reads it."""
-
-    victim: WorkerState
-    thief: WorkerState
-    victim_duration: float
-    thief_duration: float
-    stimulus_id: str
 
 
 class EntryPoints(WorkStealing):
@@ -78,7 +69,7 @@ class EntryPoints(WorkStealing):
     # -- requests and answers --------------------------------------------------------------------------------
 
     @property
-    def asked(self) -> Mapping[TaskState, Request]:
+    def asked(self) -> Mapping[TaskState, StealRequest]:
         """The requests that are not answered, by task."""
         return self.in_flight
 
@@ -88,7 +79,7 @@ class EntryPoints(WorkStealing):
         ts = self.scheduler.tasks[cast(Any, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
-        info: Request = {
+        info: StealRequest = {
             "victim": workers[told.victim],
             "thief": workers[told.thief],
             "victim_duration": told.seconds,
@@ -122,11 +113,13 @@ class EntryPoints(WorkStealing):
             self.in_flight_tasks.clear()
             self._in_flight_event.set()
 
-    def _log_requests(self, lines: list[tuple[Any, ...]]) -> None:
+    def _log_requests(self, lines: list[tuple[object, ...]]) -> None:
         self.log(("request", lines))
         self.count += 1
 
-    def move_task_confirm(self, *, key: Any, state: str, stimulus_id: str, worker: str | None = None) -> None:
+    def move_task_confirm(
+        self, *, key: DaskKey, state: str, stimulus_id: str, worker: str | None = None
+    ) -> None:
         """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
         ts = self.scheduler.tasks.get(key)
         info = self.asked.get(ts) if ts is not None else None
@@ -221,7 +214,7 @@ class EntryPoints(WorkStealing):
         return found
 
     @key_stealable.setter
-    def key_stealable(self, value: Any) -> None:
+    def key_stealable(self, value: object) -> None:
         """Dask's own constructor begins with an empty one; the ledger holds it here."""
 
     @property
@@ -235,7 +228,7 @@ class EntryPoints(WorkStealing):
         return found
 
     @stealable.setter
-    def stealable(self, value: Any) -> None:
+    def stealable(self, value: object) -> None:
         """As with `key_stealable`."""
 
     def put_key_in_stealable(self, ts: TaskState) -> None:

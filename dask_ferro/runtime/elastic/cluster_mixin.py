@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -113,7 +113,7 @@ class Scaling:
             self._settled()
         return adaptive
 
-    def _settled(self: Any) -> Any:
+    def _settled(self: Any) -> Awaitable[None] | None:
         """Wait for the first step; on an event loop, return what can be awaited for it."""
         controller = upstream_deploy.controller_of(self)
         if self.asynchronous or self.called_from_running_loop:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
+from dask_ferro.runtime.elastic.rpc import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.pools.providers import Pools, SiteJob
 
 # Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
@@ -29,7 +29,7 @@ def staffed(
     now: float,
     pools: Pools,
     jobs: Iterable[SiteJob],
-    facts: Mapping[str, Any],
+    facts: RosterAnswer,
     leaving: Iterable[str],
     held: Iterable[str] = (),
 ) -> ScalingFacts:
@@ -56,7 +56,7 @@ def staffed(
     return ScalingFacts(now, kinds, rows, demands)
 
 
-def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool, held: bool) -> Job:
+def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held: bool) -> Job:
     ends = [w["ends_in"] for w in workers if w["ends_in"] is not None]
     if job.ends_at is not None and not ends:
         ends = [job.ends_at - now]
@@ -84,7 +84,7 @@ def _offer(
     name: str,
     pools: Pools,
     pool_of: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
+    workers: Mapping[str, WorkerRow],
     seen: dict[str, _Offer],
 ) -> _Offer:
     """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
@@ -102,11 +102,11 @@ def _offer(
 
 
 def _demand(
-    row: Mapping[str, Any],
+    row: DemandRow,
     offers: Mapping[str, _Offer],
-    by_name: Mapping[str, Mapping[str, Any]],
+    by_name: Mapping[str, WorkerRow],
     pool_of: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
+    workers: Mapping[str, WorkerRow],
 ) -> Demand:
     """Return a demand with the pools whose workers may run it."""
     needs = row["resources"] or {}
@@ -121,5 +121,5 @@ def _demand(
         admitted &= {pool_of[name] for name in names if name in pool_of}
     profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
     everyone = len(admitted) == len(offers)
-    speeds = {name: row["speeds"].get(device, 1.0) for name, (_, device) in offers.items()}
+    speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}
     return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))

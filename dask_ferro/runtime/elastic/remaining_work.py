@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import dask
 from dask.utils import parse_timedelta
@@ -19,6 +19,7 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.elastic.rpc import DemandRow
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
 
@@ -68,8 +69,8 @@ class Demands:
         prefixes = upstream.prefixes(self.scheduler)
         return sum(prefix.states[state] for prefix in prefixes for state in READY)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each kind of needs; see `Roster.roster`."""
+    def rows(self) -> list[DemandRow]:
+        """Return a row for each kind of needs; see `rpc.DemandRow`."""
         seconds = Seconds(self.scheduler, self._guess)
         count = self.remaining()
         away = self._seceded()
@@ -81,7 +82,7 @@ class Demands:
             kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
-    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> dict[str, Any]:
+    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> DemandRow:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
         is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
         return {

@@ -11,7 +11,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from dask.utils import parse_timedelta
 from dask_jobqueue.slurm import SLURMJob
@@ -82,7 +81,7 @@ class WorkerJob(SLURMJob):
         *,
         signal_ahead: float = 60.0,
         grace: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self._prefix = name or "worker"
@@ -169,7 +168,7 @@ class WorkerJob(SLURMJob):
         return value
 
 
-def grace_seconds(value: Any) -> float | None:
+def grace_seconds(value: object) -> float | None:
     """Return the seconds that a job has once it is told to end, or None.
 
     Raises

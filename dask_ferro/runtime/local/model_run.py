@@ -263,7 +263,7 @@ class _Ran(NamedTuple):
 
 
 def _compared(
-    request: Request, model: ModelGraph, arrays: Mapping[str, Any], origin: str, ran: _Ran
+    request: Request, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
 ) -> Trial:
     sig, chunks = model._opened.signature, model.chunks
     rows = row_count(sig, arrays) if request.model else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypedDict
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
@@ -26,6 +26,16 @@ from dask_ferro.runtime.upstream import nbytes_of
 _FEW_INPUTS = 8
 # Of a task that many wait for, so many are looked at.
 _FEW_DEPENDENTS = 16
+
+
+class StealRequest(TypedDict):
+    """A request that is not answered, as Dask's own code reads it."""
+
+    victim: WorkerState
+    thief: WorkerState
+    victim_duration: float
+    thief_duration: float
+    stimulus_id: str
 
 
 class Shown:
@@ -48,10 +58,7 @@ class Shown:
     ledger: Ledger
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        devices: Devices,
-        moving: Callable[[], Mapping[TaskState, Mapping[str, Any]]],
+        self, scheduler: Scheduler, devices: Devices, moving: Callable[[], Mapping[TaskState, StealRequest]]
     ) -> None:
         self.scheduler = scheduler
         self.devices = devices

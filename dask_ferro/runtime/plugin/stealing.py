@@ -10,37 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
+from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
-from dask_ferro.policy.events import (
-    Answer,
-    Answered,
-    Arrived,
-    Ask,
-    Assigned,
-    Due,
-    Event,
-    Finished,
-    HandOver,
-    Heard,
-    Hurry,
-    Instruction,
-    Joined,
-    Left,
-    Opened,
-    PlaceAgain,
-    Restarted,
-    Settled,
-    Settlement,
-    Switched,
-    Tick,
-    Unsent,
-    Wake,
-)
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingState
@@ -118,17 +95,17 @@ class Stealing(EntryPoints):
         self.waits = Waits(self, self.tell, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
-        self._kick: Any = None
+        self._kick: object = None
         self._beats: dict[str, int] = {}
         self._refused = False
         self._acts: dict[type, Callable[[Any, float], None]] = {
-            Ask: self._request,
-            HandOver: self._hand_over,
-            PlaceAgain: self._place_again,
-            Wake: self._wake,
-            Hurry: self._hurry,
-            Settled: self.moves.write,
-            Arrived: self.moves.write,
+            events.Ask: self._request,
+            events.HandOver: self._hand_over,
+            events.PlaceAgain: self._place_again,
+            events.Wake: self._wake,
+            events.Hurry: self._hurry,
+            events.Settled: self.moves.write,
+            events.Arrived: self.moves.write,
         }
         self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
         super().__init__(scheduler)
@@ -149,7 +126,7 @@ class Stealing(EntryPoints):
 
     # -- from start to stop --------------------------------------------------------------------------------
 
-    async def start(self, scheduler: Any = None) -> None:
+    async def start(self, scheduler: object = None) -> None:
         """Take steps when something happens, and start the slow tick.  Idempotent; also after `stop`."""
         self._refused = False
         if "stealing" not in self.scheduler.periodic_callbacks:
@@ -157,7 +134,7 @@ class Stealing(EntryPoints):
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
             self._settle_asked()
-            self.tell(Switched(True))
+            self.tell(events.Switched(True))
 
     async def stop(self) -> None:
         """Take no more steps; return when no request is on its way.  Idempotent."""
@@ -172,11 +149,11 @@ class Stealing(EntryPoints):
     def _switch_off(self) -> None:
         self._refused = True
         self._unkick()
-        self.tell(Switched(False))
+        self.tell(events.Switched(False))
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Tell the core of an event, and do what it decides."""
         now = time()
         if decided := self.core.handle(event, now):
@@ -187,26 +164,26 @@ class Stealing(EntryPoints):
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
         accepts, resources = ws.status == Status.running, ws.resources
-        self.tell(Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
+        self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
 
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: object, worker: str, **kwargs: object) -> None:
         """Close the worker's page.  Its tasks have been taken back by now."""
-        self.tell(Left(worker))
+        self.tell(events.Left(worker))
         self.devices.left(worker)
         self.moves.left(worker)
         self.telemetry.left(worker)
         self._beats.pop(worker, None)
         self._settle_asked()
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
         if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
             ws = self.scheduler.workers.get(topic)
             if ws is not None:
-                self.tell(Opened(topic, ws.status == Status.running))
+                self.tell(events.Opened(topic, ws.status == Status.running))
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Keep the book."""
         try:
             if start == "processing":
@@ -223,11 +200,11 @@ class Stealing(EntryPoints):
 
     def _seceded(self, ts: TaskState) -> None:
         if ts not in self.asked:
-            self.tell(Finished(ts.key))
+            self.tell(events.Finished(ts.key))
 
-    def restart(self, scheduler: Any) -> None:
+    def restart(self, scheduler: object) -> None:
         """Forget tasks; what things cost stays known."""
-        self.tell(Restarted())
+        self.tell(events.Restarted())
 
     def _assigned(self, ts: TaskState) -> None:
         ws = ts.processing_on
@@ -235,10 +212,12 @@ class Stealing(EntryPoints):
             return
         told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
         self.tell(
-            Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes)
+            events.Assigned(
+                ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes
+            )
         )
 
-    def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
+    def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
         self._forget_asked(ts)
         seconds, is_done = None, finish == "memory"
@@ -252,11 +231,11 @@ class Stealing(EntryPoints):
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
-        self.tell(Finished(key, is_done, seconds))
+        self.tell(events.Finished(key, is_done, seconds))
 
     # -- when to take a step -------------------------------------------------------------------------------
 
-    def _wake(self, told: Wake, now: float) -> None:
+    def _wake(self, told: events.Wake, now: float) -> None:
         self._unkick()
         self._kick = self.scheduler.loop.call_at(
             self.scheduler.loop.time() + told.at - time(), self.waits.step, told.at
@@ -264,7 +243,7 @@ class Stealing(EntryPoints):
 
     def _called(self, due: float) -> None:
         if not self._refused:
-            self.tell(Due(due))
+            self.tell(events.Due(due))
 
     def _unkick(self) -> None:
         if self._kick is not None:
@@ -276,10 +255,10 @@ class Stealing(EntryPoints):
             ws = self.scheduler.workers.get(address)  # None: it is being removed
             accepts = ws is not None and self.waits.is_open(ws)
             if row.accepts != accepts:
-                self.tell(Opened(address, accepts))
+                self.tell(events.Opened(address, accepts))
             if ws is not None:
                 self._heard(ws)
-        self.tell(Tick())
+        self.tell(events.Tick())
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
@@ -292,7 +271,7 @@ class Stealing(EntryPoints):
         """Learn from a worker's heartbeat: its device, and what its transfers took."""
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
-            self.tell(Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
+            self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
             self.devices.guess(ws, self.ledger)
@@ -305,38 +284,38 @@ class Stealing(EntryPoints):
 
     # -- what is decided -----------------------------------------------------------------------------------
 
-    def _enact(self, decided: list[Instruction], now: float) -> None:
+    def _enact(self, decided: list[events.Instruction], now: float) -> None:
         for told in decided:
             self._acts[type(told)](told, now)
         if self._lines:
             lines, self._lines = self._lines, []
             self._log_requests(lines)
 
-    def _hurry(self, told: Hurry, now: float) -> None:
+    def _hurry(self, told: events.Hurry, now: float) -> None:
         soon = self.settings.scheduler_sends
         upstream.put_sends(
             self.scheduler, [told.worker], soon if told.soon else max(upstream.WORKER_SENDS, soon)
         )
 
-    def _request(self, told: Ask, now: float) -> None:
+    def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
         if line is None:  # the victim is going; Dask will take its tasks back
-            self.tell(Unsent(told.key))
+            self.tell(events.Unsent(told.key))
         else:
             self._lines.append(line)
 
-    def _hand_over(self, told: HandOver, now: float) -> None:
+    def _hand_over(self, told: events.HandOver, now: float) -> None:
         ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
         upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
 
-    def _place_again(self, told: PlaceAgain, now: float) -> None:
+    def _place_again(self, told: events.PlaceAgain, now: float) -> None:
         self._place_anew(told.key)
 
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def _answered(self, ts: TaskState, answer: Answer) -> Settlement:
+    def _answered(self, ts: TaskState, answer: events.Answer) -> events.Settlement:
         now = time()
-        decided = self.core.handle(Answered(ts.key, answer), now)
+        decided = self.core.handle(events.Answered(ts.key, answer), now)
         self._enact(decided, now)
-        settled = (told.outcome for told in decided if isinstance(told, Settled))
+        settled = (told.outcome for told in decided if isinstance(told, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request

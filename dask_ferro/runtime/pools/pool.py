@@ -221,7 +221,7 @@ class JobPool:
         self.output, self.is_explained = output, True
 
 
-def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
+def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
     """Return a record of numbers with some of them given by name.
 
     Raises
@@ -240,7 +240,7 @@ def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: object) -> str:
     """Return a name for jobs by which SLURM can list and cancel them.
 
     Raises
@@ -256,7 +256,7 @@ def checked_name(name: Any) -> str:
     return str(name)
 
 
-def overrides_of(pools: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
+def overrides_of(pools: Mapping[str, Mapping[str, object]] | None) -> dict[str, dict[str, Any]]:
     """Return what the pools replace, by their names.
 
     Raises

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import NotRequired, TypedDict, cast, get_args
 
 from distributed import Scheduler
 from distributed.metrics import time
@@ -54,6 +54,41 @@ _PAIRS = 1024
 _READ_EVERY = 5.0
 
 
+class ActionEvent(TypedDict):
+    """An action of the elastic controller: its kind and reason, the pool or the jobs that it is about, how many."""
+
+    kind: str
+    why: str
+    count: int
+    pool: NotRequired[str]
+    jobs: NotRequired[list[str]]
+
+
+class ClosedPool(TypedDict, total=False):
+    """Why a pool is not asked and until when (epoch; 0: nobody knows), its last job's last lines, and its mode."""
+
+    why: str
+    until: float
+    output: str
+    mode: str
+
+
+class ScaleEvent(TypedDict, total=False):
+    """A decision of the elastic controller, as `docs/metrics.md` has it; one of another version may lack some of it."""
+
+    action: str
+    time: float
+    wanted: dict[str, int]
+    why: str
+    jobs: dict[str, int]
+    reasons: dict[str, int]
+    node_seconds: float
+    closed: dict[str, ClosedPool]
+    queue_wait: dict[str, float]
+    actions: list[str]
+    done: list[ActionEvent]
+
+
 class Events:
     """The sums of one scheduler, from the plugin's installation on.
 
@@ -72,19 +107,21 @@ class Events:
         Transfers, bytes and seconds by class of link, as the receiving workers measured them.
     scalings : Counter of str
         Actions of the elastic controller, by kind.
-    elastic : mapping
+    elastic : ScaleEvent
         Its newest decision, as it was published; empty: none.
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, every: float) -> None:
         self.scheduler, self.stealing = scheduler, stealing
         self.placed = dict.fromkeys(PLACES, 0)
-        self.received: dict[str, list[Any]] = {link: [0, 0, 0.0] for link in LINKS}
+        self.received: dict[str, list[float]] = {link: [0, 0, 0.0] for link in LINKS}
         self.scalings: Counter[str] = Counter()
-        self.elastic: Mapping[str, Any] = {}
+        self.elastic: ScaleEvent = {}
         self._every = every
         self._since = time()
-        self._read: dict[tuple[str, str], Any] = {}  # by worker and link: what it had reported when last read
+        self._read: dict[
+            tuple[str, str], tuple[int, int, float]
+        ] = {}  # by worker and link: what it had reported when last read
         self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
         self._flows: Counter[tuple[str, str]] = Counter()
         self._sample: list[dict[str, str]] = []
@@ -93,8 +130,8 @@ class Events:
     def start(self) -> None:
         """Publish from now on.  A decision of before, of a controller that was there first, is taken over."""
         for _, message in self.scheduler.get_events(TOPIC):
-            if isinstance(message, Mapping) and message.get("action") == "scale":
-                self.elastic = message
+            if (decision := _decision(message)) is not None:
+                self.elastic = decision
         self.stealing.moves.readers.append(self._moved)
         self._ticks.start()
 
@@ -106,11 +143,11 @@ class Events:
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def heard(self, topic: str, message: Any) -> None:
+    def heard(self, topic: str, message: object) -> None:
         """Take note of what somebody logged on the scheduler."""
-        if topic == TOPIC and isinstance(message, Mapping) and message.get("action") == "scale":
-            self.elastic = message
-            kinds = [action.get("kind") for action in message.get("done", ())]
+        if topic == TOPIC and (decision := _decision(message)) is not None:
+            self.elastic = decision
+            kinds = [action.get("kind", "") for action in decision.get("done", ())]
             self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
 
     def ready(
@@ -191,7 +228,7 @@ class Events:
         self._flows.clear()
 
     def _publish(
-        self, action: str, now: float, counts: Mapping[str, float], more: Mapping[str, Any] | None = None
+        self, action: str, now: float, counts: Mapping[str, float], more: Mapping[str, object] | None = None
     ) -> None:
         before = self._published.get(action, {})
         new = {name: value - before.get(name, 0) for name, value in counts.items()}
@@ -200,3 +237,8 @@ class Events:
         self._published[action] = counts
         message = {"action": action, "time": now, "seconds": now - self._since, **new, **(more or {})}
         self.scheduler.log_event(TOPIC, message)
+
+
+def _decision(message: object) -> ScaleEvent | None:
+    is_one = isinstance(message, Mapping) and message.get("action") == "scale"
+    return cast(ScaleEvent, message) if is_one else None

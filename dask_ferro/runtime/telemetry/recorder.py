@@ -35,10 +35,10 @@ _R = TypeVar("_R")
 
 
 class _Fetch(NamedTuple):
-    source: str
     start: float
     stop: float
     nbytes: int
+    source: str
 
 
 class _Run(NamedTuple):
@@ -143,7 +143,7 @@ class Telemetry:
         self,
         ts: TaskState,
         worker_address: str,
-        startstops: Iterable[Mapping[str, Any]],
+        startstops: Iterable[Mapping[str, object]],
         nbytes: int | None,
         thread: object = None,
     ) -> None:
@@ -168,9 +168,8 @@ class Telemetry:
         coming: list[Mapping[str, Any]] = []
         for entry in startstops:
             action = entry["action"]
-            if (
-                action == "compute"
-            ):  # the last one counts: a worker that ran the task before sends that run too
+            # The last one counts: a worker that ran the task before sends that run too.
+            if action == "compute":
                 compute, fetched, coming = entry, coming, []
             elif action == "transfer":
                 coming.append(entry)
@@ -288,7 +287,7 @@ def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float)
             else:
                 rest.append(dependency)
         left = rest
-        fetches.append(_Fetch(source, entry["start"] - late, entry["stop"] - late, moved))
+        fetches.append(_Fetch(entry["start"] - late, entry["stop"] - late, moved, source))
     return tuple(fetches)
 
 
@@ -315,17 +314,7 @@ def _spans(runs: Iterable[_Run], lane_of: Callable[[_Run], int]) -> Iterator[Spa
         lane = lane_of(run)
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
         for fetch in run.fetches:
-            yield Span(
-                "transfer",
-                run.key,
-                run.prefix,
-                run.worker,
-                lane,
-                fetch.start,
-                fetch.stop,
-                fetch.nbytes,
-                fetch.source,
-            )
+            yield Span("transfer", run.key, run.prefix, run.worker, lane, *fetch)
 
 
 def _stolen(steals: Iterable[Arrived]) -> Iterator[Span]:
