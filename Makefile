@@ -25,7 +25,7 @@ demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 # Workers in one process count all that it holds as theirs, so their tests get a small one.  Real models and ONNX's suite
 # take over 1 GB beside what a process has imported, so they come before PyTorch and others.  All three parts always run.
 # In the last one a third process has what waits for SLURM and for workers (tests/lanes.py).
-LEAVING := tests/runtime/test_leaving.py
+LEAVING := tests/runtime/elastic/test_retirement.py
 SUITE := tests/suite
 # K is files, folders or names below tests/, or words of their names as of pytest's -k; with it, one process runs them.
 K ?=

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeVar
 
 import dask.config
@@ -382,6 +382,18 @@ def _folder(option: Option, written: Any) -> str | None:
     return str(written)
 
 
+def _file(option: Option, written: Any) -> Any:
+    if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
+        raise ValueError
+    return written
+
+
+def _mapping(option: Option, written: Any) -> Any:
+    if written is not None and not isinstance(written, Mapping):
+        raise ValueError
+    return written
+
+
 _NUMBERS = ("seconds", "size", "count", "number")
 _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "seconds": lambda option, written: _seconds(written),
@@ -391,6 +403,8 @@ _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "flag": _flag,
     "choice": _choice,
     "folder": _folder,
+    "file": _file,
+    "mapping": _mapping,
 }
 
 

@@ -38,7 +38,7 @@ class Option:
     Attributes
     ----------
     kind : str
-        "seconds", "size", "count", "number", "flag", "choice" or "folder": how a value is read.
+        "seconds", "size", "count", "number", "flag", "choice", "folder", "file" or "mapping": how a value is read.
     default : object
         As it is written in YAML.
     help : str
@@ -96,6 +96,8 @@ class Option:
             "number": f"a number {self.bounds}",
             "flag": "True or False",
             "folder": "the path of a folder, or null",
+            "file": "the path of a file, or null",
+            "mapping": "a mapping of names to values, or null",
         }
         also = ', or "auto"' if self.auto else ', or "off"' if self.off else ""
         return kinds[self.kind] + also
@@ -122,10 +124,22 @@ class Section:
 # ---- fields ------------------------------------------------------------------------------------------------
 
 
-def seconds(default: str | None, help: str, *, above: bool = False, off: bool = False, name: str = "") -> Any:
-    """Return a field in seconds; where it can be `off`, such a word and null are 0."""
-    option = Option("seconds", default, help, "seconds", above=above, off="off" if off else None, name=name)
-    return field(default=_plain(default or "0s"), metadata={_OPTION: option})
+def seconds(
+    default: str | None,
+    help: str,
+    *,
+    above: bool = False,
+    most: float = inf,
+    off: bool = False,
+    auto: bool = False,
+    name: str = "",
+) -> Any:
+    """Return a field in seconds; where it can be `off`, such a word and null are 0; "auto", where it is one, None."""
+    word = "off" if off else None
+    option = Option(
+        "seconds", default, help, "seconds", most=most, above=above, off=word, auto=auto, name=name
+    )
+    return field(default=None if auto else _plain(default or "0s"), metadata={_OPTION: option})
 
 
 def size(default: str, help: str, *, auto: bool = False, unit: str = "bytes", least: int = 0) -> Any:
@@ -156,9 +170,10 @@ def number(
     return field(default=float(default), metadata={_OPTION: option})
 
 
-def flag(default: bool, help: str) -> Any:
-    """Return a field that is true or false."""
-    return field(default=default, metadata={_OPTION: Option("flag", default, help, "true, false")})
+def flag(default: bool | None, help: str) -> Any:
+    """Return a field that is true or false; of one whose default is None, so are "auto" and null."""
+    option = Option("flag", "auto" if default is None else default, help, "true, false", auto=default is None)
+    return field(default=default, metadata={_OPTION: option})
 
 
 def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
@@ -170,6 +185,16 @@ def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
 def folder(help: str) -> Any:
     """Return a field of a path; null, the default, is None."""
     return field(default=None, metadata={_OPTION: Option("folder", None, help, "path")})
+
+
+def file(help: str) -> Any:
+    """Return a field of a file's path; null, the default, is None."""
+    return field(default=None, metadata={_OPTION: Option("file", None, help, "path")})
+
+
+def mapping(help: str) -> Any:
+    """Return a field of values by name; null, the default, is None."""
+    return field(default=None, metadata={_OPTION: Option("mapping", None, help, "by name")})
 
 
 def section(kind: type, name: str = "", prefix: str = "") -> Any:

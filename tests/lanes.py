@@ -16,10 +16,10 @@ WAITING = (
     "tests/slurm/",
     "tests/sites/",
     "tests/upstream_pains/",
-    "tests/runtime/test_elastic.py",
-    "tests/runtime/test_hung_worker.py",
-    "tests/runtime/test_silent.py",
-    "tests/runtime/test_watchdog.py",
+    "tests/runtime/elastic/test_controller.py",
+    "tests/runtime/plugin/test_hung_worker.py",
+    "tests/runtime/plugin/test_silent.py",
+    "tests/runtime/slurm/test_orphan_guard.py",
 )
 PROCESSES = 3
 

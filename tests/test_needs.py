@@ -49,7 +49,7 @@ def test_where_all_is_installed_a_skip_is_a_failure(tmp_path):
 
 
 def test_tests_of_a_gpu_may_be_skipped_everywhere(tmp_path):
-    test = "tests/runtime/test_devices.py::test_a_gpu_says_what_it_is"
+    test = "tests/runtime/plugin/test_devices.py::test_a_gpu_says_what_it_is"
     done = on_a_bare_machine(tmp_path, test, FERRO_SKIPS="none")
     assert done.returncode == 0, done.stdout
 

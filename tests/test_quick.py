@@ -63,13 +63,13 @@ def test_the_files_that_are_named_slow_are_there_and_would_be_quick():
 
 def test_the_decisions_are_quick():
     wanted = [
-        "policy/test_steal.py",
-        "policy/test_place.py",
-        "policy/test_policy_properties.py",
+        "policy/stealing/test_policies.py",
+        "policy/test_placement.py",
+        "policy/stealing/test_policy_properties.py",
         "graph/test_bundle.py",
     ]
     assert all(quick.is_quick(quick.TESTS / name) for name in wanted)
-    assert not quick.is_quick(quick.TESTS / "runtime" / "test_leaving.py")
+    assert not quick.is_quick(quick.TESTS / "runtime" / "elastic" / "test_retirement.py")
 
 
 def pytest_lines(tmp_path, *arguments):

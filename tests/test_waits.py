@@ -26,7 +26,7 @@ ENDLESS = {
     ("sites/batch.py", "_run"): "is the batch system itself, in a thread that ends when the test closes it",
     ("peak.py", "main"): "samples a command for as long as that runs, like `time`",
     (
-        "runtime/test_many_faults.py",
+        "runtime/plugin/test_many_faults.py",
         "run",
     ): "makes faults until its test, all of whose waits are bounded, cancels it",
 }

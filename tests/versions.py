@@ -31,13 +31,13 @@ _TOLD = ("dask", "distributed", "dask-jobqueue", "onnx", "onnx-ir", "onnxruntime
 # What leans on Dask's private names, on its collections or on dask-jobqueue, what the dashboard shows, the command
 # line, and what ONNX Runtime computes.  Pure decisions are the same everywhere.
 FAST = (
-    "tests/runtime/test_scheduler.py",
-    "tests/runtime/test_entry_points.py",
+    "tests/runtime/plugin/test_scheduler.py",
+    "tests/runtime/plugin/test_entry_points.py",
     "tests/upstream_promises",
-    "tests/runtime/test_worker.py",
-    "tests/runtime/test_roster.py",
-    "tests/runtime/test_elastic.py",
-    "tests/runtime/test_jobqueue_api.py",
+    "tests/runtime/worker/test_plugin.py",
+    "tests/runtime/elastic/test_scheduler_rpc.py",
+    "tests/runtime/elastic/test_controller.py",
+    "tests/runtime/jobs/test_jobqueue_api.py",
     "tests/lower/test_collection.py",
     "tests/lower/test_array.py",
     "tests/lower/test_cluster_array.py",

@@ -448,6 +448,11 @@ class OutputGraph(DaskMethodsMixin):
         return OutputGraph(self._whole, self._index, kept, keys)
 
 
+def opened_of(model: ModelGraph) -> Opened:
+    """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
+    return model._opened
+
+
 def _checked_batch(batch: Any, title: str) -> int | None:
     if batch is None:
         return None

@@ -229,7 +229,7 @@ class SchedulingCore:
             return
         entry = self.ledger.assign(now, *event)
         self._hurry(entry.worker)
-        if entry.started is None and self._hungry:
+        if entry.started is None and self._hungry and self._is_worth_it(now):
             self._ask(now)
 
     def _finished(self, event: Finished, now: float) -> None:

@@ -96,11 +96,6 @@ def workers_of_a_job(cluster: SpecCluster) -> int:
     return len(cluster.new_spec.get("group", ("",)))
 
 
-def batch_job_of(cluster: Any) -> Any:
-    """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
-    return getattr(cluster, "job_cls", None) and cluster._dummy_job
-
-
 def wanted(cluster: SpecCluster) -> dict[object, JobSpec]:
     """Return the specifications of the jobs that there should be, by name; the cluster's own, to be changed."""
     return cluster.worker_spec

@@ -58,6 +58,11 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         return self._first_job()
 
 
+def batch_job_of(cluster: Any) -> Any:
+    """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
+    return cluster.job_cls and cluster._dummy_job
+
+
 def job_keywords(cluster: Any) -> Mapping[str, object]:
     """Return the keywords that all jobs of a cluster have."""
     return cluster._job_kwargs

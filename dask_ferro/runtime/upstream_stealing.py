@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import log2
-from typing import Any, cast
+from typing import Any, Protocol, TypedDict, cast
 from uuid import uuid4
 
 from dask.typing import Key as DaskKey
@@ -24,9 +24,9 @@ from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Answer, Ask, Event, Ordered, Settlement
-from dask_ferro.policy.facts import Key, Move
+from dask_ferro.policy.facts import Key, Move, TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.runtime.plugin.dask_facts import Shown, StealRequest
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
@@ -39,11 +39,31 @@ _WORDS: Mapping[Settlement, str] = {
 }
 
 
+class StealRequest(TypedDict):
+    """A request that is not answered, as Dask's own code reads it."""
+
+    victim: WorkerState
+    thief: WorkerState
+    victim_duration: float
+    thief_duration: float
+    stimulus_id: str
+
+
+class TaskFactsSource(Protocol):
+    """What is asked of whoever has the tasks: `plugin.dask_facts.Shown`."""
+
+    def task(self, key: Key) -> TaskState | None:
+        """Return a task by its key."""
+
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
+        """Return a task that waits in a worker's queue, or None: it must not move."""
+
+
 class EntryPoints(WorkStealing):
     """The entry points; what they stand on is `stealing.Stealing`'s."""
 
     ledger: Ledger
-    shown: Shown
+    shown: TaskFactsSource
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._token = uuid4().hex[:8]  # answers to one that was here before are not ours

@@ -25,6 +25,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.batching import batched as with_batched
+from dask_ferro.lower.collection import opened_of
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.row_check import check_rows
 from dask_ferro.stream import begin, places, work
@@ -190,7 +191,7 @@ def _unbound(graph: ModelGraph) -> Opened:
         raise ConfigError(
             f"model {graph.name!r} has its inputs already; pass the model, and the rows as source"
         )
-    return graph._opened
+    return opened_of(graph)
 
 
 def _checked(batch: Any) -> int | None:

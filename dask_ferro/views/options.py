@@ -12,6 +12,8 @@ from rich.console import Console
 from dask_ferro.config import Row
 from dask_ferro.options import Option
 from dask_ferro.origins import DEFAULT, SECTION
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, keywords_of
+from dask_ferro.runtime.slurm.job_lifecycle import Patience
 from dask_ferro.sections import OPTIONS
 from dask_ferro.views.terminal import table
 
@@ -22,9 +24,19 @@ All options of dask_ferro, with their defaults. They are a section of Dask's con
 `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or for a while by
 `dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
 `64KiB`. A key that is not here is an error. `dask ferro config` prints the values that hold, and where each was set.
+Below stand the keywords of `ff.SLURMCluster`, which are read the same way.
 
 This page is printed by `dask ferro config --markdown`.
 """
+
+
+_CALLED = """
+# Keywords of ff.SLURMCluster
+
+Beside dask-jobqueue's own. They are given in the call; or, with a hyphen for each underscore, in a job configuration.
+`ff.PBSCluster` and `ff.BatchCluster` have them too, but for `journal` and `keep`.
+"""
+_KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 
 
 def show_options(out: Console, rows: Sequence[Row], explain: bool = False) -> None:
@@ -61,12 +73,16 @@ def page() -> str:
     sections: dict[str, dict[str, Option]] = {}
     for key, option in OPTIONS.items():
         sections.setdefault(key.rpartition(".")[0], {})[key] = option
-    return _HEAD + "".join(_section(name, options) for name, options in sections.items())
+    configured = (
+        _section(f"{SECTION}{'.' * bool(name)}{name}", options) for name, options in sections.items()
+    )
+    called = (_section(title, keywords_of(kind)) for title, kind in _KEYWORDS.items())
+    return _HEAD + "".join(configured) + _CALLED + "".join(called)
 
 
-def _section(name: str, options: dict[str, Option]) -> str:
+def _section(title: str, options: dict[str, Option]) -> str:
     lines = [
-        f"\n## {SECTION}{'.' * bool(name)}{name}\n",
+        f"\n## {title}\n",
         "| option | default | unit | what it does |",
         "|---|---|---|---|",
     ]

@@ -26,7 +26,7 @@ from dask_ferro.runtime.upstream_names import FACTS, HOOKS, OPTIONAL, SEAMS, Sea
 from dask_ferro.runtime.worker.plugin import METRIC, FerroWorker
 from tests import private_names
 from tests.private_names import modules, offences_in, offences_of
-from tests.runtime.test_scheduler import on_cluster
+from tests.runtime.plugin.test_scheduler import on_cluster
 from tests.waiting import until_async
 
 PARTS = (upstream_names.SCHEDULER, upstream_names.WORKER, upstream_names.CLUSTER, upstream_names.JOBQUEUE)

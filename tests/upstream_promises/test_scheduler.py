@@ -15,11 +15,11 @@ from pathlib import Path
 import dask
 from distributed import Event, Status, Worker, secede, wait
 
-from tests.runtime.test_entry_points import blocked, on_a_scene, same
+from tests.runtime.plugin.test_entry_points import blocked, on_a_scene, same
 from tests.upstream_promises.test_stealing import INTERNAL, holders, on_a_scene_with_workers, slow
 from tests.waiting import until_async
 
-PLACEMENT = "which of several workers is chosen is placement's, in tests/policy/test_place.py"
+PLACEMENT = "which of several workers is chosen is placement's, in tests/policy/test_placement.py"
 
 
 def test_a_task_without_a_worker_waits_for_one():

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from distributed import Event, Status, Worker, wait
 
-from tests.runtime import test_entry_points as entry_points
-from tests.runtime.test_entry_points import on_a_scene, same
+from tests.runtime.plugin import test_entry_points as entry_points
+from tests.runtime.plugin.test_entry_points import on_a_scene, same
 from tests.waiting import until_async
 
-POLICY = "a row of Dask's own policy, which decides by other figures; ours are in tests/policy/test_steal.py"
+POLICY = "a row of Dask's own policy, which decides by other figures; ours are in tests/policy/stealing"
 SHORT = "that short work stays with large data is the policy's, in tests/policy"
+RESOURCES = "tests/runtime/plugin/test_scheduler.py: resource accounting through moves"
 INTERNAL = "an attribute or a message of Dask's implementation"
 
 
@@ -280,7 +281,7 @@ OURS = {
     "test_work_stealing": test_idle_workers_take_what_waits_behind_others,
     "test_worksteal_many_thieves": test_idle_workers_take_what_waits_behind_others,
     "test_balance_without_dependencies": test_idle_workers_take_what_waits_behind_others,
-    "test_balance_with_longer_task": "tests/policy/test_steal.py: the threshold and projected starts",
+    "test_balance_with_longer_task": "tests/policy/stealing/test_policies.py: the threshold and projected starts",
     "test_correct_bad_time_estimate": test_long_work_on_data_of_any_size_is_shared,
     "test_new_worker_steals": test_a_worker_that_joins_takes_its_part,
     "test_steal_twice": test_a_worker_that_joins_takes_its_part,
@@ -292,8 +293,8 @@ OURS = {
     "test_dont_steal_resource_restrictions": test_what_must_stay_stays,
     "test_steal_worker_restrictions": test_what_may_run_on_some_workers_moves_among_those,
     "test_steal_host_restrictions": test_what_may_run_on_some_workers_moves_among_those,
-    "test_steal_resource_restrictions": "tests/runtime/test_scheduler.py: resource accounting through moves",
-    "test_steal_resource_restrictions_asym_diff": "tests/runtime/test_scheduler.py: resource accounting through moves",
+    "test_steal_resource_restrictions": RESOURCES,
+    "test_steal_resource_restrictions_asym_diff": RESOURCES,
     "test_dont_steal_executing_tasks": test_a_task_that_runs_is_not_taken_and_runs_once,
     "test_dont_steal_executing_tasks_2": test_a_task_that_runs_is_not_taken_and_runs_once,
     "test_steal_worker_state": test_a_task_that_runs_is_not_taken_and_runs_once,

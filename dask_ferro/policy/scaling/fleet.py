@@ -200,7 +200,7 @@ class Fleet:
     def limit(self, pool: Name, queued: bool = True) -> float:
         """Return the seconds for which a job of a pool may be idle.
 
-        ScalingParameters
+        Parameters
         ----------
         queued : bool
             Whether the jobs that wait now say what a new one would take; otherwise, those that came do.

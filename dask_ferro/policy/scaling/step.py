@@ -47,7 +47,7 @@ def step(
 ) -> tuple[Decision, ScalingState]:
     """Return what to do now, and the state for the next step.
 
-    ScalingParameters
+    Parameters
     ----------
     staff : ScalingFacts
         The facts.

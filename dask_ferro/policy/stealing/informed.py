@@ -148,7 +148,7 @@ class Policy(Protocol):
     ) -> Asked | None:
         """Return whose queues a step wants to see for each thief; None: the longest ones.
 
-        StealingParameters
+        Parameters
         ----------
         everyone : sequence of addresses
             All workers, sorted.
@@ -272,60 +272,81 @@ class Informed:
         self, thief: Worker, victim: Worker, tentative: Tentative, reserve: float
     ) -> tuple[TaskFacts, float, float] | None:
         """Return the task to move next with its gain and its transfer, of the last ones of the victim's queue."""
-        p = self.parameters
         best: tuple[tuple[float, int], TaskFacts, float, float] | None = None
         tried = 0
         for place, task in enumerate(tentative.queue(victim.address)):
-            if tried >= p.tries:
+            if tried >= self.parameters.tries:
                 break
-            seconds = task.seconds * victim.slowness
-            here = seconds / victim.nthreads
-            # Where it is now it would be lost, and run again from its beginning.
-            lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - here, seconds + p.spare)
-            is_held = victim.accepts and not lost
-            seen = tentative.at(thief.address, task)
-            if not may(seen, thief):
+            if not may(tentative.at(thief.address, task), thief):
                 continue
-            sure = _surely_waits(task, victim)
-            if self._stays(task, thief, victim, sure, p.bears * p.shortest, is_held):
+            here = self._at_victim(task, victim)
+            if self._stays(task, thief, victim, here, 0.0):
                 continue  # even if its transfer took no time
             tried += 1
             # In full for each, though the second reader of an input waits for it no longer than the first one does:
             # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
             transfer = tentative.links.seconds(task.inputs, thief, tentative.hosts)
-            long = p.bears * (p.shortest + transfer)
-            if self._stays(task, thief, victim, sure, long, is_held):
-                continue
             # As the last of its queue it finishes when the queue does; one before it could gain no more.
-            waits = max(victim.starts_in - here, task.blocked, self._doubted(task, victim, thief))
-            if is_held and waits < reserve:
+            waits = max(victim.starts_in - here.adds, task.blocked, self._doubted(task, victim, thief))
+            if (here.is_held and waits < reserve) or self._stays(task, thief, victim, here, transfer):
                 continue
-            runs = task.on(thief)
-            if runs is None:  # nobody knows what it takes on such a device
-                if sure < long:
-                    continue
-                runs = task.seconds  # but that it does not start where it is
-            if task.overdue and not task.known and thief.device == victim.device:
-                runs = min(
-                    runs, seconds
-                )  # a guess, times the slowness seen in a few short tasks, holds nothing back
-            begins = max(thief.starts_in, transfer)
-            if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
+            ends = self._ends_at_thief(task, thief, victim, here, transfer)
+            if ends is None:
                 continue
-            there = begins + runs
-            stays = waits + seconds
-            if not victim.accepts:
-                stays += p.pause
-            gain = stays - there - p.margin
-            if transfer:
-                gain -= p.transfer_margin * transfer / shared(task, thief, tentative.readers(victim.address))
-            if keeps(task, thief):
-                gain -= task.seconds
-            if lost:
-                gain = max(gain, seconds)
+            stays = waits + here.seconds + (0.0 if victim.accepts else self.parameters.pause)
+            readers = shared(task, thief, tentative.readers(victim.address)) if transfer else 1
+            gain = self._gain(task, thief, here, stays - ends, transfer, readers)
             if gain > 0 and (best is None or (transfer, place) < best[0]):
                 best = ((transfer, place), task, gain, transfer)
         return best[1:] if best is not None else None
+
+    def _at_victim(self, task: TaskFacts, victim: Worker) -> _AtVictim:
+        seconds = task.seconds * victim.slowness
+        adds = seconds / victim.nthreads
+        # Where it is now it would be lost, and run again from its beginning.
+        spare = self.parameters.spare
+        lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - adds, seconds + spare)
+        return _AtVictim(seconds, adds, lost, victim.accepts and not lost, _surely_waits(task, victim))
+
+    def _ends_at_thief(
+        self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
+    ) -> float | None:
+        """Return in how many seconds the thief would be done with a task; None: it cannot be told, or is too late."""
+        p = self.parameters
+        runs = task.on(thief)
+        if runs is None:  # nobody knows what it takes on such a device
+            if here.sure < self._long(transfer):
+                return None
+            runs = task.seconds  # but that it does not start where it is
+        if task.overdue and not task.known and thief.device == victim.device:
+            # A guess, times the slowness seen in a few short tasks, holds nothing back.
+            runs = min(runs, here.seconds)
+        begins = max(thief.starts_in, transfer)
+        if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
+            return None
+        return begins + runs
+
+    def _gain(
+        self, task: TaskFacts, thief: Worker, here: _AtVictim, earlier: float, transfer: float, readers: int
+    ) -> float:
+        """Return the seconds that a move gains.
+
+        Parameters
+        ----------
+        earlier : float
+            Seconds by which the task is projected to be done earlier.
+        transfer : float
+            Seconds that its inputs take, for so many tasks of the queue at once.
+        """
+        p = self.parameters
+        gain = earlier - p.margin - p.transfer_margin * transfer / readers
+        if keeps(task, thief):
+            gain -= task.seconds
+        return max(gain, here.seconds) if here.lost else gain
+
+    def _long(self, transfer: float) -> float:
+        """Return the seconds that are long for a task to wait, for what its move costs."""
+        return self.parameters.bears * (self.parameters.shortest + transfer)
 
     def _doubted(self, task: TaskFacts, victim: Worker, thief: Worker) -> float:
         """Return the seconds that an overdue task is expected to wait on, whatever is projected.
@@ -338,31 +359,35 @@ class Informed:
         return max(victim.stalled_for, self.parameters.doubt * task.overdue)
 
     def _stays(
-        self, task: TaskFacts, thief: Worker, victim: Worker, sure: float, long: float, is_held: bool
+        self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
     ) -> bool:
-        """Whether a task stays, whatever it gains: it is short, or a guess, or was moved, and is not sure to wait long.
-
-        StealingParameters
-        ----------
-        sure : float
-            Seconds that it is sure to wait.
-        long : float
-            Seconds that are long, for what its move costs.
-        is_held : bool
-            Whether its worker would start it, and be there until it is done.
-        """
-        p = self.parameters
-        if is_held and task.seconds < p.shortest and sure < long:
+        """Whether a task stays, whatever it gains: short, a guess, or moved before, and not sure to wait long."""
+        p, long = self.parameters, self._long(transfer)
+        if here.is_held and task.seconds < p.shortest and here.sure < long:
             return True
-        if is_held and not task.known:
+        if here.is_held and not task.known:
             few = victim.unknown < p.guesses * victim.nthreads
-            if few and sure < min(p.patience, long):
+            if few and here.sure < min(p.patience, long):
                 return True
         if task.origins and (not task.known or thief.address in task.origins):
             # Seen, not projected, and twice as long each time: what moved is not to go to and fro.
             seen = max(victim.stalled_for, task.overdue)
             return seen < min(p.patience, long) * 2.0 ** len(task.origins)
         return False
+
+
+class _AtVictim(NamedTuple):
+    """A task where it waits: the seconds that it takes, and adds to the queue, and is sure to wait.
+
+    `lost`: it would not be done before its worker ends; `is_held`: its worker would start it, and be there until it is
+    done.
+    """
+
+    seconds: float
+    adds: float
+    lost: bool
+    is_held: bool
+    sure: float
 
 
 def _surely_waits(task: TaskFacts, victim: Worker) -> float:

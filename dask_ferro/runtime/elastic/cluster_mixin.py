@@ -8,6 +8,7 @@ within `ferro.elastic.order-patience`, and what they hold and nobody could take 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Iterable
 from numbers import Real
@@ -21,6 +22,11 @@ from dask_ferro.policy.scaling.facts import PAUSED, Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters
+
+logger = logging.getLogger(__name__)
+
+# What a user calls waits so long for the controller's look; it goes on by itself.
+_LOOKED = 3.0
 
 
 class Scaling:
@@ -128,6 +134,26 @@ class Scaling:
             if not paused and not await self.reconcile():  # those that there are go on being looked after
                 adaptive.stop(reason="the first step failed")
             raise
+
+    def _adapting(self: Any) -> Elastic | None:
+        """Return the controller that looks after the jobs, if one does."""
+        adaptive = upstream_deploy.controller_of(self)
+        if isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running"):
+            return adaptive
+        return None
+
+    async def _look_now(self: Any) -> None:
+        """Let the controller look at once, and wait for that a moment."""
+        if (adaptive := self._adapting()) is None:
+            return
+        look = asyncio.ensure_future(adaptive.adapt())
+        await asyncio.wait({look}, timeout=_LOOKED)
+        look.add_done_callback(_log)
+
+
+def _log(look: asyncio.Future[None]) -> None:
+    if not look.cancelled() and (error := look.exception()) is not None:
+        logger.warning("dask_ferro: a look at the cluster failed: %r", error)
 
 
 def _count(name: str, value: Any) -> int | None:

@@ -46,10 +46,11 @@ from dask_ferro.runtime.elastic.facts import staffed
 from dask_ferro.runtime.elastic.lost import Lost
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
-from dask_ferro.runtime.elastic.rpc import DemandRow, RosterAnswer, RosterCalls, WorkerRow
-from dask_ferro.runtime.pools.providers import Pools, SiteJob, pools_of, told_closed
+from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
+from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, RosterCalls, WorkerRow
+from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
 
 logger = logging.getLogger(__name__)
@@ -141,9 +142,25 @@ class Elastic(upstream_deploy.Adapting):
             raise
         previous = upstream_deploy.controller_of(cluster)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
+        self._take_over(taken, ordered)
+        self._registered = False
+        self._told_ends: dict[str, float] = {}
+        self._told_fresh = 0.0
+        self._exposures = Exposures()
+        self._said: object = None
+        self._acted: list[str] = []
+        self._published = 0.0
+        super().__init__(
+            cluster,
+            interval=interval,
+            minimum=0 if minimum is None else minimum,
+            maximum=math.inf if maximum is None else maximum,
+        )
+
+    def _take_over(self, taken: Elastic | None, ordered: bool) -> None:
+        """Go on with what the controller before has on its way: it stays so when the bounds change."""
         if taken is not None:
             self._pools = taken._pools
-        # What is on its way stays on its way when the bounds change.
         self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
@@ -159,19 +176,6 @@ class Elastic(upstream_deploy.Adapting):
         # One acts at a time, old or new: what an old one had begun to look at it must not act on.
         self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
         self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
-        self._registered = False
-        self._told_ends: dict[str, float] = {}
-        self._told_fresh = 0.0
-        self._exposures = Exposures()
-        self._said: object = None
-        self._acted: list[str] = []
-        self._published = 0.0
-        super().__init__(
-            cluster,
-            interval=interval,
-            minimum=0 if minimum is None else minimum,
-            maximum=math.inf if maximum is None else maximum,
-        )
 
     async def adapt(self) -> None:
         """Look once, decide once, and do it."""

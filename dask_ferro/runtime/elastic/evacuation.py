@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, cast
 
-import dask
 from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
@@ -26,7 +25,8 @@ from dask_ferro.policy.replication.evacuation import spread
 from dask_ferro.policy.replication.worth import Held, by_worth
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.replication.recompute import Recompute
-from dask_ferro.runtime.upstream import metrics_of, nbytes_of
+from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.worker_memory import free_bytes, spilling_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,6 @@ logger = logging.getLogger(__name__)
 _EACH, _ALL, _EACH_KEYS = 64 * 2**20, 512 * 2**20, 1000
 # A receiver from which nothing is heard for so long, and for what it fetches at the slowest rate, is passed over.
 _SILENCE, _SLOWEST = 10.0, 20e6
-# Dask's own default of the share of memory from which a worker spills.
-_TARGET = 0.6
-# A worker without a memory limit.
-_ENDLESS = 2**50
 
 
 class Move(NamedTuple):
@@ -182,35 +178,6 @@ class Moving:
         """Forget all moves; what is on its way arrives, and is a copy more."""
         self.moves.clear()
         self._heard.clear()
-
-
-def free_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can take before it begins to spill: its limit's `target` share, less its use.
-
-    Use is what it holds in memory and what else has been there for a while (Dask's "optimistic" memory).
-    """
-    if not worker.memory_limit:
-        return _ENDLESS
-    used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
-    return max(unspilled_bytes(worker) - used, 0)
-
-
-def unspilled_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can hold before it begins to spill: its limit's `target` share."""
-    if not worker.memory_limit:
-        return _ENDLESS
-    target = dask.config.get("distributed.worker.memory.target") or _TARGET
-    return int(target * worker.memory_limit)
-
-
-def spilling_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can take if it spills: its limit less all that it holds, on disk too.
-
-    Sizes on disk are about those in memory.  One that does not spill can take no more than `free_bytes`.
-    """
-    if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
-        return free_bytes(worker)
-    return max(worker.memory_limit - worker.nbytes, free_bytes(worker))
 
 
 def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
-from dask_ferro.runtime.elastic.rpc import DemandRow, RosterAnswer, WorkerRow
-from dask_ferro.runtime.pools.providers import Pools, SiteJob
+from dask_ferro.runtime.pools.providers import Pools
+from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
+from dask_ferro.runtime.site_jobs import SiteJob
 
 # Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
 # and what it can spill is on disk after a few.

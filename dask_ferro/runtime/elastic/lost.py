@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dask.utils import format_bytes
 from distributed.scheduler import WorkerState
 
-from dask_ferro.runtime.elastic.rpc import LostCount
+from dask_ferro.runtime.scheduler_calls import LostCount
 from dask_ferro.runtime.upstream import nbytes_of
 
 

@@ -19,9 +19,9 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.elastic.rpc import DemandRow
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
+from dask_ferro.runtime.scheduler_calls import DemandRow
 
 # States of tasks that wait for no other, and are not done.
 READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (

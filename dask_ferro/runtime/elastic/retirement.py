@@ -34,11 +34,12 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.elastic.evacuation import Moving, free_bytes, is_clear, unheld
+from dask_ferro.runtime.elastic.evacuation import Moving, is_clear, unheld
 from dask_ferro.runtime.elastic.lost import Lost, lost_with
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -30,15 +30,15 @@ from distributed.scheduler import WorkerState
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
-from dask_ferro.runtime.elastic.evacuation import free_bytes
 from dask_ferro.runtime.elastic.lost import Lost
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.retirement import Leaving
-from dask_ferro.runtime.elastic.rpc import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.replication.copies import Copies
+from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
+from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from dask_jobqueue.core import JobQueueCluster
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of
 
-_WHO = "ff.SLURMCluster"
 # What a pool has beside the options of a job.
-_OF_A_POOL = frozenset(("minimum", "maximum", "cost", "queue_wait", "start_up"))
+_OF_A_POOL = frozenset(keywords_of(PoolKeywords))
 # Of a job for dask-jobqueue, and here the cluster's alone: all of its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
 
@@ -49,9 +49,9 @@ def check_options(
     """
     config.check()
     job = _job_options(job_cls)
-    _check_names(_WHO, options, (job | _named(JobQueueCluster) | set(own)) - {"scheduler"})
+    _check_names(WHO, options, (job | _named(JobQueueCluster) | set(own)) - {"scheduler"})
     for name, overrides in pools.items():
-        _check_names(f"{_WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
+        _check_names(f"{WHO}: pool {name!r}", overrides, (job - _OF_THE_CLUSTER) | _OF_A_POOL)
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
         _check_shape(shape, str(shape.get("config_name") or getattr(job_cls, "config_name", "slurm")))
 
@@ -75,7 +75,7 @@ def _check_shape(options: Mapping[str, object], config_name: str) -> None:
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):
         raise ConfigError(
-            f"{_WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
+            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
     shape = {
         name: dask.config.get(f"{section}.{name}", None) if options.get(name) is None else options[name]
@@ -84,13 +84,13 @@ def _check_shape(options: Mapping[str, object], config_name: str) -> None:
     if missing := [name for name in ("cores", "memory") if shape[name] is None]:
         cores, memory = shape["cores"] or 8, shape["memory"] or "24GB"
         raise ConfigError(
-            f"{_WHO}: {' and '.join(missing)} of a job must be given, for example "
-            f"{_WHO}(cores={cores}, memory={memory!r}), or {section}.{missing[0]} in Dask's configuration"
+            f"{WHO}: {' and '.join(missing)} of a job must be given, for example "
+            f"{WHO}(cores={cores}, memory={memory!r}), or {section}.{missing[0]} in Dask's configuration"
         )
     for name in ("cores", "processes"):
         value = shape[name]
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{_WHO}: got {name}={value!r}, wanted a whole number of at least 1")
+            raise ConfigError(f"{WHO}: got {name}={value!r}, wanted a whole number of at least 1")
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from distributed.utils import Log, Logs
 
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 
 # In the order of a job's life.
 _STATES = ("running", "booting", "pending", "submitting")

@@ -20,7 +20,9 @@ import distributed
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-from dask_ferro.options import meant
+from dask_ferro.config import fault
+from dask_ferro.options import meant, options_of
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, as_written
 from dask_ferro.runtime.slurm.parsing import is_job_name
 
 # What must be written, and what it says; most may be null, on purpose.
@@ -48,9 +50,7 @@ _NOT_OF_COMMANDS = frozenset(("queue", "account", "resource-spec"))
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
 # Of `ff.SLURMCluster`, beside dask-jobqueue's.
-OURS = frozenset(
-    ("pools", "signal-ahead", "grace", "queue-wait", "start-up", "patience", "preemptible", "journal", "keep")
-)
+OURS = frozenset(key for key, _ in options_of(ClusterKeywords))
 
 # dask-jobqueue still reads these, and warns.
 _RENAMED = {
@@ -65,7 +65,6 @@ _RENAMED = {
 _OF_THE_NODE = frozenset(
     ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
 )
-_DURATIONS = frozenset(("death-timeout", "signal-ahead", "grace", "queue-wait", "start-up", "keep"))
 _FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
 
 # A pool is another kind of job of the same cluster, so these are the cluster's alone,
@@ -82,7 +81,14 @@ _OF_THE_CLUSTER = frozenset(
     )
 )
 # and these a pool's.
-_OF_A_POOL = frozenset(("minimum", "maximum", "cost"))
+_OF_A_POOL = frozenset(key for key, _ in options_of(PoolKeywords)) - OURS
+# What is read as an option is: numbers, durations, yes or no.  Paths and mappings are text first, with variables.
+_READ = {
+    key: option
+    for kind in (ClusterKeywords, PoolKeywords)
+    for key, option in options_of(kind)
+    if option.kind not in ("file", "mapping")
+}
 
 # The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
 _OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
@@ -127,12 +133,18 @@ def keywords(section: Mapping[str, object]) -> dict[str, Any]:
 def _value(key: str, value: Any) -> Any:
     if key == "pools":
         return {str(name): keywords(dashed(pool)) for name, pool in value.items()}
-    if key in _DURATIONS:
-        seconds = _seconds(value)
-        return int(seconds) if seconds == int(seconds) else seconds
+    if key in _READ:
+        return _plain(as_written(_READ[key], value))
+    if key == "death-timeout":
+        return _plain(_seconds(value))
     if key in _OF_THE_NODE:
         return value
     return os.path.expanduser(_replaced(value)) if key in _FOLDERS else _replaced(value)
+
+
+def _plain(value: object) -> object:
+    """Return seconds without a fraction as dask-jobqueue writes them into a command."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def dashed(section: Mapping[str, object]) -> dict[str, Any]:
@@ -181,10 +193,6 @@ def _pools(section: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def _is_text(value: object) -> bool:
@@ -247,16 +255,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
     "memory": (_is_size, "a size such as 32GiB"),
     "death-timeout": (is_duration, "a duration in seconds"),
-    "signal-ahead": (is_duration, "a duration such as 2m, or seconds"),
-    "grace": (is_duration, "a duration such as 30s, or seconds"),
-    "queue-wait": (is_duration, "a duration such as 2m, or seconds"),
-    "start-up": (is_duration, "a duration such as 2m, or seconds"),
-    "keep": (is_duration, "a duration such as 2m, or seconds"),
-    "preemptible": (lambda value: isinstance(value, bool), "true or false"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
-    "minimum": (_is_number, "a number of jobs"),
-    "maximum": (_is_number, "a number of jobs"),
-    "cost": (_is_number, "a number: of a second of a job, as a multiple of other pools'"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
     "worker-extra-args": (_is_lines, _LINES),
     "job-script-prologue": (_is_lines, _LINES),
@@ -275,7 +274,10 @@ def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str])
         if key not in known:
             continue
         fits, wanted = _CHECKS.get(key, (_is_text, _TEXT))
-        if value is None:
+        if key in _READ:
+            if value is not None and (wrong := fault(_READ[key], value)):
+                yield f"{where}.{key}: {wrong}"
+        elif value is None:
             if key in _NEVER_NULL:
                 yield f"{where}.{key}: got null, wanted {wanted}: {REQUIRED[key]}"
         elif not fits(value):

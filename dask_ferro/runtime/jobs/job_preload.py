@@ -34,8 +34,8 @@ from dask.utils import parse_timedelta
 from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
-from dask_ferro.runtime.elastic.rpc import LeaveAnswer, RosterCalls
 from dask_ferro.runtime.jobs import sigterm
+from dask_ferro.runtime.scheduler_calls import LeaveAnswer, RosterCalls
 from dask_ferro.runtime.upstream_worker import address_of, keywords_of
 
 logger = logging.getLogger(__name__)

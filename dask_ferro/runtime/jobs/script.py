@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dask.utils import parse_timedelta
 from dask_jobqueue.slurm import SLURMJob
 
+from dask_ferro.runtime.jobs.keywords import JobKeywords
 from dask_ferro.runtime.slurm.parsing import duration
 from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
@@ -79,13 +80,13 @@ class WorkerJob(SLURMJob):
         scheduler: str | None = None,
         name: str | None = None,
         *,
-        signal_ahead: float = 60.0,
+        signal_ahead: float = JobKeywords.signal_ahead,
         grace: float | None = None,
         **options: object,
     ) -> None:
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self._prefix = name or "worker"
-        self._grace = grace_seconds(grace)
+        self._grace = grace
         header = str(self.job_header)
         self.walltime = _walltime(header)
         ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
@@ -166,21 +167,6 @@ class WorkerJob(SLURMJob):
             elif argument.startswith(option + "="):
                 value = argument.partition("=")[2]
         return value
-
-
-def grace_seconds(value: object) -> float | None:
-    """Return the seconds that a job has once it is told to end, or None.
-
-    Raises
-    ------
-    ValueError
-        For what is none.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"got grace={value!r}, wanted a number of seconds of at least 0")
-    return float(value)
 
 
 def _walltime(header: str) -> float:

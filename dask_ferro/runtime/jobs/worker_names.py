@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.pools.providers import DEFAULT
+from dask_ferro.runtime.site_jobs import DEFAULT
 
 # What a shell replaces within double quotes: $NAME, ${NAME...}, $(command).
 _REPLACED = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))")

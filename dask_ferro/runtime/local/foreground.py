@@ -18,7 +18,7 @@ from distributed import Status
 
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.job_config import JobConfig
-from dask_ferro.runtime.pools.providers import MODES
+from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 
 # Seconds between looks at what the controller decided; it decides once a second.

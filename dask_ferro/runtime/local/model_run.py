@@ -23,6 +23,7 @@ from dask_ferro.graph.bundle import Granularity
 from dask_ferro.graph.dag import dag
 from dask_ferro.graph.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.collection import opened_of
 from dask_ferro.lower.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
@@ -206,7 +207,7 @@ def _model(request: Request) -> ModelGraph:
 
 def _inputs(request: Request, model: ModelGraph) -> tuple[dict[str, Any], str]:
     """The arrays by name, and where they come from."""
-    sig = model._opened.signature
+    sig = opened_of(model).signature
     if request.source is None:
         # With rows of its own, a model of fixed batch size is run slice by slice.
         free = replace(sig, batch=None) if request.rows else sig
@@ -217,7 +218,7 @@ def _inputs(request: Request, model: ModelGraph) -> tuple[dict[str, Any], str]:
 def _check_sink(sink: Path | None, model: ModelGraph) -> None:
     if sink is None:
         return
-    specs = model._opened.signature.outputs
+    specs = opened_of(model).signature.outputs
     if sink.suffix == ".npy" and len(specs) > 1:
         names = ", ".join(s.name for s in specs)
         raise ConfigError(
@@ -236,12 +237,12 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
 
 def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int) -> int | None:
     """Return the rows of a chunk so that each thread has one; None where rows are not known to be independent."""
-    sig = model._opened.signature
+    sig = opened_of(model).signature
     rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
     if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
         return None
     (count,) = rows
-    if threads < 2 or count < 2 or model._opened.row_dependence(arrays):
+    if threads < 2 or count < 2 or opened_of(model).row_dependence(arrays):
         return None
     return ceil(count / threads)
 
@@ -250,7 +251,7 @@ def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int)
 
 
 def _named(model: ModelGraph, result: Any) -> dict[str, Any]:
-    specs = model._opened.signature.outputs
+    specs = opened_of(model).signature.outputs
     return {specs[0].name: result} if len(specs) == 1 else dict(result)
 
 
@@ -265,11 +266,11 @@ class _Ran(NamedTuple):
 def _compared(
     request: Request, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
 ) -> Trial:
-    sig, chunks = model._opened.signature, model.chunks
+    opened, chunks = opened_of(model), model.chunks
+    sig, ir_model = opened.signature, opened.loaded.model
     rows = row_count(sig, arrays) if request.model else None
     of_chunk = rows if rows is None else min(rows, ran.batch or rows)
-    types = model._opened.sized(arrays, of_chunk).types
-    ir_model = model._opened.loaded.model
+    types = opened.sized(arrays, of_chunk).types
     repeats = slices(sig, of_chunk) if of_chunk else 1
     whole = bound(dag(ir_model, types))
     return Trial(

@@ -158,7 +158,7 @@ class Require(_Affinity):
 def wish_of(annotations: Mapping[str, object] | None) -> Wish:
     """Return what a task's annotations say of devices; the innermost rule whose pattern matches its region counts."""
     told = annotations.get(NAME) if annotations else None
-    if not isinstance(told, Mapping):
+    if told is None or not isinstance(told, Mapping):  # most have none, and the check of an ABC is slow
         return NOTHING
     own = {key: told.get(key) for key in ("require", "prefer")}
     if not any(own.values()) and (rule := _matching(told)) is not None:
@@ -169,7 +169,7 @@ def wish_of(annotations: Mapping[str, object] | None) -> Wish:
 def estimate_of(annotations: Mapping[str, object] | None) -> Estimate | float | None:
     """Return what a task's annotations say it takes: "seconds" on a CPU, or "flops" and "bytes" as well."""
     told = annotations.get(NAME) if annotations else None
-    if not isinstance(told, Mapping):
+    if told is None or not isinstance(told, Mapping):
         return None
     seconds = _number(told.get("seconds"))
     flops, traffic = _number(told.get("flops")), _number(told.get("bytes"))

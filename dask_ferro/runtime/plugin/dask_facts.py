@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypedDict
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
@@ -21,21 +20,12 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.upstream_stealing import StealRequest
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.
 _FEW_INPUTS = 8
 # Of a task that many wait for, so many are looked at.
 _FEW_DEPENDENTS = 16
-
-
-class StealRequest(TypedDict):
-    """A request that is not answered, as Dask's own code reads it."""
-
-    victim: WorkerState
-    thief: WorkerState
-    victim_duration: float
-    thief_duration: float
-    stimulus_id: str
 
 
 class Shown:

@@ -77,7 +77,7 @@ class Stealing(EntryPoints):
         self.settings = settings
         self.links = Links()
         self.devices = Devices(scheduler, self.links)
-        self.shown = Shown(scheduler, self.devices, lambda: self.asked)
+        self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
         policy = named(settings.stealing, settings.parameters)
         self.core = SchedulingCore(
             self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick

@@ -10,23 +10,23 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Protocol, cast
 from uuid import uuid4
 
 from dask.typing import Key
-from distributed import Status
+from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.events import Event, Opened, Sent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
+from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.plugin.dask_facts import StealRequest
-
-if TYPE_CHECKING:
-    from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.upstream_stealing import StealRequest
 
 # A step that comes so late finds answers that nobody has read; it lets them be read first.
 _LATE, _AFTER = 0.005, 0.001
@@ -39,12 +39,40 @@ _LOST = 30.0
 _STALL = 1.0
 
 
+class StealingExtension(Protocol):
+    """What is read of the scheduler's stealing extension, which owns these waits."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler."""
+
+    @property
+    def settings(self) -> Settings:
+        """The user's."""
+
+    @property
+    def core(self) -> SchedulingCore:
+        """What decides."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The core's."""
+
+    @property
+    def asked(self) -> Mapping[TaskState, StealRequest]:
+        """The requests that are not answered, by task."""
+
+    @property
+    def after_freeing(self) -> Callable[[], None]:
+        """Called when a worker may be given tasks again."""
+
+
 class Waits:
     """What waits at the workers of one scheduler although others are idle.
 
     Parameters
     ----------
-    stealing : Stealing
+    stealing : StealingExtension
     tell : callable (event)
         Tells the core of an event, and does what it decides.
     take_step : callable (time)
@@ -61,7 +89,10 @@ class Waits:
     """
 
     def __init__(
-        self, stealing: Stealing, tell: Callable[[Event], None], take_step: Callable[[float], None]
+        self,
+        stealing: StealingExtension,
+        tell: Callable[[Event], None],
+        take_step: Callable[[float], None],
     ) -> None:
         self._stealing = stealing
         self._tell, self._take_step = tell, take_step

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.runtime.jobs.logs import option
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
+from dask_ferro.runtime.slurm.logs import option
 
 # What `sbatch --test-only` says of a request that no node has, and of nodes that are only away for now.
 _NO_NODE = "node configuration is not available"

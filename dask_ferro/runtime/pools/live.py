@@ -23,15 +23,14 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import REMOVED, Pool
-from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.cluster_options import check_options
 from dask_ferro.runtime.jobs.cluster_repr import PoolWords
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools.pool import JobPool, overrides_of
-from dask_ferro.runtime.pools.providers import DEFAULT, MODES, SiteJob, told_closed
+from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.pools.rpc import PoolRow
 from dask_ferro.runtime.pools.shortage import is_shut
+from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
@@ -41,8 +40,6 @@ logger = logging.getLogger(__name__)
 _WHO = "ff.SLURMCluster"
 # Stands in scripts that are rendered before there is a scheduler.
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
-# What a user calls waits so long for the controller's look; it goes on by itself.
-_LOOKED = 3.0
 
 
 class LivePools(Sequence[Pool]):
@@ -285,21 +282,6 @@ class PoolOrders:
         if names := [job.name for job in jobs]:
             self._closings.begin(self.release(names))
 
-    def _adapting(self: Any) -> Elastic | None:
-        """Return the controller that looks after the jobs, if one does."""
-        adaptive = upstream_deploy.controller_of(self)
-        if isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running"):
-            return adaptive
-        return None
-
-    async def _look_now(self: Any) -> None:
-        """Let the controller look at once, and wait for that a moment."""
-        if (adaptive := self._adapting()) is None:
-            return
-        look = asyncio.ensure_future(adaptive.adapt())
-        await asyncio.wait({look}, timeout=_LOOKED)
-        look.add_done_callback(_log)
-
     def _forget_removed(self: Any) -> None:
         """Forget pools that were removed, once nothing is left of their jobs."""
         if all(kind.mode != REMOVED for kind in self._pool_records.values()):
@@ -310,8 +292,3 @@ class PoolOrders:
             self._past |= gone
             self._pool_records = {n: kind for n, kind in self._pool_records.items() if n not in gone}
             logger.info("dask_ferro: removed pools are gone: %s", ", ".join(gone))
-
-
-def _log(look: asyncio.Future[None]) -> None:
-    if not look.cancelled() and (error := look.exception()) is not None:
-        logger.warning("dask_ferro: a look at the cluster failed: %r", error)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import inf
 from time import localtime, strftime
-from typing import Any, TypeVar
+from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of, read
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
@@ -24,18 +24,8 @@ from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 # For how long a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
-T = TypeVar("T")
-
-
-@dataclass
-class Offer:
-    """What is said of a pool beside its jobs' shape; `Pool` has the meanings."""
-
-    minimum: float = 0
-    maximum: float = inf
-    cost: float = 1.0
-    queue_wait: float = 1.0
-    start_up: float = 3.0
+# What a pool says beside the options of its jobs.
+_OWN = frozenset(keywords_of(PoolKeywords))
 
 
 @dataclass
@@ -46,8 +36,8 @@ class JobPool:
     ----------
     job : WorkerJob
         Renders the batch script.
-    preemptible : bool or None
-        Whether SLURM may end its jobs without a warning; None: what the partition says.
+    offer : PoolKeywords
+        What was said of it beside its jobs' shape.
     queue_wait, start_up : Mean
         Running estimates.
     is_proven : bool
@@ -66,8 +56,7 @@ class JobPool:
 
     name: str
     job: WorkerJob
-    offer: Offer
-    preemptible: bool | None = None
+    offer: PoolKeywords
     queue_wait: Mean = field(default_factory=Mean)
     start_up: Mean = field(default_factory=Mean)
     failures: int = 0
@@ -103,19 +92,16 @@ class JobPool:
         ConfigError
             For an option that does not exist, or has a wrong value.
         """
-        facts = {key: value for key, value in overrides.items() if key in Offer.__dataclass_fields__}
-        offer = read(Offer, f"pool {name!r}", facts)
-        preemptible = overrides.get("preemptible")
-        if preemptible is not None and not isinstance(preemptible, bool):
-            raise ConfigError(
-                f"ff.SLURMCluster: pool {name!r}: got preemptible={preemptible!r}, wanted True, False or None"
-            )
-        replaced = {k: value for k, value in overrides.items() if k not in facts and k != "preemptible"}
+        own = {key: value for key, value in overrides.items() if key in _OWN}
+        offer = read(PoolKeywords, f"{WHO}: pool {name!r}", own)
+        replaced = {key: value for key, value in overrides.items() if key not in own}
+        # A job's script has these; what the cluster says of them holds where the pool says nothing.
+        replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
         try:
             job = job_cls(address, name=prefix or name, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"ff.SLURMCluster: pool {name!r}: {error}") from error
-        return cls(name, job, offer, preemptible, Mean(offer.queue_wait), Mean(offer.start_up))
+            raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
+        return cls(name, job, offer, Mean(offer.queue_wait), Mean(offer.start_up))
 
     def pool(self, now: float, trouble: str, preemptible: Collection[str] = ()) -> Pool:
         """Return the policy's facts.
@@ -150,8 +136,8 @@ class JobPool:
 
     def is_preemptible(self, partitions: Collection[str]) -> bool:
         """Whether SLURM may end its jobs: what was said, or what one of its partitions says."""
-        if self.preemptible is not None:
-            return self.preemptible
+        if self.offer.preemptible is not None:
+            return self.offer.preemptible
         return any(name in partitions for name in self.job.partitions)
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
@@ -221,25 +207,6 @@ class JobPool:
         self.output, self.is_explained = output, True
 
 
-def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
-    """Return a record of numbers with some of them given by name.
-
-    Raises
-    ------
-    ConfigError
-        A name that is none, or a value that is no number of at least 0.
-    """
-    names = getattr(kind, "_fields", None) or list(getattr(kind, "__dataclass_fields__", ()))
-    for name, value in values.items():
-        if name not in names:
-            raise ConfigError(f"ff.SLURMCluster: {where}: unknown {name}; wanted some of {', '.join(names)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ConfigError(
-                f"ff.SLURMCluster: {where}: got {name}={value!r}, wanted a number of at least 0"
-            )
-    return kind(**values)
-
-
 def checked_name(name: object) -> str:
     """Return a name for jobs by which SLURM can list and cancel them.
 
@@ -250,7 +217,7 @@ def checked_name(name: object) -> str:
     """
     if not is_job_name(str(name)):
         raise ConfigError(
-            f"ff.SLURMCluster: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
+            f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
             "squeue and scancel take it apart elsewhere; choose another, or set jobqueue.slurm.name"
         )
     return str(name)
@@ -265,15 +232,13 @@ def overrides_of(pools: Mapping[str, Mapping[str, object]] | None) -> dict[str, 
         For a name that no worker can have, or what is no mapping.
     """
     if not isinstance(pools or {}, Mapping):
-        raise ConfigError(f"ff.SLURMCluster: pools={pools!r}; wanted keywords by the name of a pool")
+        raise ConfigError(f"{WHO}: pools={pools!r}; wanted keywords by the name of a pool")
     checked = {}
     for name, overrides in (pools or {}).items():
         # Names of workers are made of it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
         if not isinstance(name, str) or not is_plain(name):
-            raise ConfigError(
-                f"ff.SLURMCluster: pool {name!r}; wanted letters, digits, _ and -, no number after a -"
-            )
+            raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
         if not isinstance(overrides, Mapping):
-            raise ConfigError(f"ff.SLURMCluster: pool {name!r}: got {overrides!r}, wanted keywords")
+            raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
         checked[name] = dict(overrides)
     return checked

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from time import localtime, strftime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from dask.utils import parse_bytes
 from distributed import SpecCluster, Status
@@ -22,14 +22,11 @@ from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Mean
-from dask_ferro.policy.scaling.facts import BOOTING, PAUSED, PENDING, REMOVED, RUNNING, Pool
+from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.runtime import upstream_deploy
+from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
 
 logger = logging.getLogger(__name__)
-
-DEFAULT = "default"
-# What is said of a pool that its user paused or removed.
-MODES = {PAUSED: "paused", REMOVED: "being removed"}
 
 # A batch job that lost its workers may be back with them, requeued.  Local workers have a nanny for that.
 _LOST = 15.0
@@ -41,36 +38,6 @@ _BACK_OFF, _MOST_BACK_OFF = 5.0, 600.0
 _START_UP = 2.0
 # A batch system that does not say how long its queue is.
 _QUEUE_WAIT = 5.0
-
-
-class SiteJob(NamedTuple):
-    """A job as its site sees it.
-
-    Attributes
-    ----------
-    state : str
-        "submitting", "pending", "booting" or "running".
-    workers : tuple of str
-        The names that its workers have, or will have, at the scheduler.
-    since : float
-        When that state began; epoch.
-    order : int
-        Its place by submission.
-    ends_at : float or None
-        When its walltime is over; epoch.
-    reason : str
-        The site's, where it says one.
-    """
-
-    name: str
-    pool: str
-    job_id: str
-    state: str
-    workers: tuple[str, ...]
-    since: float
-    order: int
-    ends_at: float | None = None
-    reason: str = ""
 
 
 class Pools(Protocol):
@@ -158,7 +125,7 @@ class SpecPools:
         """Return the pool, with the start-up that was measured."""
         options = upstream_deploy.options_of_a_job(self.cluster)
         processes = upstream_deploy.workers_of_a_job(self.cluster)
-        dummy = upstream_deploy.batch_job_of(self.cluster) if self._is_batch else None
+        dummy = _batch_job_of(self.cluster) if self._is_batch else None
         if dummy is not None:
             threads, memory = dummy.worker_process_threads * processes, dummy.worker_memory or 0
         else:
@@ -286,6 +253,13 @@ class SpecPools:
     def _drop(self, name: str) -> None:
         for book in (self._since, self._asked, self._seen):
             book.pop(name, None)
+
+
+def _batch_job_of(cluster: Any) -> Any:
+    # Here, not above: dask-jobqueue is an extra, and clusters that are none of its have pools too.
+    from dask_ferro.runtime.upstream_jobqueue import batch_job_of
+
+    return batch_job_of(cluster)
 
 
 def _bytes(limit: Any) -> int:

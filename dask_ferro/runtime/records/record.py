@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any
 
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime.pools.providers import DEFAULT
+from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
 
 ENDED = "ended"

@@ -17,11 +17,11 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.pools.providers import DEFAULT
 from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, taken_up, told, verdict
 from dask_ferro.runtime.records.journal import JobJournal, Told, by_file, names_of
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.records.recording import Recording
+from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 from dask_ferro.runtime.slurm.orphan_guard import Keep
@@ -42,18 +42,14 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
     Raises
     ------
     ConfigError
-        For a journal that is no path, or seconds that are none.
+        For seconds without a journal.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 <= keep < float("inf"):
-        raise ConfigError(f"ff.SLURMCluster: got keep={keep!r}, wanted a number of seconds of at least 0")
     if journal is None:
         if keep:
             raise ConfigError(
                 "ff.SLURMCluster: keep goes with journal, by which somebody finds the jobs again"
             )
         return Recording(tag), Keep()
-    if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
-        raise ConfigError(f"ff.SLURMCluster: got journal={journal!r}, wanted the path of a file")
     kept = JobJournal(journal, tag)
     return Recording(tag, kept), Keep(keep, kept.address_file)
 

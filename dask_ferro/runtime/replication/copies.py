@@ -32,12 +32,12 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro import config
 from dask_ferro.policy.replication.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
 from dask_ferro.runtime import upstream
-from dask_ferro.runtime.elastic.evacuation import free_bytes, unspilled_bytes
 from dask_ferro.runtime.replication.anchors import Anchors
 from dask_ferro.runtime.replication.kept import Kept, Rounds
 from dask_ferro.runtime.replication.recompute import Recompute
 from dask_ferro.runtime.replication.sight import Sight, stays
 from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.worker_memory import free_bytes, unspilled_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.elastic.rpc import RosterCalls
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.scheduler_calls import RosterCalls
+from dask_ferro.runtime.site_jobs import SiteJob
 
 
 class Exposures:

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dask_ferro.runtime.jobs import logs
-from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.orphan_guard import Watchdog
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, Row

@@ -13,10 +13,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.runtime.jobs import logs
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
-from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Printed, Refused, called
 from dask_ferro.runtime.slurm.parsing import Row
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from dask_jobqueue.core import Job
 
-from dask_ferro.runtime.jobs.script import LISTENING, WAITING, WorkerJob, grace_seconds
+from dask_ferro.runtime.jobs.keywords import JobKeywords
+from dask_ferro.runtime.jobs.script import LISTENING, WAITING, WorkerJob
 from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
 _PRELOAD = "dask_ferro.runtime.jobs.job_preload"
@@ -61,11 +62,11 @@ class ScriptedJob(Job):  # type: ignore[misc]
         scheduler: str | None = None,
         name: str | None = None,
         *,
-        signal_ahead: float = 60.0,
+        signal_ahead: float = JobKeywords.signal_ahead,
         grace: float | None = None,
         **options: object,
     ) -> None:
-        self._prefix, self._grace = name or "worker", grace_seconds(grace)
+        self._prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self.walltime = self._limit(str(self.job_header))
         self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,17 +28,17 @@ from dask_ferro.runtime.elastic.cluster_mixin import Scaling
 from dask_ferro.runtime.jobs.cluster_options import check_options
 from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
 from dask_ferro.runtime.jobs.connections import Connections
-from dask_ferro.runtime.jobs.job_keys import OURS
+from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, keywords_of, read
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.pools.closing import Closings, is_young
 from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
-from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of, read
-from dask_ferro.runtime.pools.providers import DEFAULT, SiteJob
+from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
@@ -52,7 +51,7 @@ from dask_ferro.runtime.upstream_names import JOBQUEUE, WORKER
 
 logger = logging.getLogger(__name__)
 
-_OWN_OPTIONS = tuple(sorted(key.replace("-", "_") for key in OURS))
+_OWN = tuple(keywords_of(ClusterKeywords))
 _PLUGIN = "dask_ferro.runtime.preload"
 # At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
@@ -62,40 +61,18 @@ _OVER_TOLD = 1.0
 _LOOK = 1.0
 
 
+@described(ClusterKeywords)
 class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
     ----------
-    pools : mapping of str to mapping, optional
-        Further kinds of jobs: keywords of this class by name, which replace those given here.  The arguments
-        themselves are the pool "default".  A pool may also have ``minimum``, ``maximum`` (jobs), ``cost`` (of a
-        second of one job, as a multiple of other pools'), ``queue_wait``, ``start_up`` and ``preemptible``.
-        `pools` of a running cluster are added, removed, paused and resumed (`LivePools`).
-    signal_ahead : float
-        Seconds before the end of a job's walltime at which SLURM tells its workers to leave, by
-        ``--signal=B:USR1@N``; of a short walltime a quarter at most; 0: not at all.
-    grace : float, optional
-        Seconds that a preempted job has, from that same signal on.  By default what SLURM says that the partition
-        grants; 30 where it says nothing.
-    preemptible : bool, optional
-        Whether SLURM may end the jobs without a warning: then what only one of them holds is copied to other workers
-        while there is time.  By default what SLURM says of the partition; preemption by QOS has to be said here.
-    queue_wait, start_up : float
-        Seconds that a job is expected to wait in the queue, and to take from its start until its workers are
-        connected, until that was measured.
-    patience : Patience, optional
-        For how long what may pass is waited for, by name, as in ``{"stuck": 60}``.
+    <keywords>
     name : str, optional
         Of the cluster; the names of its workers begin with it, instead of with their pool's.  The job's shell replaces
         variables, as in ``"run-$SLURM_JOB_ID"``.
     job_name : str, optional
         Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
-    journal : str or path, optional
-        A file for the record of all jobs (`jobs`).  A cluster that is started again on it, after the one before was
-        killed, adopts the jobs that wait, if they are what it would submit, and ends the others.
-    keep : float
-        Seconds for which the jobs of a cluster that was killed are left alone for that; 0: they end at once.
     **options
         Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
 
@@ -116,31 +93,31 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
 
     job_cls = WorkerJob  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        *args: Any,
-        pools: Mapping[str, Mapping[str, Any]] | None = None,
-        signal_ahead: float = 60.0,
-        grace: float | None = None,
-        preemptible: bool | None = None,
-        queue_wait: float = 1.0,
-        start_up: float = 3.0,
-        patience: Mapping[str, float] | None = None,
-        journal: str | os.PathLike[str] | None = None,
-        keep: float = 0.0,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         upstream_deploy.check(f"ff.{type(self).__name__}", WORKER, JOBQUEUE)
-        checked = overrides_of(pools)
-        check_options(options.get("job_cls") or self.job_cls, options, _OWN_OPTIONS, checked)
+        checked = overrides_of(options.get("pools"))
+        check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
+        own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
         failures.limits()  # what is no limit is told now
         self._given = dict(options)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
         self._tag = f"ferro-{uuid.uuid4().hex[:12]}"
-        self._guesses = {"queue_wait": queue_wait, "start_up": start_up, "preemptible": preemptible}
+        self._guesses = {name: getattr(own, name) for name in ("queue_wait", "start_up", "preemptible")}
         self._kinds: dict[str, dict[str, Any]] = {DEFAULT: {}} | checked
-        self._recording, kept = recording_of(self._tag, journal, keep)
+        self._recording, kept = recording_of(self._tag, own.journal, own.keep)
+        self._names = WorkerNames(options.get("name"))
+        self._patience = read(Patience, f"{WHO}: patience", own.patience or {})
+        self._begin()
+        self._open(job_name, kept)
+        options |= {"job_name": job_name, "signal_ahead": own.signal_ahead, "grace": own.grace}
+        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
+            del options["processes"]
+        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
+        super().__init__(*args, **options)
+
+    def _begin(self) -> None:
+        """Have no jobs and no pools yet."""
         # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
         # adopted, which may have found no scheduler: that says nothing of their pool.
         self._former: dict[str, BatchJob] = {}
@@ -149,8 +126,6 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._past: dict[str, JobPool] = {}  # that were removed
         self._live_pools = LivePools(self._pool_facts, self._order_pool)
         self._orders = asyncio.Lock()
-        self._names = WorkerNames(options.get("name"))
-        self._patience = read(Patience, "patience", patience or {})
         self._book: dict[str, BatchJob] = {}
         self._going: dict[str, BatchJob] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -160,18 +135,16 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._closing = False
         self._beside: set[asyncio.Task[None]] = set()
         self._closed_by = asyncio.Lock()
+        self._graces: dict[str, float] = {}
+        self._kill_wait: float | None = None
+        self._began = time()
+
+    def _open(self, job_name: str, kept: Any) -> None:
+        """Have what asks the batch system for jobs, and for their end."""
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
-        self._graces: dict[str, float] = {}
-        self._kill_wait: float | None = None
-        self._began = time()
-        options |= {"job_name": job_name, "signal_ahead": signal_ahead, "grace": grace}
-        if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
-            del options["processes"]
-        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), config)
-        super().__init__(*args, **options)
 
     def _opened_site(self, job_name: str, keep: Any = None) -> Any:
         """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""

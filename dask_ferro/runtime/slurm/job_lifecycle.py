@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from dask_ferro.options import seconds
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
-from dask_ferro.runtime.pools.providers import SiteJob
+from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, Row, node_count
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
@@ -25,36 +26,30 @@ SUBMITTING = "submitting"
 _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 
 
-class Patience(NamedTuple):
-    """For how long what may pass is waited for.
+@dataclass(frozen=True)
+class Patience:
+    """For how long what may pass is waited for: the keyword `patience` of a cluster, by name."""
 
-    Attributes
-    ----------
-    ending : float
-        A job that is being requeued looks for a moment as if it ended.
-    stuck : float
-        Until a job whose request the site cannot meet is taken back.
-    boot : float
-        From a job's start until its first worker is connected.
-    lost : float
-        For workers of a running job that are gone, while SLURM says that it runs.  If all are, the job is over; if
-        some are, it ends early, and is replaced.
-    missing : float
-        From when all of SLURM's commands know no such job, and none of its workers is connected, until it is over.
-    unseen : float
-        The same for a job that none of them has known yet, and where only `squeue` answers.
-    drained : float
-        Until a job leaves a node that its administrator drains, or that lost some of its workers for good: a task
-        that runs longer is handed back.
-    """
-
-    ending: float = 2.0
-    stuck: float = 30.0
-    boot: float = 600.0
-    lost: float = 60.0
-    drained: float = 20.0
-    missing: float = 30.0
-    unseen: float = 300.0
+    ending: float = seconds("2s", "A job that is being requeued looks for a moment as if it ended.")
+    stuck: float = seconds("30s", "Until a job whose request the site cannot meet is taken back.")
+    boot: float = seconds("600s", "From a job's start until its first worker is connected.")
+    lost: float = seconds(
+        "60s",
+        "For workers of a running job that are gone, while SLURM says that it runs. If all are, the job is over; if"
+        " some are, it ends early, and is replaced.",
+    )
+    drained: float = seconds(
+        "20s",
+        "Until a job leaves a node that its administrator drains, or that lost some of its workers for good: a task"
+        " that runs longer is handed back.",
+    )
+    missing: float = seconds(
+        "30s",
+        "From when all of SLURM's commands know no such job, and none of its workers is connected, until it is over.",
+    )
+    unseen: float = seconds(
+        "300s", "The same for a job that none of them has known yet, and where only `squeue` answers."
+    )
 
 
 class Ending(NamedTuple):

@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dask_ferro import portable
-from dask_ferro.runtime.jobs import logs
-from dask_ferro.runtime.slurm import parsing
+from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused, environment, run
 from dask_ferro.runtime.slurm.orphan_guard import Keep, Watchdog
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, Row

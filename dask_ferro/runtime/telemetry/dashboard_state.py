@@ -17,7 +17,7 @@ from distributed.scheduler import WorkerState
 from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.pools.providers import MODES
+from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
 from dask_ferro.runtime.telemetry.move_log import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of

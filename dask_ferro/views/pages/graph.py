@@ -129,6 +129,14 @@ class GraphPage:
         fig.toolbar.active_scroll = tools[1]
         fig.axis.visible = fig.title.visible = False
         fig.grid.grid_line_color = None
+        self._draw_into(fig)
+        self._waits = look.awaiting(
+            fig, "The scheduler has no tasks.\nThey appear when a graph is submitted."
+        )
+        return fig
+
+    def _draw_into(self, fig: Any) -> None:
+        # Edges first: what is drawn later lies above, and the names of tasks have to be read.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
         dots = fig.scatter(
             "x",
@@ -160,10 +168,6 @@ class GraphPage:
             ("bytes", "@bytes{0.0 ib}"),
         ]
         fig.add_tools(HoverTool(renderers=[dots], tooltips=told))
-        self._waits = look.awaiting(
-            fig, "The scheduler has no tasks.\nThey appear when a graph is submitted."
-        )
-        return fig
 
 
 _NODE = (

@@ -1,0 +1,42 @@
+"""What a worker's memory can still take, as the scheduler knows it.  Sizes are bytes."""
+
+from __future__ import annotations
+
+import dask
+from distributed.scheduler import WorkerState
+
+from dask_ferro.runtime.upstream import metrics_of
+
+# Dask's own default of the share of memory from which a worker spills.
+_TARGET = 0.6
+# A worker without a memory limit: a petabyte, so that shares of it are still numbers that can be compared.
+_ENDLESS = 2**50
+
+
+def free_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take before it begins to spill: its limit's `target` share, less its use.
+
+    Use is what it holds in memory and what else has been there for a while (Dask's "optimistic" memory).
+    """
+    if not worker.memory_limit:
+        return _ENDLESS
+    used = worker.memory.optimistic if "memory" in metrics_of(worker) else worker.nbytes
+    return max(unspilled_bytes(worker) - used, 0)
+
+
+def unspilled_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can hold before it begins to spill: its limit's `target` share."""
+    if not worker.memory_limit:
+        return _ENDLESS
+    target = dask.config.get("distributed.worker.memory.target") or _TARGET
+    return int(target * worker.memory_limit)
+
+
+def spilling_bytes(worker: WorkerState) -> int:
+    """Return the bytes that a worker can take if it spills: its limit less all that it holds, on disk too.
+
+    Sizes on disk are about those in memory.  One that does not spill can take no more than `free_bytes`.
+    """
+    if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
+        return free_bytes(worker)
+    return max(worker.memory_limit - worker.nbytes, free_bytes(worker))

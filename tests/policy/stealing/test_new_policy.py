@@ -1,0 +1,72 @@
+"""A new policy is one module and one line: then it runs in the simulator, the plugin, and the tests of every policy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+LINE = """
+from dask_ferro.policy.stealing.policies import POLICIES
+from tests.policy.stealing.random_victims import RandomVictims
+POLICIES["random"] = RandomVictims
+"""
+
+SIMULATOR = """
+from dask_ferro.simulate.cluster import Change, VirtualCluster
+from dask_ferro.simulate.engine import simulate
+from tests.simulate.test_engine import hoard
+late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
+trace = simulate(hoard(200), late, policy="random")
+assert trace.counts["confirmed"] > 0, trace.counts
+"""
+
+PLUGIN = """
+import time
+from distributed import Client, LocalCluster
+import dask_ferro as ff
+from dask_ferro.runtime.plugin.install import figures
+with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+    with Client(cluster) as client:
+        ff.install(client, stealing="random")
+        where = {"workers": [min(cluster.scheduler.workers)], "allow_other_workers": True}
+        futures = client.map(lambda i: time.sleep(0.02) or i, range(30), pure=False, **where)
+        assert client.gather(futures) == list(range(30))
+        found = figures(client)
+assert found["stealing"] == "random"
+assert found["counts"]["confirmed"] > 0, found
+"""
+
+PROPERTIES = """
+import pytest
+tests = ["tests/policy/stealing/test_policy_properties.py", "tests/policy/test_scheduling_core.py"]
+tests += ["tests/simulate/test_starvation.py"]
+assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SIMULATOR, id="simulator"),
+        pytest.param(PLUGIN, id="plugin"),
+        pytest.param(PROPERTIES, id="tests of every policy"),
+    ],
+)
+def test_random_victims(script: str) -> None:
+    """In a process of its own: elsewhere the registry was read already."""
+    done = subprocess.run(
+        [sys.executable, "-c", LINE + script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    if script == PROPERTIES:
+        assert "passed" in done.stdout, done.stdout[-2000:]

@@ -1,0 +1,430 @@
+"""The elastic controller on clusters of this machine: its options, what it makes of the facts, and what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections import Counter
+from contextlib import nullcontext
+from math import inf
+from typing import Any
+
+import pytest
+from distributed import Client, Event, LocalCluster, Worker
+from distributed.deploy import Cluster
+
+import dask_ferro as ff
+from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
+from dask_ferro.runtime.elastic.controller import unrunnable
+from dask_ferro.runtime.elastic.facts import staffed
+from dask_ferro.runtime.elastic.options import check_room
+from dask_ferro.runtime.pools.providers import SpecPools
+from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph
+from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
+from dask_ferro.testing import workload_kernels
+from tests.waiting import BOUND_S, finished, opened, until, until_async
+
+KB = 1024
+MAY_END = threading.Event()
+NOW = 1000.0
+IDLE = {
+    "threads": 1, "status": "running", "idle_for": 7.0, "paused_for": 0.0, "processing": 0, "nbytes": 100,
+    "unique": 60, "free": 900, "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
+}  # fmt: skip
+
+
+def counted(client: Client, workers: int) -> None:
+    """Wait until there are as many workers."""
+    until(lambda: count(client) == workers, f"{workers} workers", seen=lambda: count(client))
+
+
+def looked(elastic: ff.Elastic, times: int) -> None:
+    """Wait until a controller has looked at the cluster so often."""
+    looks = len(elastic.decisions)
+    until(lambda: len(elastic.decisions) >= looks + times, f"{times} looks of the controller")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"minimum": 3, "maximum": 2}, "0 <= minimum <= maximum", id="bounds that contradict"),
+        pytest.param({"minimum": -1}, "0 <= minimum", id="fewer than none"),
+        pytest.param({"efficiency": 0}, "efficiency=0, wanted a number above 0", id="no efficiency"),
+        pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
+        pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
+        pytest.param({"cooldown": "soon"}, "cooldown='soon'", id="a cooldown in words"),
+        pytest.param(
+            {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
+        ),
+        pytest.param({"wait_count": 3}, "use cooldown", id="an option of Dask's own"),
+        pytest.param({"target_duration": "5s"}, "use efficiency", id="another"),
+        pytest.param({"minimun": 3}, "unknown minimun; wanted some of interval, minimum", id="misspelled"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, words):
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        pytest.raises(ff.ConfigError, match=words),
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, **options)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "refused"),
+    [
+        pytest.param(0, 3, True, id="no job fits"),
+        pytest.param(None, 3, True, id="nor without a minimum"),
+        pytest.param(0, 0, False, id="none is an order"),
+        pytest.param(0, 4, False, id="a job of the smallest pool fits"),
+        pytest.param(1, 3, False, id="the minimum holds, in whole jobs"),
+        pytest.param(0, None, False, id="no maximum"),
+    ],
+)
+def test_a_maximum_that_allows_no_job_is_refused(minimum, maximum, refused):
+    kinds = (Pool("cpu", processes=8), Pool("gpu", processes=4))
+    with pytest.raises(ff.ConfigError, match="wanted at least 4") if refused else nullcontext():
+        check_room(minimum, maximum, kinds)
+
+
+def test_a_cluster_that_starts_no_workers_by_itself_is_refused():
+    with pytest.raises(ff.ConfigError, match="got Cluster, which cannot start workers"):
+        ff.Elastic(Cluster.__new__(Cluster))
+
+
+class Kinds:
+    """The pools of a site, as the controller reads them: a row of the tables below."""
+
+    def __init__(self, **resources: dict[str, float]) -> None:
+        self._resources = resources
+
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(Pool(name) for name in self._resources)
+
+    def resources(self, pool: str) -> dict[str, float]:
+        return self._resources[pool]
+
+
+def rows(jobs: list[SiteJob], workers: dict[str, dict[str, Any]], leaving: tuple[str, ...] = ()) -> Any:
+    return staffed(NOW, Kinds(default={}), jobs, {"workers": workers, "demands": []}, leaving).jobs
+
+
+def test_a_job_is_what_all_its_processes_are():
+    job = SiteJob("a", "default", "7", "running", ("a-0", "a-1"), NOW - 20, 3)
+    workers = {
+        "tcp://1": IDLE | {"name": "a-0"},
+        "tcp://2": IDLE | {"name": "a-1", "idle_for": 0.0, "ends_in": 50.0},
+        "tcp://3": IDLE | {"name": "b"},
+    }
+    (row,) = rows([job], workers)
+    assert row._asdict() == {
+        "name": "a", "pool": "default", "state": RUNNING, "age": 20.0, "order": 3, "idle_for": 0.0, "ends_in": 50.0,
+        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2, "held": False, "stalled": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "leaving", "expected"),
+    [
+        pytest.param("submitting", (), PENDING, id="one that is not submitted yet is pending"),
+        pytest.param("pending", (), PENDING, id="pending"),
+        pytest.param("running", ("a",), LEAVING, id="one that leaves is leaving, whatever its site says"),
+    ],
+)
+def test_states(state, leaving, expected):
+    (row,) = rows([SiteJob("a", "default", "", state, ("a",), NOW, 0)], {}, leaving)
+    assert (row.state, row.idle_for, row.ends_in) == (expected, 0.0, inf)
+
+
+@pytest.mark.parametrize(
+    ("needs", "admitted"),
+    [
+        pytest.param({"resources": {}}, None, id="who needs nothing may go anywhere"),
+        pytest.param({"resources": {"GPU": 1}}, {"gpu"}, id="resources say which pool"),
+        pytest.param({"resources": {"GPU": 2}}, set(), id="more than any worker has: nobody"),
+        pytest.param({"device": "gpu"}, {"gpu"}, id="so does a device class"),
+        pytest.param({"workers": ["tcp://1"]}, {"cpu"}, id="and workers by address"),
+    ],
+)
+def test_demands_say_which_pools_may_run_them(needs, admitted):
+    jobs = [SiteJob(f"{kind}-0", kind, "", "running", (f"{kind}-0",), NOW, 0) for kind in ("cpu", "gpu")]
+    workers = {
+        "tcp://1": IDLE | {"name": "cpu-0"},
+        "tcp://2": IDLE | {"name": "gpu-0", "device": "gpu", "resources": {"GPU": 1}},
+    }
+    demand = {
+        "profile": ((1.0, 4.0),),
+        "longest": 1.0,
+        "resources": {},
+        "workers": None,
+        "device": None,
+        "speeds": {},
+    }
+    facts = {"workers": workers, "demands": [demand | needs]}
+    (row,) = staffed(NOW, Kinds(cpu={}, gpu={"GPU": 1}), jobs, facts, ()).demands
+    assert row.pools == (None if admitted is None else frozenset(admitted))
+    assert row.profile == ((1.0, 4.0),)
+
+
+SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b")
+
+
+@pytest.mark.parametrize(
+    ("pools", "jobs", "words"),
+    [
+        pytest.param(
+            (SHUT,), (), r"none can be had for now; cpu is closed until .*: no more\n    a\n    b", id="it"
+        ),
+        pytest.param((SHUT, SHUT._replace(name="gpu")), (), r"(?s)cpu is closed.*\ngpu is closed", id="both"),
+        pytest.param((SHUT, Pool("gpu")), (), "^$", id="another pool is open"),
+        pytest.param((SHUT,), (Job("cpu-0", "cpu", PENDING),), "^$", id="a job is on its way"),
+        pytest.param((SHUT._replace(closed_until=NOW),), (), "^$", id="it opens now"),
+        pytest.param((Pool("cpu", closed="sbatch is busy"),), (), "^$", id="it is asked again in a moment"),
+    ],
+)
+def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
+    found = unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
+    assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
+    assert re.search(words, "".join(why for _, why in found))
+    assert unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
+
+
+GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
+
+
+@pytest.mark.parametrize(
+    ("needs", "pools", "jobs", "found"),
+    [
+        pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
+        pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
+        pytest.param({}, set(), (), [], id="no pool at all: that is not what a pool's closing tells"),
+        pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
+        pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
+        pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),
+        pytest.param(
+            {"resources": {"disk": 1.0}, "device": None}, {"gpu"}, (), ["disk: 1"], id="any resource"
+        ),
+        pytest.param({"workers": ["tcp://1"]}, {"gpu"}, (), [], id="so is a worker"),
+    ],
+)
+def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
+    shut = SHUT._replace(name="gpu")
+    staff = ScalingFacts(
+        NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
+    )
+    told = unrunnable(staff, {"workers": {"tcp://1": IDLE}, "demands": [GPU | needs]})
+    words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
+    assert [re.match(words, why)[1] for _, why in told] == found
+    assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)
+
+
+@pytest.mark.cluster
+def test_workers_follow_the_work_and_keep_what_they_made():
+    with (
+        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=2, interval=0.2)
+        futures = client.map(nap, range(40), seconds=0.5)
+        counted(client, 2)
+        finished(futures)
+        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+        counted(client, 1)
+        assert client.gather(futures) == list(range(40))
+        assert any("submit" in action for entry in elastic.decisions for action in entry["actions"])
+        assert client.run_on_scheduler(tries) == 40
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("tile_bytes", [8 * KB, 256 * KB], ids=["light tiles", "heavy tiles"])
+def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_of_its_input(tile_bytes):
+    """No copies are made ahead: what a worker reads moves when it is read, at most once to each."""
+    graph = iterated_cholesky(nt=8, iterations=1, seconds=0.02, tile_bytes=tile_bytes)
+    held = TaskGraph("tiles", tuple(task for task in graph.tasks if task.kernel == "tile"))
+    with (
+        ff.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.amm.stop()  # it drops one of two copies, of its own choice
+        tiles = workload_kernels.submit(client, held)
+        finished(tiles)
+        first = set(cluster.scheduler.workers)
+        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
+        counted(client, 4)
+        sent_ahead = sum(client.run(sent).values())
+        with ff.trace(client) as recorded:
+            finished(workload_kernels.submit(client, graph))
+        holders = client.who_has(tiles)
+        sent_then = sum(client.run(sent).values())
+    ran = [span for span in recorded.trace.spans if span.kind == "compute"]
+    joined = Counter(span.worker for span in ran if span.worker not in first)
+    assert len(ran) == len({span.key for span in ran}) == len(graph.tasks) - len(held.tasks)
+    assert len(joined) == 2
+    assert sum(joined.values()) >= len(ran) / 3  # a half of them is even
+    assert all(first & set(who) for who in holders.values())
+    assert sent_ahead == 0 < sent_then <= 3 * len(graph.tasks) * tile_bytes
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_for_good_is_replaced():
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+        counted(client, 1)
+        (name,) = until(lambda: tuple(cluster.workers), "the worker to be known")
+        cluster.sync(cluster.workers[name].close)
+        until(
+            lambda: count(client) == 1 and name not in cluster.workers,
+            f"another worker in the place of {name}",
+            seen=lambda: list(cluster.workers),
+        )
+        assert client.submit(nap, 5, 0.0).result(timeout=60) == 5
+
+
+@pytest.mark.cluster
+def test_bounds_change_while_a_worker_is_leaving():
+    with (
+        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.2)
+        counted(client, 2)
+        futures = client.map(held, range(2))
+        until(lambda: all(client.processing().values()), "a task on each worker", seen=client.processing)
+        for workers in (1, 2, 1, 1):
+            elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.1)
+            looked(elastic, 2)  # the first may be that of the one before, which had begun
+        Event("bounds", client).set()
+        assert client.gather(futures) == [0, 1]
+        counted(client, 1)
+        until(  # Dask's cluster does not close while a worker of its starts
+            lambda: elastic.decisions[-1]["jobs"] == {"running": 1},
+            "one job, and none that starts or leaves",
+            seen=lambda: elastic.decisions[-1],
+        )
+
+
+def test_spec_pools_ask_under_names_that_none_had_before():
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
+        pools = SpecPools(cluster)
+        names: list[str] = []
+        for _ in range(3):
+            cluster.sync(request_and_release, pools, names)
+        assert len(set(names)) == 3
+
+
+def test_jobs_that_are_released_while_another_one_is_forgotten_are_none():
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
+        pools = SpecPools(cluster)
+        jobs = cluster.sync(forget_and_release, pools)
+        assert jobs == {str(name) for name in cluster.worker_spec}
+        assert len(jobs) == 1
+
+
+async def forget_and_release(pools: SpecPools) -> set[str]:
+    """One of four jobs ended by itself, and two are let go while the look that notices it ends what is left of it."""
+    pools.request("default", 4)
+    await pools.wait_submitted()
+    ended, *leaving = [job.name for job in await pools.reconcile()][:3]
+    await pools.cluster.workers[int(ended)].close()
+
+    def known() -> set[int]:
+        return {worker["name"] for worker in pools.cluster.scheduler_info["workers"].values()}
+
+    await until_async(
+        lambda: int(ended) not in known(), f"the cluster to know of the end of {ended}", seen=known
+    )
+    seen, _ = await asyncio.gather(pools.reconcile(), pools.release(leaving))
+    return {job.name for job in seen}
+
+
+class LateSite(SpecPools):
+    """A site that is asked for long: it tells what it saw before the jobs left that were leaving."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__(cluster)
+        self.late = 0
+
+    async def reconcile(self) -> tuple[SiteJob, ...]:
+        jobs = await super().reconcile()
+        if leaving := self.cluster._adaptive._leaving:
+            MAY_END.set()
+            await until_async(lambda: not leaving, "the end of the jobs that leave", seen=lambda: leaving)
+            self.late += 1
+        return jobs
+
+
+@pytest.mark.cluster
+def test_nobody_goes_in_the_place_of_one_that_went_while_the_site_was_asked():
+    with (
+        ff.LocalCluster(
+            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        before = set(cluster.scheduler.workers)
+        site = LateSite(cluster)
+        MAY_END.clear()
+        running = [
+            client.submit(waiting, address, workers=[address], allow_other_workers=True) for address in before
+        ]
+        until(
+            lambda: all(ws.processing for ws in cluster.scheduler.workers.values()), "a task on each worker"
+        )
+        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = site
+        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.05)
+        counted(client, 2)
+        looked(elastic, 3)
+        assert (count(client), site.late > 0) == (2, True)
+        assert set(cluster.scheduler.workers) < before
+        verbs = Counter(action["kind"] for entry in elastic.decisions for action in entry["done"])
+        assert verbs == {"drain": 1}
+        assert set(client.gather(running)) == before
+
+
+async def request_and_release(pools: SpecPools, names: list[str]) -> None:
+    pools.request("default", 1)
+    await pools.wait_submitted()
+    (job,) = await pools.reconcile()
+    names.append(job.name)
+    await pools.release([job.name])
+    assert await pools.reconcile() == ()
+
+
+def nap(value: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return value
+
+
+def waiting(value: str) -> str:
+    """Run in a worker of this process, until the test lets it end."""
+    assert MAY_END.wait(BOUND_S)
+    return value
+
+
+def held(value: int) -> int:
+    opened("bounds")
+    return value
+
+
+def count(client: Client) -> int:
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def tries(dask_scheduler: Any) -> int:
+    """How many task runs ended well."""
+    return sum(
+        prefix.state_counts["memory"]
+        for name, prefix in dask_scheduler.task_prefixes.items()
+        if name == "nap"
+    )
+
+
+def sent(dask_worker: Worker) -> int:
+    return dask_worker.transfer_outgoing_bytes_total

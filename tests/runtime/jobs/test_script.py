@@ -1,0 +1,265 @@
+"""The batch script, run by a shell with a worker that is a script of the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.runtime.jobs.script import WorkerJob
+from dask_ferro.runtime.pools.pool import JobPool, overrides_of
+from dask_ferro.runtime.slurm.commands import environment
+
+SHAPE = {"cores": 4, "processes": 2, "memory": "4GB", "walltime": "01:00:00", "interface": "lo"}
+
+
+def job(**options: Any) -> WorkerJob:
+    return WorkerJob("tcp://10.0.0.1:8786", name="cpu", **(SHAPE | options))
+
+
+def test_the_script_names_all_that_a_worker_is_told():
+    script = job(queue="long", account="me", job_script_prologue=["module load python"]).job_script(12)
+    lines = script.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert {"#SBATCH -p long", "#SBATCH -A me", "#SBATCH -t 01:00:00", "#SBATCH --signal=B:USR1@60"} <= set(
+        lines
+    )
+    (command,) = (line for line in lines if "distributed.cli.dask_worker" in line)
+    assert command.endswith(" --preload-nanny dask_ferro.runtime.jobs.job_preload &")
+    for option in (
+        '--name "$FERRO_WORKER"',
+        "--nthreads 2",
+        "--nworkers 2",
+        "--nanny",
+        "tcp://10.0.0.1:8786",
+    ):
+        assert option in command
+    assert lines.index("module load python") < lines.index(command)
+
+
+@pytest.mark.parametrize(
+    ("options", "there", "not_there"),
+    [
+        pytest.param(
+            {"nanny": False},
+            "--preload dask_ferro.runtime.jobs.job_preload",
+            "--preload-nanny",
+            id="without a nanny",
+        ),
+        pytest.param(
+            {"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"
+        ),
+        pytest.param({"signal_ahead": 0}, "trap", "--signal", id="no signal"),
+        pytest.param({"walltime": "2"}, "--signal=B:USR1@30", "USR1@60", id="a quarter of a short walltime"),
+        pytest.param(
+            {"job_extra_directives": ["--signal=B:USR1@200"]},
+            "FERRO_JOB_NOTICE=200",
+            "USR1@60",
+            id="the user's signal",
+        ),
+        pytest.param({}, "FERRO_JOB_GRACE=30\n", "FERRO_JOB_GRACE=5", id="a preempted job's time is a guess"),
+        pytest.param({"grace": 240}, "FERRO_JOB_GRACE=240\n", "FERRO_JOB_GRACE=30", id="or what is said"),
+    ],
+)
+def test_options_change_the_script(options, there, not_there):
+    script = job(**options).job_script()
+    assert there in script
+    assert not_there not in script
+
+
+@pytest.mark.parametrize(
+    ("options", "grace"),
+    [
+        pytest.param({"queue": "low"}, 5, id="its partition's"),
+        pytest.param({}, 7, id="the default partition's"),
+        pytest.param({"queue": "low,spot"}, 5, id="the least of several"),
+        pytest.param({"queue": "low", "job_extra_directives": ["--partition=spot"]}, 9, id="the last one's"),
+        pytest.param({"queue": "cpu"}, 30, id="of which nothing is said"),
+        pytest.param({"queue": "low", "grace": 60}, 60, id="the user's"),
+    ],
+)
+def test_a_preempted_job_has_the_time(options, grace):
+    script = job(**options).job_script(graces={"low": 5.0, "spot": 9.0, "": 7.0})
+    assert f"export FERRO_JOB_GRACE={grace}\n" in script
+
+
+def test_the_time_from_sigterm_on_is_told_where_it_is_known():
+    assert "export FERRO_JOB_KILLWAIT=120\n" in job().job_script(kill_wait=120.0)
+    assert "KILLWAIT" not in job().job_script()
+
+
+@pytest.mark.parametrize(
+    ("options", "walltime", "lifetime", "resources"),
+    [
+        pytest.param({}, 3600.0, inf, {}, id="plain"),
+        pytest.param({"job_extra_directives": ["--time=2-0"]}, 172800.0, inf, {}, id="a limit among the directives"),
+        pytest.param(
+            {"worker_extra_args": ["--lifetime", "25s", "--resources", "GPU=1,memory=2e9"]},
+            3600.0, 25.0, {"GPU": 1.0, "memory": 2e9}, id="the worker's own",
+        ),
+        pytest.param(
+            {"worker_extra_args": ["--lifetime=1h --resources='GPU=2 disk=3'"]},
+            3600.0, 3600.0, {"GPU": 2.0, "disk": 3.0}, id="written another way",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_knows_its_limits_and_resources(options, walltime, lifetime, resources):
+    told = job(**options)
+    assert (told.walltime, told.lifetime, told.resources) == (walltime, lifetime, resources)
+
+
+# -- run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Runs the script with a Python program instead of the worker; returns the shell."""
+
+    def start(program: str, first: int = 0, **environment: str) -> subprocess.Popen[str]:
+        worker = tmp_path / "worker.py"
+        worker.write_text(program)
+        script = job(python=f"{sys.executable} {worker}").job_script(first)
+        return subprocess.Popen(
+            ["bash"],
+            stdin=_file(tmp_path, script),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+
+    return start
+
+
+def _file(folder: Path, text: str) -> Any:
+    path = folder / "script.sh"
+    path.write_text(text)
+    return path.open()
+
+
+TELL = (
+    "import sys, os; print(sys.argv[sys.argv.index('--name') + 1], os.environ['FERRO_JOB_ENDS']); sys.exit(3)"
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        pytest.param({}, "cpu-12", id="one job"),
+        pytest.param({"SLURM_ARRAY_TASK_ID": "5"}, "cpu-17", id="an element of an array"),
+        pytest.param({"SLURM_RESTART_COUNT": "0"}, "cpu-12", id="never requeued"),
+        pytest.param(
+            {"SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_TASK_ID": "1"}, "cpu-13.2", id="requeued twice"
+        ),
+    ],
+)
+def test_the_worker_has_the_name_that_is_expected(run, environment, name):
+    with run(TELL, 12, **environment) as shell:
+        told, ends = shell.communicate(timeout=20)[0].split()
+    assert told == name
+    assert abs(float(ends) - time.time() - 3600) < 20
+    assert shell.returncode == 3
+
+
+def test_the_end_that_slurm_tells_counts(run):
+    with run(TELL, SLURM_JOB_END_TIME="1795293374") as shell:
+        assert shell.communicate(timeout=20)[0].split()[1] == "1795293374"
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_the_script_hands_the_signal_on_and_waits_for_the_worker_however_often_it_comes(run, name):
+    program = f"""if True:
+        import signal, sys
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.{name}}})
+        print("ready", flush=True)
+        for got in range(1, 4):
+            if signal.sigtimedwait({{signal.{name}}}, 20) is None:
+                sys.exit(1)
+            print(got, flush=True)
+        sys.exit(7)
+    """
+    with run(program) as shell:
+        said = [shell.stdout.readline().strip()]
+        for _ in range(3):
+            shell.send_signal(signal.Signals[name])
+            said.append(shell.stdout.readline().strip())
+        assert shell.wait(20) == 7
+    assert said == ["ready", "1", "2", "3"]
+
+
+# -- pools ---------------------------------------------------------------------------------------------------
+
+
+def pool(**overrides: Any) -> JobPool:
+    return JobPool.built("gpu", WorkerJob, "tcp://x:1", SHAPE | {"queue": "cpu"}, overrides)
+
+
+def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
+    gpu = pool(queue="gpu", cores=2, processes=1, maximum=4, cost=8, queue_wait=60)
+    facts = gpu.pool(now=0.0, trouble="")
+    assert "#SBATCH -p gpu" in gpu.job.job_script()
+    assert "#SBATCH -t 01:00:00" in gpu.job.job_script()
+    assert (facts.threads, facts.processes, facts.memory, facts.lifetime) == (2, 1, 4_000_000_000, 3600.0)
+    assert (facts.minimum, facts.maximum, facts.cost, facts.queue_wait) == (0, 4, 8, 60)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"maximum": -1}, "maximum=-1, wanted a number of at least 0"),
+        ({"cost": "much"}, "cost='much'"),
+        ({"cost": float("nan")}, "cost=nan"),
+        ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
+        ({"preemptible": "perhaps"}, "pool 'gpu': got preemptible='perhaps', wanted True or False"),
+        (
+            {"grace": "soon"},
+            "pool 'gpu': got grace='soon', wanted a duration .* number of seconds, of at least 0",
+        ),
+    ],
+)
+def test_a_pool_with_a_wrong_value_names_it(overrides, said):
+    with pytest.raises(ff.ConfigError, match=said):
+        pool(**overrides)
+
+
+def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_it_likes():
+    spot = pool(preemptible=True, queue_wait="2m", signal_ahead="90s", grace="auto")
+    facts = spot.pool(now=0.0, trouble="")
+    assert facts.preemptible
+    assert facts.queue_wait == 120.0
+    assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
+
+
+@pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])
+def test_a_pool_has_a_name_that_workers_can_have(name):
+    with pytest.raises(ff.ConfigError, match="wanted letters"):
+        overrides_of({name: {}})
+
+
+def test_a_pool_closes_when_three_jobs_failed_and_stays_closed_longer_each_time():
+    failing = pool()
+    closed = []
+    for now in (0.0, 1.0, 2.0, 3.0, 40.0, 50.0):
+        failing.fail("job 7: FAILED", now)
+        closed.append(failing.closed_until)
+    assert closed == [0.0, 0.0, 32.0, 32.0, 100.0, 100.0]
+    assert failing.pool(31.0, "").closed.endswith("the last, job 7: FAILED")
+    assert failing.pool(101.0, "").closed == ""
+    assert failing.pool(101.0, "sbatch is busy").closed == "sbatch is busy"
+
+
+def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    handed_on = environment()
+    assert {"SLURM_CPUS_PER_TASK", "SQUEUE_STATES"} & set(handed_on) == set()
+    assert (handed_on["SLURM_CONF"], handed_on["SBATCH_ACCOUNT"]) == ("/etc/slurm.conf", "me")

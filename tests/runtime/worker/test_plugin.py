@@ -1,0 +1,369 @@
+"""The worker plugin: on real workers, in this process and in others; the speed of a host and its cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster, Worker
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.policy.estimates import Links
+from dask_ferro.runtime.worker import calibration as speeds
+from dask_ferro.runtime.worker.calibration import Speed, speed
+from dask_ferro.runtime.worker.plugin import METRIC, NAME, FerroWorker, sent
+from tests.waiting import until
+
+STOCK_SENDS = 0.002
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of worker processes
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers in this process."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        yield client
+        if NAME in cluster.scheduler.worker_plugins:
+            client.unregister_worker_plugin(NAME)
+
+
+def published(cluster: LocalCluster) -> list[dict[str, Any]]:
+    """What the scheduler has from all workers, once they have all told."""
+
+    def told() -> list[Any]:
+        return [ws.metrics.get(METRIC) for ws in cluster.scheduler.workers.values()]
+
+    return until(lambda: all(found := told()) and found, "a heartbeat of each worker", seen=told)
+
+
+def intervals(cluster: LocalCluster) -> set[float]:
+    return {w.batched_stream.interval for w in cluster.workers.values()}
+
+
+def test_figures_reach_the_scheduler(cluster: LocalCluster, client: Client) -> None:
+    client.register_plugin(FerroWorker())
+    for row in published(cluster):
+        assert set(row) == {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
+        assert row["address"] in cluster.scheduler.workers
+        assert row["device"] == speeds.detected()
+        assert row["flops"] > 1e8
+        assert row["bandwidth"] > 1e8
+
+
+def test_teardown_takes_all_of_it_back(cluster: LocalCluster, client: Client) -> None:
+    client.register_plugin(FerroWorker(sends=0.0005))
+    assert intervals(cluster) == {0.0005}
+    client.register_plugin(FerroWorker(sends=0.001))
+    assert intervals(cluster) == {0.001}
+    client.unregister_worker_plugin(NAME)
+    assert intervals(cluster) == {STOCK_SENDS}
+    assert all(METRIC not in w.metrics and NAME not in w.plugins for w in cluster.workers.values())
+
+
+def test_an_interval_that_nobody_gave_is_left(cluster: LocalCluster, client: Client) -> None:
+    client.register_plugin(FerroWorker())
+    assert intervals(cluster) == {STOCK_SENDS}
+
+
+def test_one_plugin_may_serve_many_workers(cluster: LocalCluster) -> None:
+    plugin = FerroWorker(sends=0.0005)
+    workers = list(cluster.workers.values())
+    for worker in workers:
+        cluster.sync(plugin.setup, worker)
+        cluster.sync(plugin.setup, worker)  # and twice
+    assert intervals(cluster) == {0.0005}
+    plugin.teardown(workers[0])
+    assert [w.batched_stream.interval for w in workers] == [STOCK_SENDS, 0.0005]
+    plugin.teardown(workers[1])
+    plugin.teardown(workers[1])
+    assert intervals(cluster) == {STOCK_SENDS}
+
+
+def test_a_transfer_is_told_once_with_its_size(cluster: LocalCluster) -> None:
+    plugin = FerroWorker()
+    source, target = cluster.workers.values()
+    cluster.sync(plugin.setup, target)
+    with Client(cluster) as client:
+        report = target.metrics.pop(METRIC)  # a heartbeat would take what it has to tell
+        report(target)
+        data = client.submit(bytes, 100_000, key="data", workers=[source.address])
+        client.submit(len, data, key="moved", workers=[target.address]).result(timeout=60)
+        ((sender, nbytes, seconds),) = report(target)["transfers"]
+        assert (sender, nbytes) == (source.address, 100_000)
+        assert 0 < seconds < 60
+        assert report(target)["transfers"] == []
+        target.metrics[METRIC] = report
+    plugin.teardown(target)
+
+
+def test_one_beat_tells_the_newest_64(cluster: LocalCluster) -> None:
+    plugin = FerroWorker()
+    worker, *_ = cluster.workers.values()
+    cluster.sync(plugin.setup, worker)
+    log = [{"who": "tcp://a", "total": n, "start": 1.0, "stop": 1.5} for n in range(100)]
+    before = list(worker.transfer_incoming_log)
+    worker.transfer_incoming_log.extend(log)
+    row = worker.metrics[METRIC](worker)
+    worker.transfer_incoming_log.clear()
+    worker.transfer_incoming_log.extend(before)
+    assert row["transfers"] == [("tcp://a", n, 0.5) for n in range(36, 100)]
+    assert sum(count for count, _, _ in row["received"].values()) == 100 + len(before)
+    plugin.teardown(worker)
+
+
+@pytest.mark.parametrize(
+    ("declared", "configured", "wanted"),
+    [
+        pytest.param("gpu", None, "gpu", id="the call declares a device"),
+        pytest.param(None, "gpu", "gpu", id="the worker's configuration declares one"),
+        pytest.param("cpu", "gpu", "cpu", id="the call wins"),
+        pytest.param(None, "auto", "cpu", id="without CuPy it is a cpu"),
+    ],
+)
+def test_device_class(
+    cluster: LocalCluster,
+    declared: str | None,
+    configured: str | None,
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speeds, "cupy_devices", lambda: 0)
+    plugin = FerroWorker(device=declared)
+    worker, *_ = cluster.workers.values()
+    with dask.config.set({"ferro.worker.device": configured}):
+        cluster.sync(plugin.setup, worker)
+    row = worker.metrics[METRIC](worker)
+    plugin.teardown(worker)
+    assert row["device"] == wanted
+    assert row["flops"] or wanted == "gpu"  # declared, and maybe not to be measured here
+
+
+@pytest.mark.parametrize("device", ["tpu", "GPU", 0])
+def test_another_device_is_refused(device: Any) -> None:
+    with pytest.raises(ConfigError, match="cpu, gpu"):
+        FerroWorker(device=device)
+
+
+def test_a_failed_measurement_is_a_warning_and_none(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(speeds, "_best", _no_memory)
+    plugin = FerroWorker()
+    worker, *_ = cluster.workers.values()
+    with caplog.at_level(logging.WARNING, "dask_ferro"):
+        cluster.sync(plugin.setup, worker)
+    row = worker.metrics[METRIC](worker)
+    plugin.teardown(worker)
+    assert (row["device"], row["flops"], row["bandwidth"]) == ("cpu", None, None)
+    assert "not measured: MemoryError" in caplog.text
+
+
+def _no_memory(*args: object) -> float:
+    raise MemoryError("no 32 MiB left")
+
+
+# ---- links -------------------------------------------------------------------------------------------------
+
+HOSTS = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b"}
+
+
+@pytest.mark.parametrize(
+    ("transfers", "wanted"),
+    [
+        pytest.param([], [], id="no transfer, no sample"),
+        pytest.param(
+            [("tcp://a:2", 10, 0.5)], [("tcp://a:2", ("host", 10, 0.5))], id="a neighbour of the same host"
+        ),
+        pytest.param(
+            [["tcp://b:1", 10, 0.5]],
+            [("tcp://b:1", ("hosts", 10, 0.5))],
+            id="another host, and a list as it is sent",
+        ),
+        pytest.param([("tcp://c:1", 10, 0.5)], [], id="a sender that left is skipped"),
+        pytest.param([("tcp://b:1", 10, 0.0)], [], id="a clock that stood still says nothing"),
+        pytest.param([("tcp://b:1", 10, -0.1)], [], id="a clock that went back says nothing"),
+    ],
+)
+def test_transfers_are_samples_of_their_link(transfers: list[Any], wanted: list[Any]) -> None:
+    assert sent({"address": "tcp://a:1", "transfers": transfers}, HOSTS) == wanted
+
+
+def test_a_worker_that_told_nothing_or_left_has_no_samples() -> None:
+    assert sent(None, HOSTS) == []
+    assert sent({"address": "tcp://gone:1", "transfers": [("tcp://a:1", 10, 0.5)]}, HOSTS) == []
+
+
+def test_links_learn_from_samples() -> None:
+    links = Links()
+    before = links.classes["hosts"].bandwidth
+    row = {"address": "tcp://a:1", "transfers": [("tcp://b:1", 10**9, 0.103)] * 100}
+    for _, sample in sent(row, HOSTS):
+        links.add(*sample)
+    assert before == 0.3e9
+    assert links.classes["hosts"].bandwidth == pytest.approx(1e10, rel=0.01)
+
+
+# ---- the speed of a host -----------------------------------------------------------------------------------
+
+COUNTED = Speed(1e9, 2e9)
+
+
+@pytest.fixture
+def measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that were measured; each takes 50 ms."""
+    calls: list[str] = []
+
+    def slow(device: str) -> Speed:
+        calls.append(device)
+        time.sleep(0.05)
+        return COUNTED
+
+    monkeypatch.setattr(speeds, "measured", slow)
+    return calls
+
+
+def _cache(tmp_path: Path) -> Path:
+    (file,) = tmp_path.glob("dask-ferro-*/*.json")
+    return file
+
+
+def test_many_workers_of_a_host_measure_once(measurements: list[str]) -> None:
+    with ThreadPoolExecutor(32) as pool:
+        found = list(pool.map(speed, ["cpu"] * 32))
+    assert found == [COUNTED] * 32
+    assert measurements == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("", id="an empty file"),
+        pytest.param("{", id="a file cut short"),
+        pytest.param("[1, 2]", id="a list"),
+        pytest.param('{"flops": 1e9}', id="half of it"),
+        pytest.param('{"flops": 1e9, "bandwidth": 0}', id="a bandwidth of zero"),
+        pytest.param('{"flops": NaN, "bandwidth": 1}', id="no number"),
+        pytest.param('{"flops": [], "bandwidth": 1}', id="a list for a number"),
+    ],
+)
+def test_a_bad_cache_is_measured_over(tmp_path: Path, measurements: list[str], content: str) -> None:
+    speed("cpu")
+    _cache(tmp_path).write_text(content)
+    assert speed("cpu") == COUNTED
+    assert len(measurements) == 2
+    assert json.loads(_cache(tmp_path).read_text()) == COUNTED._asdict()
+
+
+def test_a_cache_of_yesterday_is_measured_over(tmp_path: Path, measurements: list[str]) -> None:
+    speed("cpu")
+    yesterday = time.time() - 90_000
+    os.utime(_cache(tmp_path), (yesterday, yesterday))
+    speed("cpu")
+    assert len(measurements) == 2
+
+
+def test_another_number_of_threads_is_another_speed(
+    measurements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in ("1", "2", "1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        speed("cpu")
+    assert len(measurements) == 2
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_folder_that_is_not_ours_is_not_used(tmp_path: Path, measurements: list[str], kind: str) -> None:
+    folder = tmp_path / f"dask-ferro-{os.getuid()}"
+    (tmp_path / "elsewhere").mkdir()
+    folder.touch() if kind == "file" else folder.symlink_to(tmp_path / "elsewhere")
+    assert [speed("cpu"), speed("cpu")] == [COUNTED, COUNTED]
+    assert len(measurements) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_holder_that_hangs_does_not_stop_the_others(
+    tmp_path: Path, measurements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed("cpu")
+    file = _cache(tmp_path)
+    file.unlink()
+    monkeypatch.setattr(speeds, "_QUEUE", 0.05)
+    with open(file.with_suffix(".lock"), "a") as held:
+        assert speeds._locked(held.fileno())
+        assert speed("cpu") == COUNTED
+    assert len(measurements) == 2
+
+
+def test_a_real_measurement_is_plausible() -> None:
+    flops, bandwidth = speeds.measured("cpu")
+    assert 1e8 < flops < 1e14
+    assert 1e8 < bandwidth < 1e13
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_workers_behind_nannies_and_those_that_come_later() -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(FerroWorker(sends=0.001))
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=60)
+        rows = published(cluster)
+        assert {row["device"] for row in rows} == {speeds.detected()}
+        assert len({row["flops"] for row in rows}) == 1  # the second one read what the first one measured
+        assert set(client.run(_interval).values()) == {0.001}
+        client.unregister_worker_plugin(NAME)
+        assert set(client.run(_interval).values()) == {STOCK_SENDS}
+
+
+def _interval(dask_worker: Worker) -> float:
+    return dask_worker.batched_stream.interval
+
+
+@pytest.mark.cluster
+def test_preload(tmp_path: Path) -> None:
+    preload = Path(__file__).parents[3] / "plugins" / "ferro_worker.py"
+    with (
+        LocalCluster(n_workers=0, dashboard_address=":0", processes=True) as cluster,
+        Client(cluster) as client,
+    ):
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+        options = ["--preload", str(preload), "--nthreads", "1", "--no-dashboard", "--no-nanny"]
+        with open(tmp_path / "log", "w") as log:
+            process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=tmp_path)
+        try:
+            client.wait_for_workers(1, timeout=60)
+            (row,) = published(cluster)
+            assert row["flops"] > 1e8
+            assert set(client.run(_interval).values()) == {config.value("scheduler.worker-sends")}
+            assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert "Traceback" not in (tmp_path / "log").read_text()
