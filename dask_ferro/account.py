@@ -126,10 +126,9 @@ def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
     found: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         found.setdefault((span.source, span.worker), []).append(span)
-    flows = [
-        Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of))
-        for (source, worker), of in found.items()
-    ]
+    flows = []
+    for (source, worker), of in found.items():
+        flows.append(Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of)))
     return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
+from itertools import accumulate
 from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,8 +124,11 @@ def _wrong_given(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
 def names_of(kind: type) -> list[str]:
     """Return the names by which `read` takes options of a class."""
     own = [one.name for one in fields(kind) if option_of(one) is not None]
-    parts = [part for one in fields(kind) if (part := section_of(one)) is not None and not part.keys]
-    return own + [name for part in parts for name in names_of(part.kind)]
+    for one in fields(kind):
+        part = section_of(one)
+        if part is not None and not part.keys:
+            own += names_of(part.kind)
+    return own
 
 
 def given(key: str, told: Any, who: str) -> Any:
@@ -306,10 +310,10 @@ def rows() -> list[Row]:
 def suggested(prefix: str) -> str:
     """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
     key = prefix.removeprefix(f"{SECTION}.")
-    starts = sorted(
-        {".".join(parts[:end]) for name in OPTIONS for parts in [name.split(".")] for end in (1, 2, 3)}
-    )
-    return meant(key, starts) or f"; sections are {', '.join(defaults()[SECTION])}"
+    starts: set[str] = set()
+    for name in OPTIONS:
+        starts.update(accumulate(name.split("."), "{}.{}".format))
+    return meant(key, sorted(starts)) or f"; sections are {', '.join(defaults()[SECTION])}"
 
 
 # ---- values ------------------------------------------------------------------------------------------------
@@ -382,13 +386,13 @@ def _folder(option: Option, written: Any) -> str | None:
     return str(written)
 
 
-def _file(option: Option, written: Any) -> Any:
+def _file(option: Option, written: object) -> object:
     if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
         raise ValueError
     return written
 
 
-def _mapping(option: Option, written: Any) -> Any:
+def _mapping(option: Option, written: object) -> object:
     if written is not None and not isinstance(written, Mapping):
         raise ValueError
     return written

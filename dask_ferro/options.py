@@ -182,19 +182,9 @@ def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
     return field(default=words[0], metadata={_OPTION: option})
 
 
-def folder(help: str) -> Any:
-    """Return a field of a path; null, the default, is None."""
-    return field(default=None, metadata={_OPTION: Option("folder", None, help, "path")})
-
-
-def file(help: str) -> Any:
-    """Return a field of a file's path; null, the default, is None."""
-    return field(default=None, metadata={_OPTION: Option("file", None, help, "path")})
-
-
-def mapping(help: str) -> Any:
-    """Return a field of values by name; null, the default, is None."""
-    return field(default=None, metadata={_OPTION: Option("mapping", None, help, "by name")})
+def given(kind: str, help: str, unit: str = "path") -> Any:
+    """Return a field of a "folder", a "file" or a "mapping"; null, the default, is None."""
+    return field(default=None, metadata={_OPTION: Option(kind, None, help, unit)})
 
 
 def section(kind: type, name: str = "", prefix: str = "") -> Any:

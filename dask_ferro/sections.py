@@ -14,7 +14,7 @@ from dask_ferro.options import (
     choice,
     count,
     flag,
-    folder,
+    given,
     options_of,
     seconds,
     section,
@@ -278,7 +278,8 @@ class Ferro:
     limits: LimitOptions = section(LimitOptions, "limits")
     ranks: RankOptions = section(RankOptions, "ranks")
     bundle: BundleOptions = section(BundleOptions, "bundle")
-    store: str | None = folder(
+    store: str | None = given(
+        "folder",
         "A folder that the client and every worker can read and write: models that were given as bytes are put"
         " there for the workers to map. Without one, they lie in a temporary folder, and a copy is sent to workers"
         " that cannot see it.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import dask_ferro as ff
 from dask_ferro.kernels.host_memory import give_back
 from tests import needs, peak, quick
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
+from tests.waiting import WHOLE_S
 
 # How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,6 +67,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         Path(folder, str(os.getpid())).write_text(item.nodeid)
     for mark in item.iter_markers("needs"):
         needs.require(*mark.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in a loop of its own, within a bound."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, WHOLE_S))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,34 +15,21 @@ FOUND = account(RUN)
     ("figure", "wanted"),
     [
         pytest.param(FOUND.steals, (Flow(W0, W1, 1, 1.0, 0),), id="who took tasks from whom"),
-        pytest.param(
-            FOUND.transfers, (Flow(W0, W1, 2, pytest.approx(0.65), 200),), id="who fetched from whom"
-        ),
-        pytest.param(
-            FOUND.workers,
+        pytest.param(FOUND.transfers, (Flow(W0, W1, 2, pytest.approx(0.65), 200),), id="who fetched from whom"),
+        pytest.param(FOUND.workers,
             (Share(W0, 2, 2, 1.5, 1.5 / 8, 0, 0, 1), Share(W1, 1, 1, 2.5, 2.5 / 4, 200, 1, 0)),
-            id="a worker's share counts all of its threads",
-        ),
-        pytest.param(
-            FOUND.prefixes,
-            (Family("sum", 1, 2.5, 2.5, 2.5, 8), Family("load", 2, 1.5, 0.75, 1.0, 200)),
-            id="the prefix that took longest comes first",
-        ),
-        pytest.param(
-            FOUND.ops,
-            (Family("Relu", 1, 0.75, 0.75, 0.75, 60), Family("MatMul", 1, 0.25, 0.25, 0.25, 40)),
-            id="ops are told apart from tasks",
-        ),
-        pytest.param(
-            FOUND.path,
+            id="a worker's share counts all of its threads"),
+        pytest.param(FOUND.prefixes, (Family("sum", 1, 2.5, 2.5, 2.5, 8), Family("load", 2, 1.5, 0.75, 1.0, 200)),
+            id="the prefix that took longest comes first"),
+        pytest.param(FOUND.ops, (Family("Relu", 1, 0.75, 0.75, 0.75, 60), Family("MatMul", 1, 0.25, 0.25, 0.25, 40)),
+            id="ops are told apart from tasks"),
+        pytest.param(FOUND.path,
             (PathStep("load-0", "load", W0, 1.0, 2.0, 0.0), PathStep(("sum", 0), "sum", W1, 2.5, 5.0, 0.5)),
-            id="the path waits from its last input on",
-        ),
-        pytest.param(
-            (FOUND.critical_path, FOUND.work, FOUND.lower_bound), (3.5, 4.0, 3.5), id="the chain is the bound"
-        ),
+            id="the path waits from its last input on"),
+        pytest.param((FOUND.critical_path, FOUND.work, FOUND.lower_bound), (3.5, 4.0, 3.5),
+            id="the chain is the bound"),
     ],
-)
+)  # fmt: skip
 def test_figures(figure: object, wanted: object) -> None:
     assert figure == wanted
 

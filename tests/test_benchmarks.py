@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from dask_ferro.kernels.ondevice import DeviceExecutable
 from dask_ferro.kernels.resident import DeviceArray, Residency
 from dask_ferro.testing.emulated_device import StandIn
+from tests.programs import ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
 # What a worker's heap may grow by while it runs a model, weights aside.
@@ -83,13 +83,7 @@ def test_a_table_is_as_wide_as_its_cells(measure, capsys):
 
 def toy(script, path, *arguments):
     """A benchmark at toy size, as a user starts it: what it printed, and its record."""
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = ran([sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())
 
@@ -281,13 +275,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
     ],
 )
 def test_benchmarks_explain_themselves(script):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = ran([sys.executable, BENCHMARKS / script, "--help"])
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout
 

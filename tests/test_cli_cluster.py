@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from distributed import Client
 from dask_ferro.cli import main
 from dask_ferro.lock import held
 from dask_ferro.runtime.local.foreground import summary
+from tests.programs import ran
 from tests.sites.batch import Batch
 from tests.standing import PROGRAM, command
 
@@ -140,22 +140,16 @@ def test_ctrl_c_while_it_imports_ends_it_with_one_line(module, program, tmp_path
     """dask-jobqueue ends a program at Ctrl-C with status 0 and no word, from its import on."""
     (tmp_path / "sitecustomize.py").write_text(CUSTOM)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    done = ran(
         [PROGRAM.parent / program[0], *program[1:], "cluster", "--config", "local-test"],
-        env=os.environ | {"PYTHONPATH": path, "INTERRUPTED_AT": module},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        env={"PYTHONPATH": path, "INTERRUPTED_AT": module},
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
     program = "import dask_ferro as ff, signal; ff.SLURMCluster; signal.raise_signal(signal.SIGINT)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran([sys.executable, "-c", program])
     assert done.returncode == -signal.SIGINT
     assert done.stderr.endswith("KeyboardInterrupt\n")
 

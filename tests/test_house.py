@@ -19,6 +19,7 @@ import pytest
 import dask_ferro as ff
 from dask_ferro import config
 from tests.house import imports, source
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -28,15 +29,7 @@ HEAVY = ("dask", "distributed", "onnx", "onnx_ir", "onnxruntime", "numpy", "rich
 
 
 def _python(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-        cwd=ROOT,
-        timeout=300,
-    )
+    done = ran([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
     return done.stdout
 
 
@@ -62,14 +55,7 @@ def _shipped() -> list[Path]:
 
 
 def test_each_module_imports_only_from_floors_below():
-    done = subprocess.run(
-        [BIN / "lint-imports", "--no-cache"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
+    done = ran([BIN / "lint-imports", "--no-cache"], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -179,9 +165,7 @@ def test_extras_that_messages_name_exist():
 
 @pytest.mark.parametrize("program", [("dask-ferro",), ("dask", "ferro")], ids=" ".join)
 def test_the_command_line_is_installed(program):
-    done = subprocess.run(
-        [BIN / program[0], *program[1:], "--help"], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = ran([BIN / program[0], *program[1:], "--help"])
     assert (done.returncode, done.stderr) == (0, "")
     assert {"run", "import"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
 
@@ -282,9 +266,7 @@ def test_no_cluster_of_a_test_takes_dasks_own_port():
 def test_make_help_lists_every_target_that_is_no_file():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
-    listed = subprocess.run(
-        ["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT, timeout=300
-    ).stdout
+    listed = ran(["make", "help"], check=True, cwd=ROOT).stdout
     assert set(re.findall(r"make ([\w-]+)", listed)) == phony
 
 
@@ -293,14 +275,7 @@ def test_make_refuses_an_old_python_in_one_line(tmp_path):
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
     old.chmod(0o755)
-    done = subprocess.run(
-        ["make", "demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
+    done = ran(["make", "demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"], cwd=ROOT)
     assert done.returncode != 0
     assert "needs Python 3.11" in done.stderr
     assert "Python 3.9.2" in done.stderr
@@ -323,14 +298,7 @@ def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, che
     for name, script in {"make": make, "dot": "#!/bin/sh\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        [ROOT / ".ci" / "run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        timeout=300,
-    )
+    done = ran([ROOT / ".ci" / "run"], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.returncode == status
     assert done.stdout.splitlines()[-1] == closing
 
@@ -349,7 +317,5 @@ def test_what_an_extra_brings_is_named_where_it_is_missing():
         "try: ff.SLURMCluster\n"
         "except ff.ConfigError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
-    )
+    done = ran([sys.executable, "-c", program], check=True)
     assert "pip install 'dask_ferro[slurm]'" in done.stdout

@@ -21,6 +21,7 @@ import dask_ferro as ff
 from dask_ferro import config
 from dask_ferro.runtime.jobs import job_config, job_keys
 from dask_ferro.runtime.pools.failures import limits
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "jobqueue_configs"
@@ -189,114 +190,46 @@ def test_a_key_that_is_missing_is_named(key, written):
 
 
 REFUSED = {
-    "a misspelled key": (
-        "    cores: 8",
-        "    coers: 8",
-        "unknown key jobqueue.slurm.coers, did you mean cores?",
-    ),
-    "a key of nobody": (
-        "    cores: 8",
-        "    cores: 8\n    zzz: 1",
-        "unknown key jobqueue.slurm.zzz; wanted some of",
-    ),
-    "a key of another batch system": (
-        "    queue: null",
-        "    queue: null\n    resource-spec: a",
-        "resource-spec",
-    ),
+    "a misspelled key": ("    cores: 8", "    coers: 8", "unknown key jobqueue.slurm.coers, did you mean cores?"),
+    "a key of nobody": ("    cores: 8", "    cores: 8\n    zzz: 1", "unknown key jobqueue.slurm.zzz; wanted some of"),
+    "a key of another batch system": ("    queue: null", "    queue: null\n    resource-spec: a", "resource-spec"),
     "a key of old": ("job-extra-directives:", "job-extra:", "job-extra is now called job-extra-directives"),
     "a key twice": ("    cores: 8", "    cores: 8\n    cores: 4", "cores stands twice"),
-    "a walltime without quotes": (
-        "'01:00:00'",
-        "12:00:00",
-        "walltime: got 43200, wanted text such as '01:30:00'",
-    ),
+    "a walltime without quotes": ("'01:00:00'", "12:00:00", "walltime: got 43200, wanted text such as '01:30:00'"),
     "a walltime that is none": ("'01:00:00'", "'1h'", "walltime: got '1h'"),
     "no walltime": ("'01:00:00'", "null", "walltime: got null"),
-    "a queue that YAML reads as true": (
-        "    queue: null",
-        "    queue: on",
-        "queue: got True, wanted text in quotes",
-    ),
+    "a queue that YAML reads as true": ("    queue: null", "    queue: on", "queue: got True, wanted text in quotes"),
     "no cores": ("    cores: 8", "    cores: 0", "cores: got 0, wanted a whole number of at least 1"),
-    "cores that do not divide": (
-        "processes: 2",
-        "processes: 3",
-        "cores: got 8 for processes: 3, wanted a multiple",
-    ),
+    "cores that do not divide": ("processes: 2", "processes: 3", "cores: got 8 for processes: 3, wanted a multiple"),
     "memory that is no size": ("32GiB", "plenty", "memory: got 'plenty', wanted a size such as 32GiB"),
-    "one directive where a list belongs": (
-        "directives: []",
-        "directives: -G 1",
-        "got '-G 1', wanted a list of text",
-    ),
-    "a name that squeue would split": (
-        "    name: ferro",
-        "    name: a,b",
-        "jobqueue.slurm.name: got 'a,b', wanted letters, digits",
-    ),
-    "a name of a variable that is not set": (
-        "    name: ferro",
-        "    name: $NOBODY-dask",
-        "environment variable NOBODY is not set",
-    ),
+    "one directive where a list belongs": ("directives: []", "directives: -G 1", "got '-G 1', wanted a list of text"),
+    "a name that squeue would split": ("    name: ferro", "    name: a,b",
+        "jobqueue.slurm.name: got 'a,b', wanted letters, digits"),
+    "a name of a variable that is not set": ("    name: ferro", "    name: $NOBODY-dask",
+        "environment variable NOBODY is not set"),
     "a signal that is no time": ("ahead: 120", "ahead: soon", "signal-ahead: got 'soon', wanted a duration"),
     "a signal at no time": ("ahead: 120", "ahead: ''", "signal-ahead: got '', wanted a duration"),
-    "a misspelled option of the scheduler": (
-        "dashboard_address",
-        "dashboard_adress",
-        "mean dashboard_address?",
-    ),
+    "a misspelled option of the scheduler": ("dashboard_address", "dashboard_adress", "mean dashboard_address?"),
     "a misspelled bound": ("maximum: 32", "maximun: 32", "ferro.elastic.maximun, did you mean maximum?"),
     "half a worker": ("maximum: 32", "maximum: 3.5", "maximum: got 3.5, wanted a whole number of workers"),
     "bounds that cross": ("minimum: 0", "minimum: 40", "minimum=40, maximum=32"),
-    "a controller's value of no meaning": (
-        "max-pending: 8",
-        "efficiency: 7",
-        "elastic.efficiency: got 7, wanted a number above 0",
-    ),
-    "a limit of failures that is none": (
-        "max-pending: 8",
-        "failures: 0",
-        "configuration ferro.elastic.failures: got 0, wanted a whole number of at least 1",
-    ),
-    "a window of failures that is none": (
-        "max-pending: 8",
-        "failures-window: ''",
-        "configuration ferro.elastic.failures-window: got '', wanted a duration",
-    ),
-    "a share of memory that is none": (
-        "max-pending: 8",
-        "copy-share: 2",
-        "elastic.copy-share: got 2, wanted a number",
-    ),
-    "an interval that is none": (
-        "max-pending: 8",
-        "interval: fast",
-        "elastic.interval: got 'fast', wanted a duration",
-    ),
-    "a variable that is not set": (
-        "account: null",
-        "account: $NOBODY",
-        "environment variable NOBODY is not set",
-    ),
-    "a section that nobody reads": (
-        "ferro:\n",
-        "distributed: {}\nferro:\n",
-        "section distributed is not read from",
-    ),
-    "a misspelled section": (
-        "  elastic:",
-        "  elastics:",
-        "section ferro.elastics is not read from here, did you mean",
-    ),
-    "a section of another system": (
-        "  slurm:",
-        "  slrum:",
-        "below jobqueue stands slrum; wanted one section",
-    ),
+    "a controller's value of no meaning": ("max-pending: 8", "efficiency: 7",
+        "elastic.efficiency: got 7, wanted a number above 0"),
+    "a limit of failures that is none": ("max-pending: 8", "failures: 0",
+        "configuration ferro.elastic.failures: got 0, wanted a whole number of at least 1"),
+    "a window of failures that is none": ("max-pending: 8", "failures-window: ''",
+        "configuration ferro.elastic.failures-window: got '', wanted a duration"),
+    "a share of memory that is none": ("max-pending: 8", "copy-share: 2",
+        "elastic.copy-share: got 2, wanted a number"),
+    "an interval that is none": ("max-pending: 8", "interval: fast",
+        "elastic.interval: got 'fast', wanted a duration"),
+    "a variable that is not set": ("account: null", "account: $NOBODY", "environment variable NOBODY is not set"),
+    "a section that nobody reads": ("ferro:\n", "distributed: {}\nferro:\n", "section distributed is not read from"),
+    "a misspelled section": ("  elastic:", "  elastics:",
+        "section ferro.elastics is not read from here, did you mean"),
+    "a section of another system": ("  slurm:", "  slrum:", "below jobqueue stands slrum; wanted one section"),
     "what is not YAML": ("    cores: 8", "    cores: [", "not YAML"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new", "said"), REFUSED.values(), ids=REFUSED)
@@ -409,9 +342,7 @@ def test_an_installed_package_carries_them(tmp_path):
     )
     shutil.copytree(FOLDER, tmp_path / "dask_ferro" / "jobqueue_configs")
     code = "from dask_ferro.runtime.jobs import job_config; print(job_config.load('narval').path)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
-    )
+    done = ran([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert Path(done.stdout.strip()) == tmp_path / "dask_ferro" / "jobqueue_configs" / "narval.yaml"
 
 

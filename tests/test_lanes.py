@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.lanes import PROCESSES, WAITING, next_file
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 SLURM, PAINS, GRAPH, VIEWS = (
@@ -60,14 +59,10 @@ def test_each_process_runs_its_own_files(tmp_path):
         "-p",
         "no:cacheprovider",
     ]
-    done = subprocess.run(
+    done = ran(
         [*command, "--import-mode=importlib", "--rootdir", str(tmp_path), "tests"],
+        env={"PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     lines = re.findall(r"^\[(gw\d)\].* PASSED (\S+)::test_it", done.stdout, re.MULTILINE)
     found = {file: process for process, file in lines}

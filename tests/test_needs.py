@@ -1,6 +1,5 @@
 """A machine without what pip does not install: tests are skipped, by name; where all is installed, none may be."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 # One for each program: with nothing of it on the PATH they are skipped, and fail where skips are forbidden.
@@ -21,14 +20,10 @@ TESTS = (
 
 
 def on_a_bare_machine(folder: Path, *tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return ran(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        env={**os.environ, "PATH": str(folder), **environment},
+        env={"PATH": str(folder), **environment},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=2 * BOUND_S,
     )
 
 

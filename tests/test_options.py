@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -30,6 +28,7 @@ from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS, Ferro
 from dask_ferro.views.options import page
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS = [pytest.param(key, option, id=key) for key, option in OPTIONS.items()]
@@ -328,13 +327,10 @@ def rows(tmp_path, files=None, here=None, **environment):
     """Return (value, origin) by key, and the problems, of a process with some configuration."""
     for name, text in (files or {}).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", CODE, json.dumps(here or {})],
-        env={**os.environ, "DASK_CONFIG": str(tmp_path), **environment},
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=120,
+        env={"DASK_CONFIG": str(tmp_path), **environment},
         cwd=ROOT,
     )
     *found, problems = json.loads(done.stdout)

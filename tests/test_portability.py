@@ -6,13 +6,13 @@ Those systems are played by `tests.windows`: dask_ferro, in a process of its own
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from dask_ferro import portable
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_MODULE = """
@@ -79,14 +79,8 @@ except Refused as refused:
 
 def played(system, program, folder):
     """What a program prints on another system."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.windows", system, program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    done = ran(
+        [sys.executable, "-m", "tests.windows", system, program], env={"PYTHONPATH": str(ROOT)}, cwd=folder
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import quick
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,20 +71,13 @@ def test_the_decisions_are_quick():
     assert not quick.is_quick(quick.TESTS / "runtime" / "elastic" / "test_retirement.py")
 
 
+# As if no make ran this test.
+OWN_MAKE = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "K"), "")
+
+
 def pytest_lines(tmp_path, *arguments):
     """The pytest commands that make would run, whatever make was told that runs this test."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "K")
-    }
-    done = subprocess.run(
-        ["make", "--dry-run", f"VENV={tmp_path}", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=300,
-    )
+    done = ran(["make", "--dry-run", f"VENV={tmp_path}", *arguments], check=True, env=OWN_MAKE, cwd=ROOT)
     return [line.partition(" -m pytest ")[2] for line in done.stdout.splitlines() if " -m pytest " in line]
 
 

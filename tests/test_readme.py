@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -21,9 +22,7 @@ def test_there_is_an_example_of_each():
 def _run(number, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[number], encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
+    run = ran([sys.executable, script], cwd=ROOT)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

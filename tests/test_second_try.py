@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 
+from tests.programs import ran
 from tests.second_try import VARIABLE
-from tests.waiting import BOUND_S
 
 FAILS_ONCE = """
 from pathlib import Path
@@ -35,13 +33,9 @@ def test_who_starts_processes_has_a_second_try_where_that_is_allowed(tmp_path, s
     file = tmp_path / "test_once.py"
     file.write_text(FAILS_ONCE.format(start=start))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -raR --strict-markers\n")
-    done = subprocess.run(
+    done = ran(
         [*(sys.executable, "-m", "pytest", "-p", "tests.second_try"), "--rerun-show-tracebacks", str(file)],
-        env={**os.environ, VARIABLE: allowed, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BOUND_S,
+        env={VARIABLE: allowed, "PYTEST_ADDOPTS": ""},
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout

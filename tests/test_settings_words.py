@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +25,7 @@ from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS
+from tests.programs import ran
 from tests.waiting import until_async
 
 PACKAGE = Path(ff.__file__).parent
@@ -157,34 +156,31 @@ def test_install_understands_off(told):
         pytest.param(False, {"stealing": True}, "none", id="on is what Dask is"),
     ],
 )
-def test_dasks_own_switch_decides_where_no_policy_was_named(stock, told, wanted):
-    async def run():
-        with dask.config.set({"distributed.scheduler.work-stealing": stock}):
-            async with (
-                LocalCluster(
-                    n_workers=2,
-                    threads_per_worker=1,
-                    processes=False,
-                    asynchronous=True,
-                    dashboard_address=":0",
-                ) as cluster,
-                Client(cluster, asynchronous=True) as client,
-            ):
-                await ff.install(client, **told)
-                assert (await figures(client))["stealing"] == wanted
-                first = next(iter(cluster.scheduler.workers))
-                where = {"workers": [first], "allow_other_workers": True, "pure": False}
-                blocked = client.submit(_until, "go", **where)
-                tasks = [client.submit(_one, i, **where) for i in range(40)]
-                await _seen(cluster.scheduler, first, 41)
-                cluster.scheduler.extensions["stealing"].balance()
-                moves = cluster.scheduler.extensions["stealing"].counts["requests"]
-                assert (moves > 0) == (wanted != "none")
-                await Event("go", client).set()
-                assert await client.gather(tasks) == list(range(40))
-                await blocked
-
-    asyncio.run(run())
+async def test_dasks_own_switch_decides_where_no_policy_was_named(stock, told, wanted):
+    with dask.config.set({"distributed.scheduler.work-stealing": stock}):
+        async with (
+            LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                processes=False,
+                asynchronous=True,
+                dashboard_address=":0",
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await ff.install(client, **told)
+            assert (await figures(client))["stealing"] == wanted
+            first = next(iter(cluster.scheduler.workers))
+            where = {"workers": [first], "allow_other_workers": True, "pure": False}
+            blocked = client.submit(_until, "go", **where)
+            tasks = [client.submit(_one, i, **where) for i in range(40)]
+            await _seen(cluster.scheduler, first, 41)
+            cluster.scheduler.extensions["stealing"].balance()
+            moves = cluster.scheduler.extensions["stealing"].counts["requests"]
+            assert (moves > 0) == (wanted != "none")
+            await Event("go", client).set()
+            assert await client.gather(tasks) == list(range(40))
+            await blocked
 
 
 def _until(name):
@@ -233,11 +229,5 @@ async def run():
         print(scheduler.extensions["stealing"].settings.stealing, scheduler.extensions["stealing"].policy)
 asyncio.run(run())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, variable: value},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = ran([sys.executable, "-c", code], env={variable: value})
     assert (done.returncode, done.stdout.split(" ")[0]) == (0, "none"), done.stderr

@@ -182,35 +182,25 @@ def test_files_from_before_there_were_regions_are_read(tmp_path: Path) -> None:
         pytest.param("", "wanted a trace of version 1", id="an empty file is no trace"),
         pytest.param("col1,col2\n1,2\n", "wanted a trace of version 1", id="a table is no trace"),
         pytest.param("[" * 100_000, "wanted a trace of version 1", id="deep nesting is no trace"),
-        pytest.param(
-            HEAD.replace(": 1", ": 2") + SPAN, "wanted a trace of version 1", id="another version is refused"
-        ),
+        pytest.param(HEAD.replace(": 1", ": 2") + SPAN, "wanted a trace of version 1",
+            id="another version is refused"),
         pytest.param('{"ferrotrace": 1}\n', "first line is damaged", id="a head lacks its workers"),
-        pytest.param(
-            HEAD.replace('"workers": {}', '"workers": {"w": -1}'),
-            "first line is damaged",
-            id="less than no threads",
-        ),
+        pytest.param(HEAD.replace('"workers": {}', '"workers": {"w": -1}'), "first line is damaged",
+            id="less than no threads"),
         pytest.param(HEAD, r"got \[0, 0\].*wanted \[1, 0\]", id="rows are missing"),
         pytest.param(HEAD + SPAN[:20], "line 2", id="a row is cut short"),
         pytest.param(HEAD + SPAN.replace("0.0", "NaN"), "line 2.*finite", id="a time is no number"),
         pytest.param(HEAD + SPAN.replace('"k"', "null"), "line 2.*a key", id="null is no key"),
         pytest.param(HEAD + SPAN.replace(', ""]', "]"), "line 2", id="a column is missing"),
-        pytest.param(
-            HEAD + '["task", "k", "p", "g", 1, 8, [], 0, ["layer1", "R", "first", 0]]\n',
-            "line 2.*place",
-            id="a stage is a number",
-        ),
+        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, [], 0, ["layer1", "R", "first", 0]]\n', "line 2.*place",
+            id="a stage is a number"),
         pytest.param(HEAD + "3\n", "line 2", id="a number is no row"),
         pytest.param(HEAD + '["event"]\n', "line 2.*'event'", id="an unknown row is named"),
-        pytest.param(
-            HEAD + '["task", "k", "p", "g", 1, 8, "ab"]\n', "line 2.*keys", id="dependencies are a list"
-        ),
-        pytest.param(
-            HEAD + '["task", "k", "p", "g", 1, 8, [], "first"]\n', "line 2.*place", id="an order is a number"
-        ),
+        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, "ab"]\n', "line 2.*keys", id="dependencies are a list"),
+        pytest.param(HEAD + '["task", "k", "p", "g", 1, 8, [], "first"]\n', "line 2.*place",
+            id="an order is a number"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "bad.ferrotrace"
     path.write_text(content)

@@ -113,28 +113,20 @@ def test_loops_without_a_deadline_are_those_that_have_a_reason():
     ("loop", "found"),
     [
         pytest.param("while not there(): time.sleep(0.1)", True, id="a pause between looks"),
-        pytest.param(
-            "async def f():\n    while not there(): await asyncio.sleep(0)", True, id="a turn of the loop"
-        ),
+        pytest.param("async def f():\n    while not there(): await asyncio.sleep(0)", True, id="a turn of the loop"),
         pytest.param("while True:\n    if there(): break\n    sleep(1)", True, id="a look within the loop"),
         pytest.param("while look().status == 'running': pass", True, id="looks without a pause"),
-        pytest.param(
-            "while any(since < monotonic() - 15 for since in all_of()): sleep(1)",
-            True,
-            id="an age, no deadline",
-        ),
-        pytest.param(
-            "while not there(): sleep(min(1, end - time.monotonic()))", True, id="a clock in a pause"
-        ),
+        pytest.param("while any(since < monotonic() - 15 for since in all_of()): sleep(1)", True,
+            id="an age, no deadline"),
+        pytest.param("while not there(): sleep(min(1, end - time.monotonic()))", True, id="a clock in a pause"),
         pytest.param("while time.monotonic() < end and not there(): sleep(1)", False, id="a deadline"),
-        pytest.param(
-            "while not there():\n    assert end > monotonic()\n    sleep(1)", False, id="an assertion of one"
-        ),
+        pytest.param("while not there():\n    assert end > monotonic()\n    sleep(1)", False,
+            id="an assertion of one"),
         pytest.param("while words: found.append(words.pop())", False, id="work"),
         pytest.param("for _ in range(9): sleep(1)", False, id="a number of looks"),
         pytest.param("until(lambda: there(), 'it')", False, id="a bounded wait"),
     ],
-)
+)  # fmt: skip
 def test_what_counts_as_a_loop_without_a_deadline(loop, found):
     assert bool(list(endless(loop))) == found
 

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 # Seconds: far above what a test takes on a machine that eight others use, far below pytest's own bound.
 BOUND_S = 60.0
+# For a whole asynchronous test.
+WHOLE_S = 300.0
 # Between two looks; what a test waits for takes longer than this, as a rule.
 EVERY_S = 0.02
 

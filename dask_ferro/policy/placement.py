@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from dask_ferro import options
@@ -232,7 +233,8 @@ class Placement:
         if not task.inputs:
             return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
-        holders = [w for w in workers if any(w.address in held.holders for held in heavy or task.inputs)]
+        wanted = frozenset(chain.from_iterable(held.holders for held in heavy or task.inputs))
+        holders = [w for w in workers if w.address in wanted]
         if not holders:
             return workers
         theirs = {w.device for w in holders}

@@ -25,11 +25,12 @@ def upward_ranks(dependents: Mapping[Key, Sequence[Key]], seconds: Mapping[Key, 
         For every task, those that wait for it; keys that are not in the mapping are left out.
     seconds : mapping of key to float
     """
-    waiting = {key: sum(1 for d in after if d in dependents) for key, after in dependents.items()}
+    waiting = dict.fromkeys(dependents, 0)
     before: dict[Key, list[Key]] = {key: [] for key in dependents}
     for key, after in dependents.items():
         for dependent in after:
             if dependent in before:
+                waiting[key] += 1
                 before[dependent].append(key)
     ranks = {key: seconds[key] for key in dependents}
     ready = [key for key, count in waiting.items() if not count]

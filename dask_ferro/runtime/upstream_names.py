@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from inspect import Parameter, signature, unwrap
+from itertools import chain
 from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -262,15 +263,16 @@ FACTS: dict[str, tuple[str, ...]] = {
 
 def missing(*parts: str) -> tuple[str, ...]:
     """Return in words what the installed versions lack of what some parts need; nothing: they have all of it."""
-    return tuple(words for part in parts for words in _missing(part))
+    return tuple(chain.from_iterable(map(_missing, parts)))
 
 
 @cache  # once a process: some hundred look-ups
 def _missing(part: str) -> tuple[str, ...]:
     found = [words for seam in SEAMS if seam.part == part and (words := trouble(seam))]
     if part == SCHEDULER:
-        facts = (Seam(owner, name, part, "", "state") for owner, names in FACTS.items() for name in names)
-        found += [words for fact in facts if (words := trouble(fact))]
+        for owner, names in FACTS.items():
+            facts = (Seam(owner, name, part, "", "state") for name in names)
+            found += filter(None, map(trouble, facts))
     return tuple(found)
 
 

@@ -72,7 +72,7 @@ def peaks(trace: Trace) -> dict[str, int]:
             changes[span.worker].append((span.stop, -1))
         elif span.prefix == FORWARD and trains:
             changes[span.worker].append((span.start, 1))
-    return {worker: _highest(change for _, change in sorted(rows)) for worker, rows in changes.items()}
+    return {worker: _highest(rows) for worker, rows in changes.items()}
 
 
 def bubbles(trace: Trace) -> dict[str, float]:
@@ -80,8 +80,8 @@ def bubbles(trace: Trace) -> dict[str, float]:
     return {worker: trace.makespan - busy for worker, busy in trace.busy.items()}
 
 
-def _highest(changes: Iterable[int]) -> int:
-    return max(accumulate(changes), default=0)
+def _highest(changes: Iterable[tuple[float, int]]) -> int:
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def _worker(stage: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dask_ferro.graph.plan import Bundle
 from dask_ferro.lower.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
 from dask_ferro.views.terminal import count, duration, facts, share, size, table
@@ -169,18 +170,7 @@ def _show_bundles(out: Console, inventory: Inventory) -> None:
         f"{len(bundles)} bundle{'s' if len(bundles) != 1 else ''}"
         + _cut(len(bundles), _BUNDLES_SHOWN, "costliest"),
         ("bundle", "contents", "nodes", "FLOP", "bytes", "seconds"),
-        [
-            (
-                str(number),
-                ", ".join(f"{n} {op}" for op, n in b.ops.most_common(4))
-                + (", ..." if len(b.ops) > 4 else ""),
-                str(len(b.nodes)),
-                count(b.flops),
-                size(b.bytes),
-                duration(b.seconds),
-            )
-            for number, b in costliest
-        ],
+        [_bundle(number, bundle) for number, bundle in costliest],
         left=2,
     )
     out.print()
@@ -191,6 +181,18 @@ def _show_bundles(out: Console, inventory: Inventory) -> None:
             ("work", f"{duration(inventory.bound.work)} on one thread"),
             ("critical path", duration(inventory.bound.path)),
         ],
+    )
+
+
+def _bundle(number: int, bundle: Bundle) -> tuple[str, ...]:
+    kinds = ", ".join(f"{n} {op}" for op, n in bundle.ops.most_common(4))
+    return (
+        str(number),
+        kinds + (", ..." if len(bundle.ops) > 4 else ""),
+        str(len(bundle.nodes)),
+        count(bundle.flops),
+        size(bundle.bytes),
+        duration(bundle.seconds),
     )
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import chain
 
 from dask_ferro.account import Account, Family, Flow, PathStep, Share
 from dask_ferro.trace import Span, Trace
@@ -153,18 +154,18 @@ def _figure(name: str, value: float) -> str:
 # ---- tables ------------------------------------------------------------------------------------------------
 
 
+def _line(row: Sequence[str], kinds: Sequence[str]) -> str:
+    cells = (f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
     """A table: the first `left` columns are text, the others numbers."""
     kinds = ["text" if i < left else "number" for i in range(len(columns))]
     head = "".join(
         f'<th class="{kind}">{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)
     )
-    lines = (
-        "<tr>"
-        + "".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in rows
-    )
+    lines = (_line(row, kinds) for row in rows)
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
@@ -272,14 +273,12 @@ def _matrix(flows: Sequence[Flow], unit: str) -> str:
     names = _busiest(cells)
     most = max(cells.values(), default=0.0) or 1.0
     head = "".join(f"<th title='{escape(name)}'>{i}</th>" for i, name in enumerate(names))
-    lines = "".join(
-        f"<tr><th class='text'>{i}: {escape(name)}</th>"
-        + "".join(_cell(cells.get((name, other), 0.0), most, unit) for other in names)
-        + "</tr>"
-        for i, name in enumerate(names)
-    )
+    lines = ""
+    for i, name in enumerate(names):
+        row = "".join(_cell(cells.get((name, other), 0.0), most, unit) for other in names)
+        lines += f"<tr><th class='text'>{i}: {escape(name)}</th>{row}</tr>"
     table = f"<div class='scroll'><table class='matrix'><tr><th></th>{head}</tr>{lines}</table></div>"
-    number = len({name for pair in cells for name in pair})
+    number = len(set(chain.from_iterable(cells)))
     return _cut(table, _MATRIX, number, "workers, those with the most")
 
 

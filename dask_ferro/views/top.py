@@ -8,7 +8,7 @@ Names are the users' own, and may hold anything: what does not print is replaced
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group
@@ -260,6 +260,10 @@ def _cell(column: _Column, row: Row) -> Text:
 # ---- for scripts -------------------------------------------------------------------------------------------
 
 
+def _cells(columns: Iterable[_Column], row: Row) -> list[str]:
+    return [column.cell(row) for column in columns]
+
+
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print what the cluster does, and every worker with every column."""
     workers = seen["workers"]
@@ -271,10 +275,13 @@ def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
         _ops(seen),
         *([_elastic(seen["elastic"])] if seen["elastic"] else []),
     ]
-    lines += [(name, rest.strip()) for name, _, rest in (text.partition(" ") for text in texts)]
+    for text in texts:
+        name, _, rest = text.partition(" ")
+        lines.append((name, rest.strip()))
     facts(out, lines)
     by_title = {column.title: column for column in _COLUMNS}
     left = [title for title in _ORDER if by_title[title].left and title != "address"]
     titles = [*left, *(title for title in _ORDER if title not in left)]
-    cells = [[by_title[title].cell(row) for title in titles] for row in rows]
+    columns = [by_title[title] for title in titles]
+    cells = [_cells(columns, row) for row in rows]
     plain_table(out, "workers", titles, cells, left=len(left))

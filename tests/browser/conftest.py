@@ -14,6 +14,7 @@ from distributed import Client
 
 import dask_ferro as ff
 from tests import needs
+from tests.clusters import running
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="pages are opened by Playwright, which is not installed"
@@ -80,8 +81,5 @@ def _total(values: list[bytes]) -> int:
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
     """The cluster, with the plugin from its first moment."""
-    with (
-        ff.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
-        yield Place(cluster, client)
+    with running(2, threads=2, kind=ff.LocalCluster, dashboard_address="127.0.0.1:0") as client:
+        yield Place(client.cluster, client)

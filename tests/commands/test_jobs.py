@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from distributed import Client, LocalCluster
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.cli import main
 from dask_ferro.runtime.records.counts import JobCounts
 from dask_ferro.runtime.records.journal import JobJournal
 from dask_ferro.runtime.records.record import JobRecord
+from tests.clusters import running
 from tests.waiting import result
 
 # Longer than a line.
@@ -79,27 +79,18 @@ def test_faults_are_one_line_and_status_2(arguments: tuple[str, ...], said: str)
 
 @pytest.mark.cluster
 def test_a_scheduler_is_asked_and_one_without_a_record_says_so() -> None:
-    with (
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            processes=False,
-            protocol="tcp",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        done = call("--scheduler", cluster.scheduler_address)
+    with running(1, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp") as client:
+        done = call("--scheduler", client.cluster.scheduler_address)
         assert done.exit_code == 2
         assert "keeps no record of jobs" in done.stderr
         scheduler: Any = client.scheduler
         client.sync(
             scheduler.register_scheduler_plugin, plugin=dumps(JobCounts()), name="ferro-jobs", idempotent=True
         )
-        assert call("--scheduler", cluster.scheduler_address).stdout == "no jobs\n"
-        name = str(cluster.scheduler.workers[next(iter(cluster.scheduler.workers))].name)
+        assert call("--scheduler", client.cluster.scheduler_address).stdout == "no jobs\n"
+        name = str(client.cluster.scheduler.workers[next(iter(client.cluster.scheduler.workers))].name)
         record = JobRecord(name, workers=(name,), state="running")
         client.sync(scheduler.ferro_jobs_told, records=[record.as_dict()])
         assert result(client.submit(int, 7)) == 7
-        told = json.loads(call("--scheduler", cluster.scheduler_address, "--json").stdout)["jobs"]
+        told = json.loads(call("--scheduler", client.cluster.scheduler_address, "--json").stdout)["jobs"]
         assert [(one["name"], one["tasks"]) for one in told] == [(name, 1)]

@@ -28,6 +28,7 @@ from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import look, where
 from dask_ferro.views.top import Frame, brief, screen
+from tests.programs import ran
 from tests.waiting import BOUND_S, until
 
 NEW = Frame()
@@ -260,9 +261,7 @@ def test_what_names_no_scheduler_is_refused(arguments, wanted):
 
 @pytest.mark.cluster
 def test_nobody_answers_is_one_line_and_status_2():
-    done = subprocess.run(
-        [*COMMAND, "tcp://127.0.0.1:9", "--once"], capture_output=True, text=True, timeout=60
-    )
+    done = ran([*COMMAND, "tcp://127.0.0.1:9", "--once"])
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("dask ferro: no scheduler answers")
 
@@ -323,9 +322,7 @@ def test_once_prints_a_table_or_json_and_finds_the_scheduler_in_every_way(tmp_pa
         client.write_scheduler_file(str(file))
         named = {**os.environ, "DASK_SCHEDULER_ADDRESS": address}
         table = subprocess.run([*COMMAND, "--once"], env=named, capture_output=True, text=True, timeout=60)
-        as_json = subprocess.run(
-            [*COMMAND, "--json", "--scheduler-file", str(file)], capture_output=True, text=True, timeout=60
-        )
+        as_json = ran([*COMMAND, "--json", "--scheduler-file", str(file)])
     assert (table.stderr, table.returncode) == ("", 0)
     assert table.stdout.splitlines()[0].split()[:2] == ["scheduler", address]
     assert [line.split()[:2] for line in table.stdout.splitlines()[-2:]] == [["0", "idle"], ["1", "idle"]]

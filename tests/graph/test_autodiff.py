@@ -266,24 +266,14 @@ def test_vjp_stops_at_the_ends_where_asked():
     ("make", "error", "said"),
     [
         pytest.param(lambda x: grad(x, x), ConfigError, "a loss is a scalar, got (2, 3)", id="no scalar"),
-        pytest.param(
-            lambda x: grad(x.sum(), asarray([1, 2])),
-            ConfigError,
-            "no floating point numbers",
-            id="integer parameters",
-        ),
+        pytest.param(lambda x: grad(x.sum(), asarray([1, 2])), ConfigError, "no floating point numbers",
+            id="integer parameters"),
         pytest.param(lambda x: grad(x.sum(), {"w": "x"}), ConfigError, "got str", id="no tensor"),
-        pytest.param(
-            lambda x: grad(lambda w: w, x),
-            ConfigError,
-            "grad: loss: got a function, wanted the tensor that it returns: grad(fn(w), w)",
-            id="a function",
-        ),
-        pytest.param(
-            lambda x: value_and_grad(1.0, x), ConfigError, "got a float, wanted a Tensor", id="a number"
-        ),
+        pytest.param(lambda x: grad(lambda w: w, x), ConfigError,
+            "grad: loss: got a function, wanted the tensor that it returns: grad(fn(w), w)", id="a function"),
+        pytest.param(lambda x: value_and_grad(1.0, x), ConfigError, "got a float, wanted a Tensor", id="a number"),
     ],
-)
+)  # fmt: skip
 def test_wrong_calls_are_refused(make, error, said):
     with pytest.raises(error) as caught:
         make(argument("x", (2, 3)))
@@ -293,23 +283,14 @@ def test_wrong_calls_are_refused(make, error, said):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        pytest.param(
-            Case("Range", (np.array(0.0), np.array(3.0), np.array(1.0)), shape=(3,)),
-            "Range has none",
-            id="by op",
-        ),
-        pytest.param(
-            Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "mul"}),
-            "'mul'",
-            id="by reduction",
-        ),
-        pytest.param(
-            Case("MaxPool", (normal(1, 1, 5, 4),), {"kernel_shape": [2, 2], "storage_order": 1}),
-            "storage_order",
-            id="by attribute",
-        ),
+        pytest.param(Case("Range", (np.array(0.0), np.array(3.0), np.array(1.0)), shape=(3,)), "Range has none",
+            id="by op"),
+        pytest.param(Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "mul"}), "'mul'",
+            id="by reduction"),
+        pytest.param(Case("MaxPool", (normal(1, 1, 5, 4),), {"kernel_shape": [2, 2], "storage_order": 1}),
+            "storage_order", id="by attribute"),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_gradient_is_named(case, said):
     imported = from_model(load(case.model()).model)
     with pytest.raises(UnsupportedOp) as caught:

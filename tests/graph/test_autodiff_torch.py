@@ -149,38 +149,21 @@ ON_BOUNDS = np.array([-2.0, -1.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize(
     ("ours", "theirs", "arrays"),
     [
-        pytest.param(
-            lambda x: xp.clip(x, -1.0, 1.0),
-            lambda x: torch.clamp(x, -1, 1),
-            [ON_BOUNDS],
-            id="clip on its bounds",
-        ),
-        pytest.param(
-            lambda x: xp.clip(x, max=1.0), lambda x: torch.clamp(x, max=1), [ON_BOUNDS], id="clip from above"
-        ),
-        pytest.param(
-            lambda x: xp.clip(x, -1.0), lambda x: torch.clamp(x, -1), [ON_BOUNDS], id="clip from below"
-        ),
-        pytest.param(
-            lambda x, a, b: xp.clip(x, a, b),
-            lambda x, a, b: torch.clamp(x, a, b),
+        pytest.param(lambda x: xp.clip(x, -1.0, 1.0), lambda x: torch.clamp(x, -1, 1), [ON_BOUNDS],
+            id="clip on its bounds"),
+        pytest.param(lambda x: xp.clip(x, max=1.0), lambda x: torch.clamp(x, max=1), [ON_BOUNDS],
+            id="clip from above"),
+        pytest.param(lambda x: xp.clip(x, -1.0), lambda x: torch.clamp(x, -1), [ON_BOUNDS], id="clip from below"),
+        pytest.param(lambda x, a, b: xp.clip(x, a, b), lambda x, a, b: torch.clamp(x, a, b),
             [ON_BOUNDS, np.full(5, -1.0), np.array([1.0, 1.0, 1.0, 1.0, -3.0])],
-            id="clip by tensors, which cross in one place",
-        ),
-        pytest.param(
-            lambda x: xp.std(x, axis=1),
-            lambda x: torch.std(x, 1, correction=0),
-            [np.array([[2.0, 2.0, 2.0], [1.0, 2.0, 4.0]])],
-            id="a standard deviation of equal numbers",
-        ),
-        pytest.param(
-            lambda x: xp.where(x > 0, x, xp.exp(1000 * x)),
-            lambda x: torch.where(x > 0, x, torch.exp(1000 * x)),
-            [np.array([1.0, -0.001])],
-            id="a branch not taken that overflows is NaN in both",
-        ),
+            id="clip by tensors, which cross in one place"),
+        pytest.param(lambda x: xp.std(x, axis=1), lambda x: torch.std(x, 1, correction=0),
+            [np.array([[2.0, 2.0, 2.0], [1.0, 2.0, 4.0]])], id="a standard deviation of equal numbers"),
+        pytest.param(lambda x: xp.where(x > 0, x, xp.exp(1000 * x)),
+            lambda x: torch.where(x > 0, x, torch.exp(1000 * x)), [np.array([1.0, -0.001])],
+            id="a branch not taken that overflows is NaN in both"),
     ],
-)
+)  # fmt: skip
 def test_a_function_has_pytorchs_slopes(ours, theirs, arrays):
     got, wanted = _slopes(ours, theirs, *arrays)
     for g, w in zip(got, wanted, strict=True):

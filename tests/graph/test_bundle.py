@@ -166,27 +166,12 @@ def test_a_skipping_value_does_not_break_a_chain() -> None:
 
 BOUNDED: dict[str, tuple[Callable[..., Dag], dict[int, float]]] = {
     "wide 8x5": (lambda **k: chains((2, 5, 5 * MS), (6, 5, MS), **k), {2: 40, 4: 25, 8: 25, 16: 25}),
-    "large-wide 32x10": (
-        lambda **k: chains((16, 10, 5 * MS), (16, 10, MS), **k),
-        {2: 480, 4: 240, 8: 120, 16: 60},
-    ),
-    "large-wide 320x1": (
-        lambda **k: chains((150, 1, 5 * MS), (170, 1, MS), **k),
-        {2: 460, 4: 230, 8: 115, 16: 57.5},
-    ),
-    "xlarge-wide 64x10": (
-        lambda **k: chains((32, 10, 5 * MS), (32, 10, MS), **k),
-        {2: 960, 4: 480, 8: 240, 16: 120},
-    ),
-    "xlarge-wide 1280x1": (
-        lambda **k: chains((4, 1, 5 * MS), (1276, 1, MS), **k),
-        {2: 648, 4: 324, 8: 162, 16: 81},
-    ),
-    "imbalanced": (
-        lambda **k: chains((4, 1, 200 * MS), (200, 1, MS), **k),
-        {2: 500, 4: 250, 8: 200, 16: 200},
-    ),
-}
+    "large-wide 32x10": (lambda **k: chains((16, 10, 5 * MS), (16, 10, MS), **k), {2: 480, 4: 240, 8: 120, 16: 60}),
+    "large-wide 320x1": (lambda **k: chains((150, 1, 5 * MS), (170, 1, MS), **k), {2: 460, 4: 230, 8: 115, 16: 57.5}),
+    "xlarge-wide 64x10": (lambda **k: chains((32, 10, 5 * MS), (32, 10, MS), **k), {2: 960, 4: 480, 8: 240, 16: 120}),
+    "xlarge-wide 1280x1": (lambda **k: chains((4, 1, 5 * MS), (1276, 1, MS), **k), {2: 648, 4: 324, 8: 162, 16: 81}),
+    "imbalanced": (lambda **k: chains((4, 1, 200 * MS), (200, 1, MS), **k), {2: 500, 4: 250, 8: 200, 16: 200}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["on graph inputs", "on a root"])
@@ -340,27 +325,15 @@ COSTS = Overheads(task_s=1.0, hop_s=0.5, bytes_per_s=1e6, dispatch_s=0.25)
     ("dag", "bundles", "workers", "seconds"),
     [
         pytest.param(chains((1, 2, 3.0)), [(0, 1)], 1, 0.25 + 1 + 6, id="one bundle"),
-        pytest.param(
-            chains((1, 2, 3.0)), [(0,), (1,)], 1, 0.25 + 4 + 0.5 + 0.25 + 4, id="a hop costs its wait"
-        ),
+        pytest.param(chains((1, 2, 3.0)), [(0,), (1,)], 1, 0.25 + 4 + 0.5 + 0.25 + 4, id="a hop costs its wait"),
         pytest.param(chains((2, 1, 3.0)), [(0,), (1,)], 2, 0.5 + 4, id="tasks are handed out in turn"),
         pytest.param(chains((2, 1, 3.0)), [(0,), (1,)], 1, 0.25 + 4 + 4, id="a worker runs one at a time"),
-        pytest.param(
-            Dag([3.0, 3.0, 3.0], [(0, 2, 1e6), (1, 2, 1e6)]),
-            [(0,), (1,), (2,)],
-            2,
-            0.5 + 4 + 0.5 + 0.25 + 1.0 + 4,
-            id="bytes of the other worker are fetched",
-        ),
-        pytest.param(
-            Dag([1.0, 1.0, 9.0], [(1, 2, 0.0)]),
-            [(0,), (1,), (2,)],
-            1,
-            0.25 + 2 + 2 + 10,
-            id="the start of the longest way goes first, and its hop passes meanwhile",
-        ),
+        pytest.param(Dag([3.0, 3.0, 3.0], [(0, 2, 1e6), (1, 2, 1e6)]), [(0,), (1,), (2,)], 2,
+            0.5 + 4 + 0.5 + 0.25 + 1.0 + 4, id="bytes of the other worker are fetched"),
+        pytest.param(Dag([1.0, 1.0, 9.0], [(1, 2, 0.0)]), [(0,), (1,), (2,)], 1, 0.25 + 2 + 2 + 10,
+            id="the start of the longest way goes first, and its hop passes meanwhile"),
     ],
-)
+)  # fmt: skip
 def test_projected(dag: Dag, bundles: list[tuple[int, ...]], workers: int, seconds: float) -> None:
     assert project(dag, bundles, workers=workers, overheads=COSTS) == pytest.approx(seconds)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from dask_ferro.graph.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOF
 from dask_ferro.graph.load import load
 from dask_ferro.graph.operands import Operands
 from dask_ferro.graph.shapes import ValueType, infer
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 FLOAT = ir.DataType.FLOAT
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "device_profile.py"
@@ -68,119 +67,45 @@ def loaded(text: str, opset: int = 18) -> ir.Model:
     ("op", "inputs", "outputs", "attributes", "count"),
     [
         pytest.param("MatMul", [(3, 4), (4, 5)], [(3, 5)], {}, 2 * 3 * 4 * 5, id="a product"),
-        pytest.param(
-            "MatMul", [(7, 1, 3, 4), (2, 4, 5)], [(7, 2, 3, 5)], {}, 14 * 2 * 60, id="products that broadcast"
-        ),
+        pytest.param("MatMul", [(7, 1, 3, 4), (2, 4, 5)], [(7, 2, 3, 5)], {}, 14 * 2 * 60,
+            id="products that broadcast"),
         pytest.param("MatMul", [(4,), (4,)], [()], {}, 2 * 4, id="a dot product"),
-        pytest.param(
-            "QLinearMatMul", [(3, 4), (), (), (4, 5), (), (), (), ()], [(3, 5)], {}, 120, id="in int8"
-        ),
+        pytest.param("QLinearMatMul", [(3, 4), (), (), (4, 5), (), (), (), ()], [(3, 5)], {}, 120, id="in int8"),
         pytest.param("Gemm", [(3, 4), (4, 5)], [(3, 5)], {}, 120, id="gemm without a bias"),
         pytest.param("Gemm", [(3, 4), (4, 5), (5,)], [(3, 5)], {}, 135, id="gemm with a bias"),
-        pytest.param(
-            "Gemm", [(4, 3), (5, 4)], [(3, 5)], {"transA": 1, "transB": 1}, 120, id="gemm, transposed"
-        ),
-        pytest.param(
-            "Conv", [(2, 8, 9, 9), (16, 8, 3, 3)], [(2, 16, 7, 7)], {}, 2 * 2 * 16 * 49 * 72, id="conv"
-        ),
-        pytest.param(
-            "Conv",
-            [(1, 8, 9), (8, 1, 3), (8,)],
-            [(1, 8, 7)],
-            {"group": 8},
-            56 * 7,
-            id="depthwise, with a bias",
-        ),
-        pytest.param(
-            "QLinearConv",
-            [(1, 8, 9), (), (), (4, 8, 3), (), (), (), (), (4,)],
-            [(1, 4, 7)],
-            {},
-            28 * 49,
-            id="conv in int8",
-        ),
-        pytest.param(
-            "ConvTranspose",
-            [(1, 8, 5, 5), (8, 4, 2, 2)],
-            [(1, 4, 10, 10)],
-            {},
-            2 * 200 * 16,
-            id="conv, transposed",
-        ),
-        pytest.param(
-            "CausalConvWithState",
-            [(2, 6, 5), (6, 1, 4), (6,)],
-            [(2, 6, 5), (2, 6, 3)],
-            {},
-            60 * 9,
-            id="causal conv",
-        ),
-        pytest.param(
-            "Einsum", [(3, 4), (4, 5)], [(3, 5)], {"equation": "ij,jk->ik"}, 120, id="einsum, a product"
-        ),
+        pytest.param("Gemm", [(4, 3), (5, 4)], [(3, 5)], {"transA": 1, "transB": 1}, 120, id="gemm, transposed"),
+        pytest.param("Conv", [(2, 8, 9, 9), (16, 8, 3, 3)], [(2, 16, 7, 7)], {}, 2 * 2 * 16 * 49 * 72, id="conv"),
+        pytest.param("Conv", [(1, 8, 9), (8, 1, 3), (8,)], [(1, 8, 7)], {"group": 8}, 56 * 7,
+            id="depthwise, with a bias"),
+        pytest.param("QLinearConv", [(1, 8, 9), (), (), (4, 8, 3), (), (), (), (), (4,)], [(1, 4, 7)], {}, 28 * 49,
+            id="conv in int8"),
+        pytest.param("ConvTranspose", [(1, 8, 5, 5), (8, 4, 2, 2)], [(1, 4, 10, 10)], {}, 2 * 200 * 16,
+            id="conv, transposed"),
+        pytest.param("CausalConvWithState", [(2, 6, 5), (6, 1, 4), (6,)], [(2, 6, 5), (2, 6, 3)], {}, 60 * 9,
+            id="causal conv"),
+        pytest.param("Einsum", [(3, 4), (4, 5)], [(3, 5)], {"equation": "ij,jk->ik"}, 120, id="einsum, a product"),
         pytest.param("Einsum", [(3, 4), (4, 5)], [(3, 5)], {"equation": "ij,jk"}, 120, id="einsum, implicit"),
         pytest.param("Einsum", [(3,), (4,)], [(3, 4)], {"equation": "i,j->ij"}, 12, id="einsum, outer"),
         pytest.param("Einsum", [(4, 4)], [()], {"equation": "ii->"}, 4, id="einsum, a trace"),
-        pytest.param(
-            "Einsum",
-            [(7, 1, 3, 4), (2, 4, 5)],
-            [(7, 2, 3, 5)],
-            {"equation": "...ij,...jk->...ik"},
-            14 * 120,
-            id="einsum, an ellipsis that broadcasts",
-        ),
-        pytest.param(
-            "Attention",
-            [(2, 8, 5, 16), (2, 8, 7, 16), (2, 8, 7, 32)],
-            [(2, 8, 5, 32)],
-            {},
-            2 * 8 * 5 * 7 * (2 * 16 + 2 * 32 + 1 + SOFTMAX),
-            id="attention",
-        ),
-        pytest.param(
-            "Attention",
-            [(2, 5, 128), (2, 7, 32), (2, 7, 64)],
-            [(2, 5, 256)],
-            {"q_num_heads": 8, "kv_num_heads": 2},
-            2 * 8 * 5 * 7 * (2 * 16 + 2 * 32 + 1 + SOFTMAX),
-            id="attention, packed heads in groups",
-        ),
-        pytest.param(
-            "Attention",
-            [(1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), None, (1, 2, 9, 8), (1, 2, 9, 8)],
-            [(1, 2, 1, 8), (1, 2, 10, 8), (1, 2, 10, 8)],
-            {},
-            2 * 10 * (4 * 8 + 1 + SOFTMAX),
-            id="attention over a past",
-        ),
-        pytest.param(
-            "LinearAttention",
-            [(2, 3, 8), (2, 3, 8), (2, 3, 12)],
-            [(2, 3, 12), (2, 2, 4, 6)],
-            {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"},
-            2 * 3 * 2 * (2 + 2) * 4 * 6,
-            id="linear attention",
-        ),
-        pytest.param(
-            "LSTM",
-            [(5, 2, 3), (1, 16, 3), (1, 16, 4), (1, 32)],
-            [(5, 1, 2, 4)],
-            {"hidden_size": 4},
-            10 * 4 * (4 * (2 * 3 + 2 * 4 + 2) + 5 * EXP + 4),
-            id="lstm",
-        ),
-        pytest.param(
-            "GRU",
-            [(5, 2, 3), (2, 12, 3), (2, 12, 4)],
-            [(5, 2, 2, 4)],
-            {"hidden_size": 4},
-            10 * 2 * 4 * (3 * (2 * 3 + 2 * 4) + 3 * EXP + 5),
-            id="gru, both ways",
-        ),
+        pytest.param("Einsum", [(7, 1, 3, 4), (2, 4, 5)], [(7, 2, 3, 5)], {"equation": "...ij,...jk->...ik"},
+            14 * 120, id="einsum, an ellipsis that broadcasts"),
+        pytest.param("Attention", [(2, 8, 5, 16), (2, 8, 7, 16), (2, 8, 7, 32)], [(2, 8, 5, 32)], {},
+            2 * 8 * 5 * 7 * (2 * 16 + 2 * 32 + 1 + SOFTMAX), id="attention"),
+        pytest.param("Attention", [(2, 5, 128), (2, 7, 32), (2, 7, 64)], [(2, 5, 256)],
+            {"q_num_heads": 8, "kv_num_heads": 2}, 2 * 8 * 5 * 7 * (2 * 16 + 2 * 32 + 1 + SOFTMAX),
+            id="attention, packed heads in groups"),
+        pytest.param("Attention", [(1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), None, (1, 2, 9, 8), (1, 2, 9, 8)],
+            [(1, 2, 1, 8), (1, 2, 10, 8), (1, 2, 10, 8)], {}, 2 * 10 * (4 * 8 + 1 + SOFTMAX),
+            id="attention over a past"),
+        pytest.param("LinearAttention", [(2, 3, 8), (2, 3, 8), (2, 3, 12)], [(2, 3, 12), (2, 2, 4, 6)],
+            {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2 * 3 * 2 * (2 + 2) * 4 * 6,
+            id="linear attention"),
+        pytest.param("LSTM", [(5, 2, 3), (1, 16, 3), (1, 16, 4), (1, 32)], [(5, 1, 2, 4)], {"hidden_size": 4},
+            10 * 4 * (4 * (2 * 3 + 2 * 4 + 2) + 5 * EXP + 4), id="lstm"),
+        pytest.param("GRU", [(5, 2, 3), (2, 12, 3), (2, 12, 4)], [(5, 2, 2, 4)], {"hidden_size": 4},
+            10 * 2 * 4 * (3 * (2 * 3 + 2 * 4) + 3 * EXP + 5), id="gru, both ways"),
         pytest.param("RNN", [(5, 2, 3), (1, 4, 3), (1, 4, 4)], [(5, 1, 2, 4)], {}, 40 * (14 + EXP), id="rnn"),
-        pytest.param(
-            "MaxPool", [(1, 2, 9, 9)], [(1, 2, 3, 3)], {"kernel_shape": [3, 3]}, 18 * 9, id="pooling"
-        ),
+        pytest.param("MaxPool", [(1, 2, 9, 9)], [(1, 2, 3, 3)], {"kernel_shape": [3, 3]}, 18 * 9, id="pooling"),
         pytest.param("ReduceSum", [(3, 4, 5)], [(3,)], {}, 60, id="a sum over axes"),
         pytest.param("Add", [(3, 1), (1, 5)], [(3, 5)], {}, 15, id="a sum that broadcasts"),
         pytest.param("Sum", [(3,), (3,), (3,)], [(3,)], {}, 6, id="a sum of three"),
@@ -191,19 +116,11 @@ def loaded(text: str, opset: int = 18) -> ir.Model:
         pytest.param("Resize", [(1, 1, 4, 4)], [(1, 1, 8, 8)], {"mode": "linear"}, 2 * 64 * 4, id="bilinear"),
         pytest.param("Resize", [(1, 1, 4, 4)], [(1, 1, 8, 8)], {}, 0, id="nearest"),
         pytest.param("Det", [(5, 3, 3)], [(5,)], {}, 5 * 2 / 3 * 27, id="determinants"),
-        pytest.param(
-            "LinearClassifier",
-            [(6, 4)],
-            [(6,), (6, 3)],
-            {"domain": "ai.onnx.ml", "coefficients": [0.5] * 12},
-            2 * 6 * 12,
-            id="a linear classifier",
-        ),
-        pytest.param(
-            "Mystery", [(3, 4)], [(3, 5)], {"domain": "com.example"}, 15, id="an operator of others"
-        ),
+        pytest.param("LinearClassifier", [(6, 4)], [(6,), (6, 3)],
+            {"domain": "ai.onnx.ml", "coefficients": [0.5] * 12}, 2 * 6 * 12, id="a linear classifier"),
+        pytest.param("Mystery", [(3, 4)], [(3, 5)], {"domain": "com.example"}, 15, id="an operator of others"),
     ],
-)
+)  # fmt: skip
 def test_flops(
     op: str, inputs: list[Any], outputs: list[Any], attributes: dict[str, Any], count: float
 ) -> None:
@@ -447,16 +364,10 @@ def test_a_profile_travels() -> None:
     ("text", "peak"),
     [
         pytest.param("(float[10] x) => (float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 80, id="a chain"),
-        pytest.param(
-            "(float[10] x) => (float[10] y) { a = Neg(x) b = Neg(a) c = Neg(b) y = Add(a, c) }",
-            120,
-            id="a value that is kept",
-        ),
-        pytest.param(
-            "(float[10] x) => (float[10] a, float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }",
-            120,
-            id="an output stays",
-        ),
+        pytest.param("(float[10] x) => (float[10] y) { a = Neg(x) b = Neg(a) c = Neg(b) y = Add(a, c) }", 120,
+            id="a value that is kept"),
+        pytest.param("(float[10] x) => (float[10] a, float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 120,
+            id="an output stays"),
         pytest.param(
             "(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
             " y = If(c) <then_branch = t () => (float[10] u) { u = Add(a, d) },"
@@ -465,7 +376,7 @@ def test_a_profile_travels() -> None:
             id="a value that a branch captures",
         ),
     ],
-)
+)  # fmt: skip
 def test_peak_bytes(text: str, peak: int) -> None:
     model = loaded(text)
     assert peak_bytes(model, infer(model)) == peak
@@ -538,13 +449,7 @@ def test_the_flops_of_a_convolutional_net_are_those_of_its_paper() -> None:
 
 
 def test_the_device_profile_is_measured_at_toy_size(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARK, "--toy", "--quiet", "--json", tmp_path / "profile.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BOUND_S,
-    )
+    done = ran([sys.executable, BENCHMARK, "--toy", "--quiet", "--json", tmp_path / "profile.json"])
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "profile.json").read_text())
     assert record["flops_per_s"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Limits, Loaded, load
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
@@ -241,12 +240,7 @@ def test_every_process_gets_the_same_model(tmp_path: Path) -> None:
     told = set()
     for seed in ("1", "2"):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "m.onnx")]
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        told.add(
-            subprocess.run(
-                command, capture_output=True, text=True, check=True, env=env, timeout=BOUND_S
-            ).stdout
-        )
+        told.add(ran(command, check=True, env={"PYTHONHASHSEED": seed}).stdout)
     assert len(told) == 1
 
 
@@ -290,45 +284,24 @@ def leaky(x: np.ndarray, alpha: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("proto", "wanted"),
     [
-        pytest.param(
-            with_functions("y = my.f<k = 0.5>(x)", function("f", LEAKY)),
-            leaky(X, 0.5),
-            id="an attribute is passed",
-        ),
-        pytest.param(
-            with_functions("y = my.f(x)", function("f", LEAKY)),
-            leaky(X, 0.01),
-            id="without it the operator decides",
-        ),
-        pytest.param(
-            with_functions("y = my.f(x)", function("f", LEAKY, 0.25)), leaky(X, 0.25), id="a default is used"
-        ),
-        pytest.param(
-            with_functions("y = my.f<k = 0.5>(x)", function("f", LEAKY, 0.25)),
-            leaky(X, 0.5),
-            id="an attribute beats the default",
-        ),
-        pytest.param(
-            with_functions("y = my.f(x)", function("f", INNER), function("inner", LEAKY, 0.25)),
-            leaky(X, 0.25),
-            id="a default is used where the caller's caller gives nothing",
-        ),
-        pytest.param(
-            with_functions("y = my.f(x)", function("f", INNER, 0.75), function("inner", LEAKY, 0.25)),
-            leaky(X, 0.75),
-            id="the caller's default beats the callee's",
-        ),
-        pytest.param(
-            with_functions(
-                "a = my.inner(x)  b = my.f<k = 0.5>(a)  y = Add(a, b)",
-                function("inner", LEAKY, 0.25),
-                function("f", "v = my.inner(t)  " + INNER.replace("(t)", "(v)")),
-            ),
+        pytest.param(with_functions("y = my.f<k = 0.5>(x)", function("f", LEAKY)), leaky(X, 0.5),
+            id="an attribute is passed"),
+        pytest.param(with_functions("y = my.f(x)", function("f", LEAKY)), leaky(X, 0.01),
+            id="without it the operator decides"),
+        pytest.param(with_functions("y = my.f(x)", function("f", LEAKY, 0.25)), leaky(X, 0.25),
+            id="a default is used"),
+        pytest.param(with_functions("y = my.f<k = 0.5>(x)", function("f", LEAKY, 0.25)), leaky(X, 0.5),
+            id="an attribute beats the default"),
+        pytest.param(with_functions("y = my.f(x)", function("f", INNER), function("inner", LEAKY, 0.25)),
+            leaky(X, 0.25), id="a default is used where the caller's caller gives nothing"),
+        pytest.param(with_functions("y = my.f(x)", function("f", INNER, 0.75), function("inner", LEAKY, 0.25)),
+            leaky(X, 0.75), id="the caller's default beats the callee's"),
+        pytest.param(with_functions("a = my.inner(x)  b = my.f<k = 0.5>(a)  y = Add(a, b)",
+            function("inner", LEAKY, 0.25), function("f", "v = my.inner(t)  " + INNER.replace("(t)", "(v)"))),
             leaky(X, 0.25) + leaky(leaky(leaky(X, 0.25), 0.25), 0.5),
-            id="one function is called by the graph and by another",
-        ),
+            id="one function is called by the graph and by another"),
     ],
-)
+)  # fmt: skip
 def test_functions_are_written_out(proto: onnx.ModelProto, wanted: np.ndarray) -> None:
     loaded = load(proto)
     assert not loaded.model.functions
@@ -347,26 +320,14 @@ def test_a_function_of_another_opset_is_converted() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        pytest.param(
-            "(float[N, 4] x) => (float[N, 4] y) { y = Tanh(h)  h = Relu(x) }",
-            ["Relu", "Tanh"],
-            id="nodes are sorted",
-        ),
-        pytest.param(
-            "(float[N, 4] x) => (float[N, 4] y) { z = Neg(x)  y = Relu(x)  w = Tanh(z) }",
-            ["Relu"],
-            id="nodes that nobody needs are gone",
-        ),
-        pytest.param(
-            "(float[N, 4] x) => (float[N, 4] y) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
-            ["Mul"],
-            id="constants are initializers",
-        ),
-        pytest.param(
-            "(float[N, 4] x) => (y, float c) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
-            ["Constant", "Mul"],
-            id="a constant that is an output stays",
-        ),
+        pytest.param("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(h)  h = Relu(x) }", ["Relu", "Tanh"],
+            id="nodes are sorted"),
+        pytest.param("(float[N, 4] x) => (float[N, 4] y) { z = Neg(x)  y = Relu(x)  w = Tanh(z) }", ["Relu"],
+            id="nodes that nobody needs are gone"),
+        pytest.param("(float[N, 4] x) => (float[N, 4] y) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
+            ["Mul"], id="constants are initializers"),
+        pytest.param("(float[N, 4] x) => (y, float c) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
+            ["Constant", "Mul"], id="a constant that is an output stays"),
         pytest.param(
             '(float[N, 4] x) => (string s) { s0 = Constant<value_strings = ["a", "b"]>()  s = Identity(s0) }',
             ["Constant", "Identity"],
@@ -394,7 +355,7 @@ def test_a_function_of_another_opset_is_converted() -> None:
             id="what a body captures comes before it",
         ),
     ],
-)
+)  # fmt: skip
 def test_form(text: str, wanted: list[str]) -> None:
     assert ops(load(parsed(text))) == wanted
 

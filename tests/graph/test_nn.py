@@ -52,73 +52,34 @@ ROWS = {
     "silu": (nn.silu, TOKENS, TOKENS / (1 + np.exp(-TOKENS))),
     "softplus": (nn.softplus, TOKENS, np.log1p(np.exp(TOKENS))),
     "gelu": (nn.gelu, TOKENS, TOKENS * PHI(TOKENS)),
-    "gelu by tanh is near": (
-        lambda x: xp.abs(nn.gelu(x, approximate="tanh") - nn.gelu(x)) < 1e-3,
-        TOKENS,
-        np.full(TOKENS.shape, True),
-    ),
+    "gelu by tanh is near": (lambda x: xp.abs(nn.gelu(x, approximate="tanh") - nn.gelu(x)) < 1e-3, TOKENS,
+        np.full(TOKENS.shape, True)),
     "softmax": (nn.softmax, TOKENS, softmax(TOKENS)),
     "softmax of large numbers": (nn.softmax, 1000 * TOKENS, softmax(1000 * TOKENS)),
     "log_softmax": (nn.log_softmax, TOKENS, np.log(softmax(TOKENS))),
     "linear": (lambda x: nn.linear(x, SCALE[:, None], BIAS[:1]), TOKENS, TOKENS @ SCALE[:, None] + BIAS[:1]),
-    "layer_norm": (
-        lambda x: nn.layer_norm(x, SCALE, BIAS),
-        TOKENS,
-        standardized(TOKENS, (-1,)) * SCALE + BIAS,
-    ),
-    "layer_norm of two axes": (
-        lambda x: nn.layer_norm(x, np.ones((5, 4), np.float32), axis=1),
-        TOKENS,
-        standardized(TOKENS, (1, 2)),
-    ),
-    "attention": (
-        lambda x: nn.attention(x, x, 2 * x),
-        TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2) @ (2 * TOKENS),
-    ),
-    "attention, causal": (
-        lambda x: nn.attention(x, x, x, is_causal=True),
-        TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS,
-    ),
-    "attention under a mask of bools": (
-        lambda x: nn.attention(x, x, x, mask=np.tri(5, dtype=bool), scale=1.0),
-        TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) + CAUSAL) @ TOKENS,
-    ),
-    "attention under a mask of numbers": (
-        lambda x: nn.attention(x, x, x, mask=CAUSAL.astype(np.float32)),
-        TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS,
-    ),
-    "conv2d": (
-        lambda x: nn.conv2d(x, KERNEL, BIAS, stride=2),
-        IMAGE,
-        np.einsum("ncijhw,ochw->noij", windows(IMAGE, 3, 2), KERNEL) + BIAS[:, None, None],
-    ),
+    "layer_norm": (lambda x: nn.layer_norm(x, SCALE, BIAS), TOKENS, standardized(TOKENS, (-1,)) * SCALE + BIAS),
+    "layer_norm of two axes": (lambda x: nn.layer_norm(x, np.ones((5, 4), np.float32), axis=1), TOKENS,
+        standardized(TOKENS, (1, 2))),
+    "attention": (lambda x: nn.attention(x, x, 2 * x), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2) @ (2 * TOKENS)),
+    "attention, causal": (lambda x: nn.attention(x, x, x, is_causal=True), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
+    "attention under a mask of bools": (lambda x: nn.attention(x, x, x, mask=np.tri(5, dtype=bool), scale=1.0),
+        TOKENS, softmax(TOKENS @ TOKENS.swapaxes(1, 2) + CAUSAL) @ TOKENS),
+    "attention under a mask of numbers": (lambda x: nn.attention(x, x, x, mask=CAUSAL.astype(np.float32)), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
+    "conv2d": (lambda x: nn.conv2d(x, KERNEL, BIAS, stride=2), IMAGE,
+        np.einsum("ncijhw,ochw->noij", windows(IMAGE, 3, 2), KERNEL) + BIAS[:, None, None]),
     "max_pool2d": (lambda x: nn.max_pool2d(x, 2), IMAGE, windows(IMAGE, 2, 2).max((4, 5))),
     "avg_pool2d": (lambda x: nn.avg_pool2d(x, 3, stride=1), IMAGE, windows(IMAGE, 3, 1).mean((4, 5))),
-    "cross_entropy": (
-        lambda x: nn.cross_entropy(x, LABELS),
-        TOKENS,
-        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1)).mean(),
-    ),
-    "cross_entropy of each sample": (
-        lambda x: nn.cross_entropy(x, LABELS, reduction="none"),
-        TOKENS,
-        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1))[..., 0],
-    ),
-    "mse": (
-        lambda x: nn.mse(x, TOKENS[::-1], reduction="sum"),
-        TOKENS,
-        ((TOKENS - TOKENS[::-1]) ** 2).sum(),
-    ),
-    "mse of each element": (
-        lambda x: nn.mse(x, 2 * TOKENS, reduction="none"),
-        TOKENS,
-        TOKENS**2,
-    ),
-}
+    "cross_entropy": (lambda x: nn.cross_entropy(x, LABELS), TOKENS,
+        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1)).mean()),
+    "cross_entropy of each sample": (lambda x: nn.cross_entropy(x, LABELS, reduction="none"), TOKENS,
+        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1))[..., 0]),
+    "mse": (lambda x: nn.mse(x, TOKENS[::-1], reduction="sum"), TOKENS, ((TOKENS - TOKENS[::-1]) ** 2).sum()),
+    "mse of each element": (lambda x: nn.mse(x, 2 * TOKENS, reduction="none"), TOKENS, TOKENS**2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -198,106 +159,52 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
     [
         pytest.param(lambda x: nn.relu(asarray([1])), "relu: takes floating point numbers", id="integers"),
         pytest.param(lambda x: nn.gelu(x, approximate="erf"), "'none' or 'tanh'", id="a gelu of its own"),
-        pytest.param(
-            lambda x: nn.layer_norm(x, normal(3)), "do not broadcast", id="a scale that does not fit"
-        ),
-        pytest.param(
-            lambda x: nn.layer_norm(x, normal(2, 4)), "does not fit (4,)", id="a scale that is too large"
-        ),
+        pytest.param(lambda x: nn.layer_norm(x, normal(3)), "do not broadcast", id="a scale that does not fit"),
+        pytest.param(lambda x: nn.layer_norm(x, normal(2, 4)), "does not fit (4,)", id="a scale that is too large"),
         pytest.param(lambda x: nn.conv2d(x, KERNEL), "(batch, channels, height, width)", id="no image"),
-        pytest.param(
-            lambda x: nn.conv2d(argument("i", (1, 2, 9, 9)), KERNEL),
-            "2 channels",
-            id="channels that do not meet",
-        ),
-        pytest.param(
-            lambda x: nn.conv2d(argument("i", (1, 3, 2, 9)), KERNEL),
-            "a window of 3 does not fit",
-            id="a small image",
-        ),
-        pytest.param(
-            lambda x: nn.max_pool2d(argument("i", (1, 3, 9, 9)), (2, 2, 2)), "size: ", id="three sizes"
-        ),
-        pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
-            "labels: got <Tensor constant: int64(7,)>, wanted one for each sample",
-            id="labels that differ",
-        ),
-        pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
-            "wanted one for each sample of <Tensor x: float32(6, 4)>: (6,)",
-            id="one label for all samples",
-        ),
-        pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros((), np.int64)),
-            "for each sample",
-            id="a label that is a scalar",
-        ),
-        pytest.param(
-            lambda x: nn.cross_entropy(argument("z", ("N", 4)), argument("t", ("M",), np.int64)),
-            "int64(M,)>, wanted one for each sample",
-            id="labels of another batch",
-        ),
-        pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros((6, 1), np.int64)),
-            "for each sample",
-            id="labels in a column",
-        ),
-        pytest.param(
-            lambda x: nn.mse(x[:, :1], x[:, 0]), "wanted one shape; reshape one", id="a column against a row"
-        ),
+        pytest.param(lambda x: nn.conv2d(argument("i", (1, 2, 9, 9)), KERNEL), "2 channels",
+            id="channels that do not meet"),
+        pytest.param(lambda x: nn.conv2d(argument("i", (1, 3, 2, 9)), KERNEL), "a window of 3 does not fit",
+            id="a small image"),
+        pytest.param(lambda x: nn.max_pool2d(argument("i", (1, 3, 9, 9)), (2, 2, 2)), "size: ", id="three sizes"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
+            "labels: got <Tensor constant: int64(7,)>, wanted one for each sample", id="labels that differ"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
+            "wanted one for each sample of <Tensor x: float32(6, 4)>: (6,)", id="one label for all samples"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros((), np.int64)), "for each sample",
+            id="a label that is a scalar"),
+        pytest.param(lambda x: nn.cross_entropy(argument("z", ("N", 4)), argument("t", ("M",), np.int64)),
+            "int64(M,)>, wanted one for each sample", id="labels of another batch"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros((6, 1), np.int64)), "for each sample",
+            id="labels in a column"),
+        pytest.param(lambda x: nn.mse(x[:, :1], x[:, 0]), "wanted one shape; reshape one",
+            id="a column against a row"),
         pytest.param(lambda x: nn.mse(x, x[:1]), "wanted one shape", id="one wanted row for all"),
         pytest.param(lambda x: nn.mse(x, 0.5), "wanted one shape", id="one wanted number for all"),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
-            "conv2d: stride: got 0, wanted a whole number from 1 on",
-            id="a convolution with stride 0",
-        ),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, KERNEL, dilation=(1, 0)), "dilation: got (1, 0)", id="a dilation of 0"
-        ),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
+            "conv2d: stride: got 0, wanted a whole number from 1 on", id="a convolution with stride 0"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, dilation=(1, 0)), "dilation: got (1, 0)",
+            id="a dilation of 0"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, padding=-1), "padding: got -1", id="padding below 0"),
-        pytest.param(
-            lambda x: nn.max_pool2d(IMAGE, 0), "max_pool2d: size: got 0", id="a maximum over windows of 0"
-        ),
-        pytest.param(
-            lambda x: nn.avg_pool2d(IMAGE, 2, stride=0),
-            "avg_pool2d: stride: got 0",
-            id="a mean with stride 0",
-        ),
+        pytest.param(lambda x: nn.max_pool2d(IMAGE, 0), "max_pool2d: size: got 0", id="a maximum over windows of 0"),
+        pytest.param(lambda x: nn.avg_pool2d(IMAGE, 2, stride=0), "avg_pool2d: stride: got 0",
+            id="a mean with stride 0"),
         pytest.param(lambda x: nn.max_pool2d(IMAGE, True), "size: got True", id="a size that is a bool"),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, KERNEL, normal(3)),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, normal(3)),
             "bias: got <Tensor constant: float32(3,)>, wanted (4,), one for each channel out",
-            id="a bias of another length",
-        ),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, KERNEL, normal(4, 1)), "bias: got", id="a bias that is no vector"
-        ),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, normal(4, 1, 3, 3), groups=3),
-            "4 channels out in 3 groups",
-            id="groups that do not divide the channels out",
-        ),
-        pytest.param(
-            lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
-            "3 channels in in 2 groups",
-            id="groups that do not divide the channels in",
-        ),
+            id="a bias of another length"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, normal(4, 1)), "bias: got", id="a bias that is no vector"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, normal(4, 1, 3, 3), groups=3), "4 channels out in 3 groups",
+            id="groups that do not divide the channels out"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
+            "3 channels in in 2 groups", id="groups that do not divide the channels in"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, groups=0), "groups: got 0", id="no groups"),
-        pytest.param(
-            lambda x: nn.cross_entropy(x, np.zeros(6)), "indices are int32 or int64", id="labels in floats"
-        ),
-        pytest.param(
-            lambda x: nn.mse(x, x, reduction="max"), "'mean', 'sum' or 'none'", id="a reduction it has not"
-        ),
-        pytest.param(
-            lambda x: nn.attention(*[argument("q", ("T", "D"))] * 3),
-            "give a scale",
-            id="attention of unknown size",
-        ),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "indices are int32 or int64", id="labels in floats"),
+        pytest.param(lambda x: nn.mse(x, x, reduction="max"), "'mean', 'sum' or 'none'", id="a reduction it has not"),
+        pytest.param(lambda x: nn.attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
+            id="attention of unknown size"),
     ],
-)
+)  # fmt: skip
 def test_is_refused(call, said):
     with pytest.raises(ConfigError) as caught:
         call(argument("x", (6, 4)))

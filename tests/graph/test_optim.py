@@ -201,52 +201,28 @@ def test_a_training_step_learns_to_tell_points_apart():
     [
         pytest.param(lambda: SGD(-1), "rate: a number from 0 on, got -1", id="a rate below 0"),
         pytest.param(lambda: SGD(0.1, momentum=1.0), "momentum: ", id="momentum that stays"),
-        pytest.param(
-            lambda: SGD(0.1, nesterov=True), "nesterov without momentum", id="nothing to look ahead by"
-        ),
+        pytest.param(lambda: SGD(0.1, nesterov=True), "nesterov without momentum", id="nothing to look ahead by"),
         pytest.param(lambda: Adam(betas=(0.9, 1.0)), "betas: ", id="a beta of 1"),
         pytest.param(lambda: Adam(weight_decay=-0.1), "weight_decay: ", id="decay below 0"),
-        pytest.param(
-            lambda: Adam().init(argument("w", ("N",))), "unknown size", id="a parameter of unknown size"
-        ),
-        pytest.param(
-            lambda: SGD(0.1).step([argument("w", (2,))], [], {}),
-            "1 and 0 tensors do not go together: [0] is in one alone",
-            id="gradients that are missing",
-        ),
-        pytest.param(
-            lambda: SGD(0.1).step({"w": argument("w", (2,))}, {"v": argument("v", (2,))}, {}),
-            "['w'], ['v'] is in one alone",
-            id="gradients of other names",
-        ),
-        pytest.param(
-            lambda: SGD(0.1).step({"w": argument("w", (2, 3))}, {"w": argument("g", (3,))}, {}),
-            "grads ['w']: got (3,), wanted (2, 3)",
-            id="a gradient that would broadcast",
-        ),
-        pytest.param(
-            lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), Adam().init(argument("v", (1,)))),
-            "mean the only tensor: got (1,), wanted (2,)",
-            id="the state of another parameter",
-        ),
-        pytest.param(
-            lambda: SGD(0.1, momentum=0.9).step(argument("w", (2,)), argument("g", (2,)), {}),
+        pytest.param(lambda: Adam().init(argument("w", ("N",))), "unknown size", id="a parameter of unknown size"),
+        pytest.param(lambda: SGD(0.1).step([argument("w", (2,))], [], {}),
+            "1 and 0 tensors do not go together: [0] is in one alone", id="gradients that are missing"),
+        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2,))}, {"v": argument("v", (2,))}, {}),
+            "['w'], ['v'] is in one alone", id="gradients of other names"),
+        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2, 3))}, {"w": argument("g", (3,))}, {}),
+            "grads ['w']: got (3,), wanted (2, 3)", id="a gradient that would broadcast"),
+        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), Adam().init(argument("v", (1,)))),
+            "mean the only tensor: got (1,), wanted (2,)", id="the state of another parameter"),
+        pytest.param(lambda: SGD(0.1, momentum=0.9).step(argument("w", (2,)), argument("g", (2,)), {}),
             "SGD: state: got [], without ['velocity']; begin with state = optimizer.init(params)",
-            id="no velocity to begin with",
-        ),
-        pytest.param(
-            lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
-            "Adam: state: got ['step'], without ['mean', 'square']",
-            id="half a state",
-        ),
+            id="no velocity to begin with"),
+        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
+            "Adam: state: got ['step'], without ['mean', 'square']", id="half a state"),
         pytest.param(lambda: Adam(epsilon=-1), "epsilon: a number from 0 on, got -1", id="epsilon below 0"),
-        pytest.param(
-            lambda: Adam(betas=(0.9, 0.99, 0.999)),
-            "betas: got (0.9, 0.99, 0.999), wanted two",
-            id="three betas",
-        ),
+        pytest.param(lambda: Adam(betas=(0.9, 0.99, 0.999)), "betas: got (0.9, 0.99, 0.999), wanted two",
+            id="three betas"),
     ],
-)
+)  # fmt: skip
 def test_is_refused(call, said):
     with pytest.raises(ConfigError) as caught:
         call()

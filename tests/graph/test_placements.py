@@ -120,49 +120,23 @@ def listed(op: str, *shapes: tuple[int, ...], opset: int = 24, **attributes: Any
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
-        pytest.param(
-            listed("MatMul", (4, 8), (8, 12)),
-            [
-                *("R, R -> R", "S(0), R -> S(0)", "S(1), S(0) -> P", "R, S(1) -> S(1)"),
-                *("P, R -> P", "P(mean), R -> P(mean)", "R, P -> P", "R, P(mean) -> P(mean)"),
-            ],
-            id="a product is row-, inner- and column-parallel, and linear in each factor",
-        ),
-        pytest.param(
-            listed("Transpose", (4, 8)),
-            [
-                "R -> R",
-                "S(0) -> S(1)",
-                "S(1) -> S(0)",
-                *(f"{p} -> {p}" for p in ("P", "P(mean)", "P(max)", "P(min)")),
-            ],
-            id="a transpose swaps the dimension, and passes terms on",
-        ),
-        pytest.param(
-            listed("Add", (4, 8), (8,)),
-            [
-                "R, R -> R",
-                "S(0), R -> S(0)",
-                "S(1), S(0) -> S(1)",
-                "P, P -> P",
-                "P(mean), P(mean) -> P(mean)",
-            ],
-            id="a bias is not added to one of the terms",
-        ),
-        pytest.param(
-            listed("Relu", (4, 8)), ["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"], id="relu takes no terms"
-        ),
+        pytest.param(listed("MatMul", (4, 8), (8, 12)),
+            [*("R, R -> R", "S(0), R -> S(0)", "S(1), S(0) -> P", "R, S(1) -> S(1)"),
+            *("P, R -> P", "P(mean), R -> P(mean)", "R, P -> P", "R, P(mean) -> P(mean)")],
+            id="a product is row-, inner- and column-parallel, and linear in each factor"),
+        pytest.param(listed("Transpose", (4, 8)), ["R -> R", "S(0) -> S(1)", "S(1) -> S(0)",
+            *(f"{p} -> {p}" for p in ("P", "P(mean)", "P(max)", "P(min)"))],
+            id="a transpose swaps the dimension, and passes terms on"),
+        pytest.param(listed("Add", (4, 8), (8,)),
+            ["R, R -> R", "S(0), R -> S(0)", "S(1), S(0) -> S(1)", "P, P -> P", "P(mean), P(mean) -> P(mean)"],
+            id="a bias is not added to one of the terms"),
+        pytest.param(listed("Relu", (4, 8)), ["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"], id="relu takes no terms"),
         pytest.param(listed("Relu", (5, 7)), ["R -> R"], id="odd sizes are not split"),
-        pytest.param(
-            listed("Softmax", (4, 8)), ["R -> R", "S(0) -> S(0)"], id="softmax keeps its axis whole"
-        ),
-        pytest.param(
-            listed("ReduceMean", (4, 8), opset=13, axes=[0], keepdims=0)[:3],
-            ["R -> R", "S(0) -> P(mean)", "S(1) -> S(0)"],
-            id="a mean over shards is a mean of means",
-        ),
+        pytest.param(listed("Softmax", (4, 8)), ["R -> R", "S(0) -> S(0)"], id="softmax keeps its axis whole"),
+        pytest.param(listed("ReduceMean", (4, 8), opset=13, axes=[0], keepdims=0)[:3],
+            ["R -> R", "S(0) -> P(mean)", "S(1) -> S(0)"], id="a mean over shards is a mean of means"),
     ],
-)
+)  # fmt: skip
 def test_the_table_lists(found, wanted):
     assert found == wanted
 

@@ -32,127 +32,57 @@ def ints(*numbers):
 
 W = np.ones((4, 4), np.float32)
 SURE = {
-    "a mean over the rows is subtracted": (
-        [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), node("Sub", ["x", "m"], ["y"])],
-        {},
-    ),
-    "a sum over all axes is subtracted": (
-        [node("ReduceSum", ["x"], ["m"], keepdims=1), node("Sub", ["x", "m"], ["y"])],
-        {},
-    ),
+    "a mean over the rows is subtracted": ([node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
+        node("Sub", ["x", "m"], ["y"])], {}),
+    "a sum over all axes is subtracted": ([node("ReduceSum", ["x"], ["m"], keepdims=1),
+        node("Sub", ["x", "m"], ["y"])], {}),
     "a softmax runs over the rows": ([node("Softmax", ["x"], ["y"], axis=0)], {}),
-    "a sum runs along the rows": (
-        [node("CumSum", ["x", "axis"], ["y"])],
-        {"weights": {"axis": np.array(0, I64)}},
-    ),
-    "each row is multiplied with each": (
-        [node("Transpose", ["x"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
-        {},
-    ),
-    "each row is subtracted from each": (
-        [
-            node("Unsqueeze", ["x", "one"], ["a"]),
-            node("Unsqueeze", ["x", "zero"], ["b"]),
-            node("Sub", ["a", "b"], ["y"]),
-        ],
-        {"weights": {"one": ints(1), "zero": ints(0)}},
-    ),
-    "the largest rows are taken": (
-        [node("TopK", ["x", "k"], ["y", "i"], axis=0)],
-        {"weights": {"k": ints(2)}},
-    ),
+    "a sum runs along the rows": ([node("CumSum", ["x", "axis"], ["y"])], {"weights": {"axis": np.array(0, I64)}}),
+    "each row is multiplied with each": ([node("Transpose", ["x"], ["t"]), node("MatMul", ["x", "t"], ["y"])], {}),
+    "each row is subtracted from each": ([node("Unsqueeze", ["x", "one"], ["a"]),
+        node("Unsqueeze", ["x", "zero"], ["b"]), node("Sub", ["a", "b"], ["y"])],
+        {"weights": {"one": ints(1), "zero": ints(0)}}),
+    "the largest rows are taken": ([node("TopK", ["x", "k"], ["y", "i"], axis=0)], {"weights": {"k": ints(2)}}),
     "the statistics are those of the batch": (
         [node("BatchNormalization", ["x", "s", "s", "s", "s"], ["y", "m", "v"], training_mode=1)],
         {"weights": {"s": np.ones(4, np.float32)}},
     ),
-    "a softmax runs over the rows of a transposed value": (
-        [
-            node("Transpose", ["x"], ["t"]),
-            node("Softmax", ["t"], ["s"], axis=1),
-            node("Transpose", ["s"], ["y"]),
-        ],
-        {},
-    ),
-    "the first row is added": (
-        [node("Gather", ["x", "zero"], ["f"], axis=0), node("Add", ["x", "f"], ["y"])],
-        {"weights": {"zero": ints(0)}},
-    ),
-    "the first two rows are taken": (
-        [node("Slice", ["x", "a", "b", "axis"], ["y"])],
-        {"weights": {"a": ints(0), "b": ints(2), "axis": ints(0)}},
-    ),
-    "the rows are divided by their number": (
-        [
-            node("Shape", ["x"], ["shape"]),
-            node("Gather", ["shape", "zero"], ["n"]),
-            node("Cast", ["n"], ["f"], to=TensorProto.FLOAT),
-            node("Div", ["x", "f"], ["y"]),
-        ],
-        {"weights": {"zero": np.array(0, I64)}},
-    ),
+    "a softmax runs over the rows of a transposed value": ([node("Transpose", ["x"], ["t"]),
+        node("Softmax", ["t"], ["s"], axis=1), node("Transpose", ["s"], ["y"])], {}),
+    "the first row is added": ([node("Gather", ["x", "zero"], ["f"], axis=0), node("Add", ["x", "f"], ["y"])],
+        {"weights": {"zero": ints(0)}}),
+    "the first two rows are taken": ([node("Slice", ["x", "a", "b", "axis"], ["y"])],
+        {"weights": {"a": ints(0), "b": ints(2), "axis": ints(0)}}),
+    "the rows are divided by their number": ([node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"]), node("Cast", ["n"], ["f"], to=TensorProto.FLOAT),
+        node("Div", ["x", "f"], ["y"])], {"weights": {"zero": np.array(0, I64)}}),
     "the output has the rows on axis 1": ([node("Transpose", ["x"], ["y"])], {}),
     "the output is a shape": ([node("Shape", ["x"], ["y"])], {}),
-}
+}  # fmt: skip
 INDEPENDENT = {
     "layers": ([node("MatMul", ["x", "w"], ["h"]), node("Softmax", ["h"], ["y"])], {"weights": {"w": W}}),
-    "axes that are moved and moved back": (
-        [
-            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-            node("Reshape", ["t", "flat"], ["f"]),
-            node("MatMul", ["f", "w"], ["h"]),
-            node("Reshape", ["h", "back"], ["b"]),
-            node("Transpose", ["b"], ["y"], perm=[1, 0, 2]),
-        ],
-        {"shape": ("N", 5, 4), "weights": {"w": W, "flat": ints(-1, 4), "back": ints(5, -1, 4)}},
-    ),
-    "heads by a shape that is computed": (
-        [
-            node("Shape", ["x"], ["shape"]),
-            node("Gather", ["shape", "zero"], ["n"]),
-            node("Concat", ["n", "rest"], ["wanted"], axis=0),
-            node("Reshape", ["x", "wanted"], ["h"]),
-            node("Softmax", ["h"], ["y"]),
-        ],
-        {"weights": {"zero": ints(0), "rest": ints(2, 2)}},
-    ),
-    "a division by the root of a width": (
-        [
-            node("Shape", ["x"], ["shape"]),
-            node("Gather", ["shape", "one"], ["d"]),
-            node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
-            node("Sqrt", ["f"], ["r"]),
-            node("Div", ["x", "r"], ["y"]),
-        ],
-        {"weights": {"one": np.array(1, I64)}},
-    ),
-    "a token for each row": (
-        [
-            node("Shape", ["x"], ["shape"], end=1),
-            node("Concat", ["shape", "width"], ["wanted"], axis=0),
-            node("Expand", ["token", "wanted"], ["t"]),
-            node("Concat", ["t", "x"], ["y"], axis=1),
-        ],
-        {"weights": {"width": ints(4), "token": np.ones((1, 4), np.float32)}},
-    ),
-    "two towers through one layer": (
-        [
-            node("Neg", ["x"], ["n"]),
-            node("Concat", ["x", "n"], ["both"], axis=0),
-            node("MatMul", ["both", "w"], ["h"]),
-            node("Split", ["h"], ["a", "b"], axis=0),
-            node("Add", ["a", "b"], ["y"]),
-        ],
-        {"weights": {"w": W}},
-    ),
-    "given statistics": (
-        [node("BatchNormalization", ["x", "s", "s", "s", "s"], ["y"])],
-        {"weights": {"s": np.ones(4, np.float32)}},
-    ),
-    "an image that is resized": (
-        [node("Resize", ["x", "", "scales"], ["y"])],
-        {"shape": ("N", 1, 4, 4), "weights": {"scales": np.array([1, 1, 2, 2], np.float32)}},
-    ),
-}
+    "axes that are moved and moved back": ([node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        node("Reshape", ["t", "flat"], ["f"]), node("MatMul", ["f", "w"], ["h"]),
+        node("Reshape", ["h", "back"], ["b"]), node("Transpose", ["b"], ["y"], perm=[1, 0, 2])],
+        {"shape": ("N", 5, 4), "weights": {"w": W, "flat": ints(-1, 4), "back": ints(5, -1, 4)}}),
+    "heads by a shape that is computed": ([node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "zero"], ["n"]),
+        node("Concat", ["n", "rest"], ["wanted"], axis=0), node("Reshape", ["x", "wanted"], ["h"]),
+        node("Softmax", ["h"], ["y"])], {"weights": {"zero": ints(0), "rest": ints(2, 2)}}),
+    "a division by the root of a width": ([node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "one"], ["d"]),
+        node("Cast", ["d"], ["f"], to=TensorProto.FLOAT), node("Sqrt", ["f"], ["r"]), node("Div", ["x", "r"], ["y"])],
+        {"weights": {"one": np.array(1, I64)}}),
+    "a token for each row": ([node("Shape", ["x"], ["shape"], end=1),
+        node("Concat", ["shape", "width"], ["wanted"], axis=0), node("Expand", ["token", "wanted"], ["t"]),
+        node("Concat", ["t", "x"], ["y"], axis=1)],
+        {"weights": {"width": ints(4), "token": np.ones((1, 4), np.float32)}}),
+    "two towers through one layer": ([node("Neg", ["x"], ["n"]), node("Concat", ["x", "n"], ["both"], axis=0),
+        node("MatMul", ["both", "w"], ["h"]), node("Split", ["h"], ["a", "b"], axis=0),
+        node("Add", ["a", "b"], ["y"])], {"weights": {"w": W}}),
+    "given statistics": ([node("BatchNormalization", ["x", "s", "s", "s", "s"], ["y"])],
+        {"weights": {"s": np.ones(4, np.float32)}}),
+    "an image that is resized": ([node("Resize", ["x", "", "scales"], ["y"])],
+        {"shape": ("N", 1, 4, 4), "weights": {"scales": np.array([1, 1, 2, 2], np.float32)}}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SURE)
@@ -171,40 +101,22 @@ def test_rows_are_independent_in(case):
 COUNT = [node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "zero"], ["n"])]
 TAKEN_FOR_ELSE = {
     "how often to repeat": ([node("Expand", ["x", "n"], ["y"])], ("N", 1)),
-    "a new axis": (
-        [
-            node("Unsqueeze", ["x", "one"], ["u"]),
-            node("Concat", ["one", "n", "one"], ["w"], axis=0),
-            node("Expand", ["u", "w"], ["y"]),
-        ],
-        ("N", 4),
-    ),
-    "a length of images": (
-        [node("Concat", ["n", "one", "n", "one"], ["w"], axis=0), node("Resize", ["x", "", "", "w"], ["y"])],
-        ("N", 1, 4, 4),
-    ),
+    "a new axis": ([node("Unsqueeze", ["x", "one"], ["u"]), node("Concat", ["one", "n", "one"], ["w"], axis=0),
+        node("Expand", ["u", "w"], ["y"])], ("N", 4)),
+    "a length of images": ([node("Concat", ["n", "one", "n", "one"], ["w"], axis=0),
+        node("Resize", ["x", "", "", "w"], ["y"])], ("N", 1, 4, 4)),
     "a diagonal": ([node("Trilu", ["x", "n"], ["y"])], ("N", 4, 4)),
     "an axis to add": ([node("Unsqueeze", ["x", "n"], ["y"])], ("N", 4)),
     "an axis to take": ([node("Squeeze", ["x", "n"], ["y"])], ("N", 1, 4)),
     "an axis to sum": ([node("ReduceSum", ["x", "n"], ["y"])], ("N", 4)),
-    "a count of copies": (
-        [node("Concat", ["one", "n"], ["w"], axis=0), node("Tile", ["x", "w"], ["y"])],
-        ("N", 4),
-    ),
+    "a count of copies": ([node("Concat", ["one", "n"], ["w"], axis=0), node("Tile", ["x", "w"], ["y"])], ("N", 4)),
     "a count of the largest": ([node("TopK", ["x", "n"], ["y", "i"])], ("N", 4)),
-    "a margin": (
-        [
-            node("Concat", ["zero", "zero", "zero", "n"], ["w"], axis=0),
-            node("Pad", ["x", "w"], ["y"]),
-        ],
-        ("N", 4),
-    ),
+    "a margin": ([node("Concat", ["zero", "zero", "zero", "n"], ["w"], axis=0), node("Pad", ["x", "w"], ["y"])],
+        ("N", 4)),
     "where columns end": ([node("Slice", ["x", "zero", "n", "one"], ["y"])], ("N", 4)),
-    "a part of columns": (
-        [node("Concat", ["n", "n"], ["w"], axis=0), node("Split", ["x", "w"], ["y", "z"], axis=1)],
-        ("N", 4),
-    ),
-}
+    "a part of columns": ([node("Concat", ["n", "n"], ["w"], axis=0), node("Split", ["x", "w"], ["y", "z"], axis=1)],
+        ("N", 4)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", TAKEN_FOR_ELSE)

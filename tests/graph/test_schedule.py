@@ -76,35 +76,24 @@ def test_an_action_needs(action, needs):
         pytest.param([], "has no stages", id="nothing"),
         pytest.param(["0F0 0B0", ""], "stage 1 has no actions", id="a stage that does nothing"),
         pytest.param(["0F0 0F0 0B0"], "stage 0: got 0F0 2 times, wanted it once", id="an action twice"),
-        pytest.param(
-            ["0F0 0F1 0B1", "0B0"], r"chunk 0: got stages \[0, 1\], wanted one", id="a chunk on two stages"
-        ),
-        pytest.param(
-            ["0F0 0F1 0B0"], r"chunk 0, micro-batch 1: got F, wanted F and B", id="a backward is missing"
-        ),
-        pytest.param(
-            ["0F0 0I0 0F1 0B1"], "chunk 0, micro-batch 0: got F, I, wanted", id="a weight gradient is missing"
-        ),
-        pytest.param(
-            ["0F0 0B0 0W0"], "chunk 0, micro-batch 0: got F, W, B, wanted", id="a weight gradient too many"
-        ),
+        pytest.param(["0F0 0F1 0B1", "0B0"], r"chunk 0: got stages \[0, 1\], wanted one", id="a chunk on two stages"),
+        pytest.param(["0F0 0F1 0B0"], r"chunk 0, micro-batch 1: got F, wanted F and B", id="a backward is missing"),
+        pytest.param(["0F0 0I0 0F1 0B1"], "chunk 0, micro-batch 0: got F, I, wanted",
+            id="a weight gradient is missing"),
+        pytest.param(["0F0 0B0 0W0"], "chunk 0, micro-batch 0: got F, W, B, wanted", id="a weight gradient too many"),
         pytest.param(["0F0 0B0", "2F0 2B0"], "chunk 1, micro-batch 0: got nothing", id="a chunk is missing"),
         pytest.param(["0F0 0F2"], "chunk 0, micro-batch 1: got nothing, wanted F", id="a forward is missing"),
-        pytest.param(
-            ["0F0 0F1 0B0 0F2 0B1 0B2", "1F1 1B0 1F2 1B1 1F3 1B2"],
+        pytest.param(["0F0 0F1 0B0 0F2 0B1 0B2", "1F1 1B0 1F2 1B1 1F3 1B2"],
             "chunk 1, micro-batch 0: got B,(.|\n)*chunk 1, micro-batch 3: got F,",
-            id="forwards counted from 1 on the last stage",
-        ),
+            id="forwards counted from 1 on the last stage"),
         pytest.param(["0B0 0F0"], "deadlock: stage 0 waits at 0B0 for 0F0", id="backward before forward"),
         pytest.param(["0F0 0W0 0I0"], "deadlock: stage 0 waits at 0W0 for 0I0", id="W before I"),
-        pytest.param(
-            ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"],
+        pytest.param(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"],
             "deadlock: stage 0 waits at 0B0 for 1B0; stage 1 waits at 1F1 for 0F1",
-            id="two stages that wait for each other",
-        ),
+            id="two stages that wait for each other"),
         pytest.param(["0F999999"], "and more", id="a micro-batch far beyond the others"),
     ],
-)
+)  # fmt: skip
 def test_lists_that_cannot_run_are_refused(rows, problem):
     with pytest.raises(ConfigError, match=problem):
         schedule(*rows)
@@ -256,51 +245,23 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("one", "rows"),
     [
-        pytest.param(
-            known("gpipe", 2, 3),
-            ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
-            id="gpipe: all forwards, then all backwards",
-        ),
-        pytest.param(
-            known("1f1b", 3, 4),
-            [
-                "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
-                "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
-                "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
-            ],
-            id="1f1b: p - s forwards, then in turn, from micro-batch 0 on every stage",
-        ),
-        pytest.param(
-            known("zb-h1", 3, 4),
-            [
-                "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
-                "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
-                "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
-            ],
-            id="zb-h1: W(i) directly after I(i + s)",
-        ),
-        pytest.param(
-            known("interleaved", 2, 4),
-            [
-                "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-                "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
-            ],
-            id="interleaved: p micro-batches through a chunk, then the next chunk",
-        ),
-        pytest.param(
-            known("zb-v", 2, 3),
-            [
-                "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
-                "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2",
-            ],
-            id="zb-v: down and up again",
-        ),
-        pytest.param(
-            known("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"
-        ),
+        pytest.param(known("gpipe", 2, 3), ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
+            id="gpipe: all forwards, then all backwards"),
+        pytest.param(known("1f1b", 3, 4),
+            ["0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3", "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"],
+            id="1f1b: p - s forwards, then in turn, from micro-batch 0 on every stage"),
+        pytest.param(known("zb-h1", 3, 4), ["0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+            "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3", "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3"],
+            id="zb-h1: W(i) directly after I(i + s)"),
+        pytest.param(known("interleaved", 2, 4), ["0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+            "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"],
+            id="interleaved: p micro-batches through a chunk, then the next chunk"),
+        pytest.param(known("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
+            "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"], id="zb-v: down and up again"),
+        pytest.param(known("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"),
         pytest.param(known("gpipe", 2, 3).forward(), ["0F0 0F1 0F2", "1F0 1F1 1F2"], id="inference"),
     ],
-)
+)  # fmt: skip
 def test_the_list_is(one, rows):
     assert lists(one) == rows
 
@@ -382,24 +343,15 @@ def test_the_formulas_are_of_the_known_schedules():
     ("one", "wanted"),
     [
         pytest.param(known("gpipe", 2, 4), set(), id="gpipe has no window"),
-        pytest.param(
-            known("1f1b", 2, 4),
-            edges("0B0 0F2", "0B1 0F3", "1B0 1F1", "1B1 1F2", "1B2 1F3"),
-            id="1f1b: F(i) after B(i - (p - s))",
-        ),
-        pytest.param(
-            known("zb-h1", 2, 4),
-            edges("0W0 0F2", "0W1 0F3", "1W0 1F2", "1W1 1F3"),
-            id="zb-h1: F(i) after W(i - p)",
-        ),
-        pytest.param(
-            schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0F2 0B1 1F2 1B2 0B2"),
-            edges("1B0 1F1", "1B1 0F2", "0B0 1F2"),
-            id="over all chunks of a stage",
-        ),
+        pytest.param(known("1f1b", 2, 4), edges("0B0 0F2", "0B1 0F3", "1B0 1F1", "1B1 1F2", "1B2 1F3"),
+            id="1f1b: F(i) after B(i - (p - s))"),
+        pytest.param(known("zb-h1", 2, 4), edges("0W0 0F2", "0W1 0F3", "1W0 1F2", "1W1 1F3"),
+            id="zb-h1: F(i) after W(i - p)"),
+        pytest.param(schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0F2 0B1 1F2 1B2 0B2"),
+            edges("1B0 1F1", "1B1 0F2", "0B0 1F2"), id="over all chunks of a stage"),
         pytest.param(known("1f1b", 2, 4).forward(), set(), id="inference has none"),
     ],
-)
+)  # fmt: skip
 def test_windows(one, wanted):
     lowered = lowering(one, WINDOW)
     assert set(lowered.control) == wanted

@@ -94,57 +94,23 @@ def test_refuses_to_bind(asked: dict[str, dict[str, object]], words: str) -> Non
 @pytest.mark.parametrize(
     ("text", "opsets", "name", "type_"),
     [
-        pytest.param(
-            "(float[2] x) => (s) { s = SequenceConstruct(x, x) }",
-            '"": 17',
-            "s",
-            ValueType("sequence", FLOAT, None),
-            id="a sequence has the dtype of its elements",
-        ),
-        pytest.param(
-            "(float[2] x) => (o) { o = Optional(x) }",
-            '"": 17',
-            "o",
-            ValueType("optional", FLOAT, (2,)),
-            id="an optional has the shape of its tensor",
-        ),
-        pytest.param(
-            "(float[N, 2] x) => (m) { m = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(x) }",
-            '"": 17, "ai.onnx.ml": 3',
-            "m",
-            ValueType("sequence", FLOAT, None),
-            id="a sequence of maps has the dtype of their values",
-        ),
-        pytest.param(
-            "(float[N, 2] x) => (float[N, 2] y) { h = ai.dask_ferro.Sleep<seconds = 0.5>(x)  y = Relu(h) }",
-            '"": 17, "ai.dask_ferro": 1',
-            "h",
-            ValueType("tensor", FLOAT, ("N", 2)),
-            id="what sleeps keeps its type",
-        ),
-        pytest.param(
-            "(float[N, 2] x) => (float[N, 5] y) { y = their.Op(x) }",
-            '"": 17, "their": 1',
-            "y",
-            ValueType("tensor", FLOAT, ("N", 5)),
-            id="a foreign operator gives what is declared",
-        ),
-        pytest.param(
-            "(float[N, 2] x) => (y) { y = their.Op(x) }",
-            '"": 17, "their": 1',
-            "y",
-            ValueType("unknown", None, None),
-            id="a foreign operator without declaration is unknown",
-        ),
-        pytest.param(
-            "(float x) => (float y) { y = Relu(x) }",
-            '"": 17',
-            "y",
-            ValueType("tensor", FLOAT, ()),
-            id="a scalar has no dimensions",
-        ),
+        pytest.param("(float[2] x) => (s) { s = SequenceConstruct(x, x) }", '"": 17', "s",
+            ValueType("sequence", FLOAT, None), id="a sequence has the dtype of its elements"),
+        pytest.param("(float[2] x) => (o) { o = Optional(x) }", '"": 17', "o", ValueType("optional", FLOAT, (2,)),
+            id="an optional has the shape of its tensor"),
+        pytest.param("(float[N, 2] x) => (m) { m = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1]>(x) }",
+            '"": 17, "ai.onnx.ml": 3', "m", ValueType("sequence", FLOAT, None),
+            id="a sequence of maps has the dtype of their values"),
+        pytest.param("(float[N, 2] x) => (float[N, 2] y) { h = ai.dask_ferro.Sleep<seconds = 0.5>(x)  y = Relu(h) }",
+            '"": 17, "ai.dask_ferro": 1', "h", ValueType("tensor", FLOAT, ("N", 2)), id="what sleeps keeps its type"),
+        pytest.param("(float[N, 2] x) => (float[N, 5] y) { y = their.Op(x) }", '"": 17, "their": 1', "y",
+            ValueType("tensor", FLOAT, ("N", 5)), id="a foreign operator gives what is declared"),
+        pytest.param("(float[N, 2] x) => (y) { y = their.Op(x) }", '"": 17, "their": 1', "y",
+            ValueType("unknown", None, None), id="a foreign operator without declaration is unknown"),
+        pytest.param("(float x) => (float y) { y = Relu(x) }", '"": 17', "y", ValueType("tensor", FLOAT, ()),
+            id="a scalar has no dimensions"),
     ],
-)
+)  # fmt: skip
 def test_kinds(text: str, opsets: str, name: str, type_: ValueType) -> None:
     model = loaded(text, opsets)
     assert infer(model)[name] == type_

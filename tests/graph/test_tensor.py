@@ -129,26 +129,15 @@ def test_named_dimensions(fn, shape):
         pytest.param(lambda: asarray(np.zeros(2)), "float64", id="numpy's are kept"),
         pytest.param(lambda: asarray([1, 2]) * 2, "int64", id="an int beside integers"),
         pytest.param(lambda: asarray(np.zeros(2, np.float16)) * 2.5, "float16", id="a float beside halves"),
-        pytest.param(
-            lambda: asarray(np.zeros(2, np.float32)) + asarray(np.zeros(2)),
-            "float64",
-            id="floats widen",
-        ),
-        pytest.param(
-            lambda: asarray(np.zeros(2, np.int8)) + asarray(np.zeros(2, np.int32)),
-            "int32",
-            id="so are integers",
-        ),
-        pytest.param(
-            lambda: xp.sum(asarray(np.int32([1]))), "int64", id="small integers are summed in 64 bits"
-        ),
+        pytest.param(lambda: asarray(np.zeros(2, np.float32)) + asarray(np.zeros(2)), "float64", id="floats widen"),
+        pytest.param(lambda: asarray(np.zeros(2, np.int8)) + asarray(np.zeros(2, np.int32)), "int32",
+            id="so are integers"),
+        pytest.param(lambda: xp.sum(asarray(np.int32([1]))), "int64", id="small integers are summed in 64 bits"),
         pytest.param(lambda: asarray([1.0]) < 2, "bool", id="comparisons are bools"),
-        pytest.param(
-            lambda: argument("h", (2,), ml_dtypes.bfloat16) + 1, "bfloat16", id="bfloat16 is a float"
-        ),
+        pytest.param(lambda: argument("h", (2,), ml_dtypes.bfloat16) + 1, "bfloat16", id="bfloat16 is a float"),
         pytest.param(lambda: asarray([1]).astype(np.float64) / 2, "float64", id="a cast"),
     ],
-)
+)  # fmt: skip
 def test_dtypes(make, dtype):
     assert make().dtype.name == dtype
 

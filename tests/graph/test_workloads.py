@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import hashlib
-import subprocess
 import sys
 from collections import Counter
 
@@ -19,7 +18,7 @@ from dask_ferro.graph import workloads
 from dask_ferro.graph.lean import OWN_DOMAIN
 from dask_ferro.graph.load import load
 from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny, work_and_path
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 SLEEPS = tuple(name for name in NAMES if WORKLOADS[name].sleeps)
 LARGE_WIDE_FLAT = {"branches": 320, "length": 1, "skew": 0.47}
@@ -239,9 +238,7 @@ def test_another_process_builds_the_same_bytes():
         "import hashlib; from dask_ferro.graph.workloads import build, tiny;"
         "print(*(hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build('transformer'), tiny())))"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=BOUND_S
-    ).stdout.split()
+    there = ran([sys.executable, "-c", code], check=True).stdout.split()
     here = [hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build("transformer"), tiny())]
     assert there == here
 

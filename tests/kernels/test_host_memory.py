@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dask_ferro.graph.load import Limits, load
 from dask_ferro.kernels.folded import Constants, constants
 from dask_ferro.kernels.host_memory import Returns, give_back, in_use
 from dask_ferro.kernels.onnxruntime import SessionRun, _kept_bytes
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 MIB = 2**20
 WIDE = 2048  # a square weight of 16 MiB
@@ -170,9 +169,7 @@ def test_memory_is_given_back_once_so_many_bytes_were_built_or_dropped():
 
 def child(program: str) -> str:
     """Run a program in a process of its own; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=3 * BOUND_S
-    )
+    done = ran([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

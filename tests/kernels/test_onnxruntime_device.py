@@ -381,35 +381,16 @@ HELD = StandIn(1).dtypes
 @pytest.mark.parametrize(
     ("made", "provider", "engines"),
     [
-        pytest.param(
-            node("Relu"),
-            CPU_PROVIDER,
-            ("array", "onnxruntime-device"),
-            id="what the device computes stays there",
-        ),
-        pytest.param(
-            node("Relu"),
-            None,
-            ("array",),
-            id="a provider that does not work is none",
-        ),
-        pytest.param(
-            node("Relu"),
-            "NoSuchProvider",
-            ("array",),
-            id="a provider without a kernel is none",
-        ),
-        pytest.param(
-            node("Relu", TensorProto.BFLOAT16), CPU_PROVIDER, ("reference",), id="bfloat16 is the reference's"
-        ),
-        pytest.param(
-            node("Transpose", TensorProto.FLOAT16),
-            CPU_PROVIDER,
-            ("onnxruntime", "reference"),
-            id="a dtype that the device has not is the host's",
-        ),
+        pytest.param(node("Relu"), CPU_PROVIDER, ("array", "onnxruntime-device"),
+            id="what the device computes stays there"),
+        pytest.param(node("Relu"), None, ("array",), id="a provider that does not work is none"),
+        pytest.param(node("Relu"), "NoSuchProvider", ("array",), id="a provider without a kernel is none"),
+        pytest.param(node("Relu", TensorProto.BFLOAT16), CPU_PROVIDER, ("reference",),
+            id="bfloat16 is the reference's"),
+        pytest.param(node("Transpose", TensorProto.FLOAT16), CPU_PROVIDER, ("onnxruntime", "reference"),
+            id="a dtype that the device has not is the host's"),
     ],
-)
+)  # fmt: skip
 def test_engines_of_a_node_on_a_device(
     made: ir.Node, provider: str | None, engines: tuple[Engine, ...]
 ) -> None:
@@ -423,29 +404,17 @@ A, S, H = "array", "onnxruntime-device", "onnxruntime"
     ("nodes", "cuts", "runs"),
     [
         pytest.param([{A: 1e-5, S: 8e-6}], [0, 0], ((A, 1),), id="a session has to win its start"),
-        pytest.param(
-            [{A: 1e-3, S: 1e-4}] * 4, [0] * 5, ((S, 4),), id="a slow run of nodes goes to a session"
-        ),
-        pytest.param(
-            [{A: 1e-3, S: 1e-4}, {A: 1e-4}, {A: 1e-3, S: 1e-4}],
-            [0] * 4,
-            ((S, 1), (A, 1), (S, 1)),
-            id="a node that it lacks splits a session",
-        ),
-        pytest.param(
-            [{A: 1e-3, S: 1e-4}, {A: 1e-5, S: 3e-5}, {A: 1e-3, S: 1e-4}],
-            [0] * 4,
-            ((S, 3),),
-            id="a node that gains less than a start stays in the session",
-        ),
-        pytest.param(
-            [{A: 2e-3, H: 1e-3}], [1e6, 1e6], ((A, 1),), id="the way to the host is paid, both ways"
-        ),
+        pytest.param([{A: 1e-3, S: 1e-4}] * 4, [0] * 5, ((S, 4),), id="a slow run of nodes goes to a session"),
+        pytest.param([{A: 1e-3, S: 1e-4}, {A: 1e-4}, {A: 1e-3, S: 1e-4}], [0] * 4, ((S, 1), (A, 1), (S, 1)),
+            id="a node that it lacks splits a session"),
+        pytest.param([{A: 1e-3, S: 1e-4}, {A: 1e-5, S: 3e-5}, {A: 1e-3, S: 1e-4}], [0] * 4, ((S, 3),),
+            id="a node that gains less than a start stays in the session"),
+        pytest.param([{A: 2e-3, H: 1e-3}], [1e6, 1e6], ((A, 1),), id="the way to the host is paid, both ways"),
         pytest.param([{A: 1.0, H: 1e-3}], [1e6, 1e6], ((H, 1),), id="what is worth it goes to the host"),
         pytest.param([{H: 1e-3}], [1e9, 1e9], ((H, 1),), id="a node of the host alone goes there"),
         pytest.param([], [0], (), id="no nodes have no engines"),
     ],
-)
+)  # fmt: skip
 def test_route_on_a_device(nodes: Any, cuts: Any, runs: Any) -> None:
     assert device_route(nodes, cuts, bytes_per_s=1e9) == runs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 
@@ -12,10 +11,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, get_task_stream, worker_client
+from distributed import get_task_stream, worker_client
 
 import dask_ferro as ff
+from tests.clusters import running
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
+from tests.programs import ran
 from tests.waiting import finished, result
 
 pytestmark = pytest.mark.cluster
@@ -162,14 +163,7 @@ def test_a_copy_travels_when_workers_cannot_see_the_path(client, tmp_path):
         """)
     )
     mount = f"mount -t tmpfs none {hidden} && exec {sys.executable} {script}"
-    run = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
+    run = ran(["unshare", "--mount", "sh", "-c", mount], env={"PYTHONPATH": os.getcwd()})
     assert run.stdout.strip() == "travelled", run.stderr
     assert not list(hidden.iterdir())
 
@@ -217,12 +211,7 @@ def _die():
 @pytest.fixture
 def own_client():
     """A cluster whose workers may die, and its client."""
-    with (
-        ff.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster, silence_logs=50) as client:
         yield client
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,12 +12,13 @@ import time
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.lower.crash_notes import left_behind, noted
+from tests.clusters import running
 from tests.graphs import model
 from tests.waiting import until
 
@@ -43,18 +43,9 @@ def _notes_of_their_own(tmp_path_factory):
         yield
 
 
-@contextlib.contextmanager
-def one_worker():
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
 @pytest.fixture(scope="module")
 def client():
-    with one_worker() as client:
+    with running(1) as client:
         yield client
 
 
@@ -107,7 +98,7 @@ def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
 @pytest.mark.timeout(180)  # on a busy machine, once in hundreds of runs, no worker came back
 def test_a_model_whose_worker_an_engine_ends_says_so_at_the_client():
     """The worker gets from outside, while the bundle runs, the signal that an engine's abort is."""
-    with one_worker() as client:
+    with running(1) as client:
         _told_at_the_client(client)
 
 

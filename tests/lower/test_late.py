@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
+from tests.clusters import running
 from tests.graphs import model
 
 SCHEDULERS = ("sync", "threads")
@@ -76,12 +77,8 @@ def test_what_fits_is_taken_as_in_a_call(given):
 
 
 def test_a_future_is_checked_on_its_worker():
-    from distributed import Client, LocalCluster
 
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(1, processes=False) as client:
         late = client.submit(np.ones, (2, 3), ">f4", pure=False)
         with pytest.raises(ff.ConfigError, match=r"input 'x' has dtype >f4"):
             added()(late).compute()

@@ -255,52 +255,27 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        pytest.param(
-            {"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe, 1f1b", id="an unknown name"
-        ),
+        pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe, 1f1b", id="an unknown name"),
         pytest.param({"stages": 2}, "wanted stages and micro_batches", id="no micro-batches"),
         pytest.param({"micro_batches": 2}, "wanted stages and micro_batches", id="no stages"),
-        pytest.param(
-            {"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
-            "got 3 signals, wanted a multiple of the 2 chunks",
-            id="signals that make no whole stages",
-        ),
-        pytest.param(
-            {"schedule": Schedule.of([["0F0", "0B0"]]), "micro_batches": 3},
-            "micro_batches: got 3, but it has 1",
-            id="another number of micro-batches than the schedule's",
-        ),
-        pytest.param(
-            {"schedule": Schedule.of([["0F0"]])},
-            "has forwards alone",
-            id="parameters and nothing to train with",
-        ),
-        pytest.param(
-            {"stages": 2, "micro_batches": 2, "chunks": 3},
-            "chunks: got 3 a stage, wanted 1",
-            id="chunks where the schedule has one",
-        ),
-        pytest.param(
-            {"schedule": Schedule.of([["0F0", "0B0"]]), "chunks": 2},
-            "chunks: got 2, but its lists say it",
-            id="chunks of lists",
-        ),
-        pytest.param(
-            {"stages": 2, "micro_batches": 2, "batch": ["x", "y"]},
-            r"batch: the model has no argument \['y'\]; it has x, t",
-            id="a batch of what is no argument",
-        ),
-        pytest.param(
-            {"stages": 2, "micro_batches": 2, "batch": []}, "batch: got no arguments", id="a batch of nothing"
-        ),
-        pytest.param(
-            {"stages": 2, "micro_batches": 2, "edges": "knot"}, "form: got 'knot'", id="edges of no form"
-        ),
-        pytest.param(
-            {"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"
-        ),
+        pytest.param({"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
+            "got 3 signals, wanted a multiple of the 2 chunks", id="signals that make no whole stages"),
+        pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "micro_batches": 3},
+            "micro_batches: got 3, but it has 1", id="another number of micro-batches than the schedule's"),
+        pytest.param({"schedule": Schedule.of([["0F0"]])}, "has forwards alone",
+            id="parameters and nothing to train with"),
+        pytest.param({"stages": 2, "micro_batches": 2, "chunks": 3}, "chunks: got 3 a stage, wanted 1",
+            id="chunks where the schedule has one"),
+        pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "chunks": 2}, "chunks: got 2, but its lists say it",
+            id="chunks of lists"),
+        pytest.param({"stages": 2, "micro_batches": 2, "batch": ["x", "y"]},
+            r"batch: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
+        pytest.param({"stages": 2, "micro_batches": 2, "batch": []}, "batch: got no arguments",
+            id="a batch of nothing"),
+        pytest.param({"stages": 2, "micro_batches": 2, "edges": "knot"}, "form: got 'knot'", id="edges of no form"),
+        pytest.param({"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_go_together(options, said):
     net = mlp(layers=2)
     with pytest.raises(ff.ConfigError, match=said):
@@ -310,20 +285,14 @@ def test_options_that_do_not_go_together(options, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param(
-            {"x": np.ones((7, 6))}, "wanted one number, a multiple of 4", id="rows that do not divide"
-        ),
+        pytest.param({"x": np.ones((7, 6))}, "wanted one number, a multiple of 4", id="rows that do not divide"),
         pytest.param({"x": None}, "carries the batch and has no rows", id="no array"),
         pytest.param({"y": np.ones(3)}, "unknown input 'y'; it takes x, t", id="a name that is not there"),
         pytest.param({"x": np.ones((12, 5))}, "has 5 on axis 1, wanted 6", id="another width"),
-        pytest.param(
-            {"x": np.ones((12, 6), np.float32)}, "dtype float32, wanted float64", id="another dtype"
-        ),
-        pytest.param(
-            {"params": [{"w": 1}]}, "got a list of 1, wanted a list of 9", id="parameters of another form"
-        ),
+        pytest.param({"x": np.ones((12, 6), np.float32)}, "dtype float32, wanted float64", id="another dtype"),
+        pytest.param({"params": [{"w": 1}]}, "got a list of 1, wanted a list of 9", id="parameters of another form"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_that_does_not_fit(reference, change, said):
     net, batch, *_ = reference["mlp"]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M)

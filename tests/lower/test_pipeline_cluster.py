@@ -23,6 +23,7 @@ from dask_ferro.graph.schedules.known import known
 from dask_ferro.lower.actions import Values
 from dask_ferro.lower.pipeline import Pipeline, pipeline
 from dask_ferro.testing.sleeping import sleeping
+from tests.clusters import running
 from tests.graph.pipeline_nets import mlp, tied
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
 from tests.waiting import finished, result, until, until_async
@@ -33,10 +34,7 @@ KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 @pytest.fixture(scope="module")
 def four():
     """Four worker processes of one thread each, and a client of theirs."""
-    with (
-        ff.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(4, kind=ff.LocalCluster) as client:
         yield client
 
 
@@ -173,12 +171,7 @@ def test_workers_that_cannot_be_the_stages_are_refused(four, workers, said):
 @pytest.mark.cluster
 def test_a_worker_that_died_before_the_graph_came_is_replaced():
     net = mlp(layers=4)
-    with (
-        ff.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster, processes=False) as client:
         workers = sorted(client.nthreads())
         run = pipeline(net.loss, net.params, stages=2, micro_batches=2, workers=workers)(net.batch(4))
         wanted = run.compute(scheduler="sync")
@@ -191,12 +184,7 @@ def test_a_worker_that_died_before_the_graph_came_is_replaced():
 
 @pytest.mark.cluster
 def test_a_stage_goes_to_a_paused_worker_if_none_runs():
-    with (
-        ff.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster, processes=False) as client:
         last, first = sorted(client.nthreads())
         step = Pipeline(
             sleeping(2, StageSeconds(0.1, 0.1, 0.1)), [0, 1], known("1f1b", 2, 2), workers=[first, last]

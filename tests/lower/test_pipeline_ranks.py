@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import dask.array as da
-import distributed
 import numpy as np
 import pytest
 from dask.callbacks import Callback
@@ -29,6 +28,7 @@ from dask_ferro.lower.pipeline import Pipeline, pipeline
 from dask_ferro.lower.segment_run import Segment
 from dask_ferro.lower.sharded import gather
 from dask_ferro.lower.spmd import Ranks
+from tests.clusters import running
 from tests.graph.pipeline_nets import mlp, tied
 from tests.graph.schedules import feasible
 from tests.lower.pipeline_runs import M, same
@@ -304,10 +304,7 @@ def test_a_batch_in_shards_is_refused(reference):
 @pytest.fixture(scope="module")
 def four():
     """Four worker processes of one thread each, and a client of theirs."""
-    with (
-        ff.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(4, kind=ff.LocalCluster) as client:
         yield client
 
 

@@ -59,22 +59,14 @@ def net_array(parameter):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        pytest.param(
-            {"optimizer": SGD(argument("t", (), np.float64))},
-            r"argument \['t'\], which carries the batch",
-            id="what comes in micro-batches",
-        ),
-        pytest.param(
-            {"optimizer": SGD(argument("w0", (), np.float64))},
-            "two arguments are named 'w0'",
-            id="a name that is taken",
-        ),
-        pytest.param(
-            {"twice": True, "optimizer": SGD(0.1)}, r"\['w0'\] is given twice", id="a parameter twice"
-        ),
+        pytest.param({"optimizer": SGD(argument("t", (), np.float64))}, r"argument \['t'\], which carries the batch",
+            id="what comes in micro-batches"),
+        pytest.param({"optimizer": SGD(argument("w0", (), np.float64))}, "two arguments are named 'w0'",
+            id="a name that is taken"),
+        pytest.param({"twice": True, "optimizer": SGD(0.1)}, r"\['w0'\] is given twice", id="a parameter twice"),
         pytest.param({"params": None, "optimizer": SGD(0.1)}, "there are no parameters", id="no parameters"),
     ],
-)
+)  # fmt: skip
 def test_optimizers_that_a_pipeline_cannot_have(options, said):
     net = mlp(layers=2)
     params = [net.params, net.params[0]["w"]] if options.pop("twice", False) else net.params

@@ -34,6 +34,7 @@ from dask_ferro.graph.tensor_model import build, to_model
 from dask_ferro.lower.exchange import Name, exchange, form
 from dask_ferro.lower.sharded import gather, whole
 from dask_ferro.lower.spmd import Ranks
+from tests.clusters import running
 from tests.waiting import until
 
 R, S = Replicate(), Shard
@@ -411,18 +412,13 @@ class TestStages:
     @pytest.mark.cluster
     @pytest.mark.parametrize("numbered", [True, False])
     def test_a_stage_runs_on_its_workers(self, numbered):
-        from distributed import Client, LocalCluster, futures_of
+        from distributed import futures_of
 
         plan = {"mesh": {"tensor": 2}}
         for name, region in STAGES.items():
             left_out = {"device"} if numbered else {"device", "workers"}
             plan[name] = {key: value for key, value in region.items() if key not in left_out}
-        with (
-            LocalCluster(
-                n_workers=4, threads_per_worker=1, dashboard_address=":0", processes=False
-            ) as cluster,
-            Client(cluster) as client,
-        ):
+        with running(4, processes=False) as client:
             known = client.scheduler_info(n_workers=-1)["workers"]
             order = sorted(known, key=lambda address: known[address]["name"])
             model = staged()
@@ -588,16 +584,13 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
 
 @pytest.mark.cluster
 def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
-    from distributed import Client, LocalCluster, futures_of
+    from distributed import futures_of
 
     x = argument("x", (512, 2100), np.float64)  # 8.6 MB: more than travels in a graph
     model = to_model(x * 2.0)
     spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)}, outputs={"y": S(0)}))
     array = RNG.standard_normal((512, 2100))
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", processes=False) as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, processes=False) as client:
         order = sorted(client.scheduler_info(n_workers=-1)["workers"])
         y = dask.persist(Ranks(spmd, workers=order[::-1])({"x": array})["y"])[0]
         np.testing.assert_array_equal(y.compute(), array * 2)

@@ -214,98 +214,41 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
     ("ready", "stands", "wanted"),
     [
         pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g")], "g", id="goes where it is faster"),
-        pytest.param(
-            both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c", id="or where it is done earlier"
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05),
-            [stand("c"), gpu("g", running=0.5)],
-            "g",
-            id="waits in the queue of the faster one, if it is done earlier even so",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, inputs=(needs(2 * MB, "c"),)),
-            [stand("c"), stand("d"), gpu("g")],
-            "g",
-            id="leaves a large input for a faster class",
-        ),
-        pytest.param(
-            both("t", 0.06, 0.05, inputs=(needs(2 * MB, "c"),)),
-            [stand("c"), stand("d"), gpu("g")],
-            "c",
-            id="stays, if the way takes longer than that gains",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g", device="gpu"),)),
-            [stand("c"), gpu("g", running=1.2)],
-            "g",
-            id="stays with what lies on its device",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, must="cpu"), [stand("c", running=9.0), gpu("g")], "c", id="obeys a must"
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, must="gpu"), [stand("c")], None, id="goes nowhere without its class"
-        ),
-        pytest.param(
-            both("t", 0.01, 1.0, likes="gpu"),
-            [stand("c"), gpu("g")],
-            "g",
-            id="goes where it would rather run",
-        ),
-        pytest.param(
-            both("t", 0.01, 1.0, likes="gpu"), [stand("c")], "c", id="goes elsewhere without that class"
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [gpu("f", room=MB - 1, most=9 * MB, running=0.0), gpu("g", room=MB, most=9 * MB, running=0.3)],
-            "g",
-            id="goes to the device that has room",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB, inputs=(needs(2 * MB, "f", device="gpu"),)),
-            [gpu("f", room=0, most=9 * MB, running=0.3), gpu("g", room=3 * MB, most=9 * MB)],
-            "g",
-            id="leaves its inputs where there is no room for more",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [stand("c"), gpu("g", room=0, most=9 * MB, running=0.3)],
-            None,
-            id="waits for room that is worth it",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [stand("c"), gpu("g", room=0, most=9 * MB, running=3.0)],
-            "c",
-            id="goes to another class, if that is earlier",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [gpu("g", room=0, most=9 * MB)],
-            "g",
-            id="is given to a full device that has nothing else to do and will spill",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB, waited=0.4),
-            [gpu("g", room=0, most=9 * MB)],
-            None,
-            id="but not at once: what frees bytes may be on its way",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=9 * MB),
-            [stand("c"), gpu("g", room=MB, most=MB)],
-            "c",
-            id="never to a device that is too small",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=9 * MB, must="gpu"),
-            [gpu("g", room=MB, most=MB)],
-            "g",
-            id="but where none is larger, to learn what it says",
-        ),
+        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c",
+            id="or where it is done earlier"),
+        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=0.5)], "g",
+            id="waits in the queue of the faster one, if it is done earlier even so"),
+        pytest.param(both("t", 1.0, 0.05, inputs=(needs(2 * MB, "c"),)), [stand("c"), stand("d"), gpu("g")], "g",
+            id="leaves a large input for a faster class"),
+        pytest.param(both("t", 0.06, 0.05, inputs=(needs(2 * MB, "c"),)), [stand("c"), stand("d"), gpu("g")], "c",
+            id="stays, if the way takes longer than that gains"),
+        pytest.param(both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g", device="gpu"),)),
+            [stand("c"), gpu("g", running=1.2)], "g", id="stays with what lies on its device"),
+        pytest.param(both("t", 1.0, 0.05, must="cpu"), [stand("c", running=9.0), gpu("g")], "c", id="obeys a must"),
+        pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], None, id="goes nowhere without its class"),
+        pytest.param(both("t", 0.01, 1.0, likes="gpu"), [stand("c"), gpu("g")], "g",
+            id="goes where it would rather run"),
+        pytest.param(both("t", 0.01, 1.0, likes="gpu"), [stand("c")], "c", id="goes elsewhere without that class"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB),
+            [gpu("f", room=MB - 1, most=9 * MB, running=0.0), gpu("g", room=MB, most=9 * MB, running=0.3)], "g",
+            id="goes to the device that has room"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, inputs=(needs(2 * MB, "f", device="gpu"),)),
+            [gpu("f", room=0, most=9 * MB, running=0.3), gpu("g", room=3 * MB, most=9 * MB)], "g",
+            id="leaves its inputs where there is no room for more"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [stand("c"), gpu("g", room=0, most=9 * MB, running=0.3)], None,
+            id="waits for room that is worth it"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [stand("c"), gpu("g", room=0, most=9 * MB, running=3.0)], "c",
+            id="goes to another class, if that is earlier"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=9 * MB)], "g",
+            id="is given to a full device that has nothing else to do and will spill"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=0.4), [gpu("g", room=0, most=9 * MB)], None,
+            id="but not at once: what frees bytes may be on its way"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB), [stand("c"), gpu("g", room=MB, most=MB)], "c",
+            id="never to a device that is too small"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB, must="gpu"), [gpu("g", room=MB, most=MB)], "g",
+            id="but where none is larger, to learn what it says"),
     ],
-)
+)  # fmt: skip
 def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
     assert PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {}) == wanted
 

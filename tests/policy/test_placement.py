@@ -111,34 +111,20 @@ HOLDING = Placement(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False
 @pytest.mark.parametrize(
     ("placement", "seconds", "running", "other", "nbytes", "known", "settled"),
     [
-        pytest.param(
-            PLACEMENT, 0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"
-        ),
-        pytest.param(
-            PLACEMENT, 0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"
-        ),
+        pytest.param(PLACEMENT, 0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"),
         pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 2 * MB, True, True, id="settles with a large input"),
-        pytest.param(
-            PLACEMENT, 0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"
-        ),
-        pytest.param(
-            PLACEMENT, 0.1, 9.0, 0.01, 10, False, False, id="goes by a guess where tasks are stolen"
-        ),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"),
+        pytest.param(PLACEMENT, 0.1, 9.0, 0.01, 10, False, False, id="goes by a guess where tasks are stolen"),
         pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, True, False, id="looks around where no task is stolen"),
         pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, False, True, id="goes by no guess where no task is stolen"),
         pytest.param(HOLDING, 0.1, 9.0, 0.0, 10, False, False, id="goes by a guess to who is free now"),
-        pytest.param(
-            PLACEMENT, 0.0, 0.01, 0.0, 10, True, False, id="leaves for little where tasks are stolen"
-        ),
-        pytest.param(
-            HOLDING, 0.0, 0.01, 0.0, 10, True, True, id="is too short to leave where no task is stolen"
-        ),
-        pytest.param(
-            HOLDING, 0.1, 0.01, 0.0, 10, True, False, id="is long enough to leave where no task is stolen"
-        ),
+        pytest.param(PLACEMENT, 0.0, 0.01, 0.0, 10, True, False, id="leaves for little where tasks are stolen"),
+        pytest.param(HOLDING, 0.0, 0.01, 0.0, 10, True, True, id="is too short to leave where no task is stolen"),
+        pytest.param(HOLDING, 0.1, 0.01, 0.0, 10, True, False, id="is long enough to leave where no task is stolen"),
         pytest.param(HOLDING, 0.0, 0.03, 0.0, 10, True, False, id="is short, and would wait for long"),
     ],
-)
+)  # fmt: skip
 def test_a_task_whose_inputs_one_worker_holds(
     placement: Placement,
     seconds: float,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 
 import dask
@@ -12,6 +10,7 @@ import pytest
 from distributed import Scheduler
 
 import dask_ferro as ff
+from tests.programs import ran
 
 WRONG = {"ferro.scheduler.stealing": "foo"}
 
@@ -43,13 +42,7 @@ def test_a_preload_with_a_wrong_setting_ends_the_scheduler():
 
 def test_dask_scheduler_ends_by_itself_and_says_why():
     command = ["scheduler", "--port", "0", "--no-dashboard", "--preload", "dask_ferro.runtime.preload"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dask", *command],
-        env={**os.environ, "DASK_FERRO__SCHEDULER__STEALING": "foo"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran([sys.executable, "-m", "dask", *command], env={"DASK_FERRO__SCHEDULER__STEALING": "foo"})
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if "the scheduler ends" in line]
     assert len(told) == 1

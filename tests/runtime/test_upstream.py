@@ -25,8 +25,8 @@ from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.upstream_names import FACTS, HOOKS, OPTIONAL, SEAMS, Seam, missing
 from dask_ferro.runtime.worker.plugin import METRIC, FerroWorker
 from tests import private_names
+from tests.clusters import on_cluster
 from tests.private_names import modules, offences_in, offences_of
-from tests.runtime.plugin.test_scheduler import on_cluster
 from tests.waiting import until_async
 
 PARTS = (upstream_names.SCHEDULER, upstream_names.WORKER, upstream_names.CLUSTER, upstream_names.JOBQUEUE)
@@ -243,7 +243,7 @@ def test_ff_install_leaves_stock_dask_and_warns_once_where_a_name_is_missing(fre
         await ff.uninstall(client)
         assert await client.submit(lambda: 7) == 7
 
-    on_cluster(test)
+    on_cluster()(test)()
     assert _warnings_of_ours(caplog) == []
 
 
@@ -259,7 +259,7 @@ def test_a_preload_leaves_stock_dask_and_warns_once_where_arguments_changed(fres
         _is_stock(scheduler)
         assert await client.submit(lambda: 7) == 7
 
-    on_cluster(test)
+    on_cluster()(test)()
     (warning,) = _warnings_of_ours(caplog)
     assert "Scheduler.is_rootish(ts), but one with (ts, hint)" in warning.getMessage()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
 
 import dask_ferro as ff
+from tests.batchclusters import Site, closing, watchdogs
 from tests.sites.batch import Batch
 from tests.waiting import until
 
@@ -41,93 +40,33 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch]:
         server.close()
 
 
-class Opened:
-    """A cluster, its client, and what its workers did."""
+class Opened(Site):
+    """A cluster on a simulated batch system."""
 
-    def __init__(self, batch: Batch, kind: type[Any], tmp_path: Path, options: dict[str, Any]) -> None:
-        settings: dict[str, Any] = {
-            "cores": 1,
-            "memory": "400MB",
-            "processes": 1,
-            "interface": "lo",
-            "job_name": f"test-{uuid.uuid4().hex[:8]}",
-            "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-            "log_directory": str(tmp_path / "logs"),
-            "local_directory": str(tmp_path / "scratch"),
-        }
-        self.batch, self.starts = batch, tmp_path / "starts"
-        self.cluster = kind(**(settings | options))
-        self.client = Client(self.cluster)
+    def __init__(self, batch: Batch, kind: type[Any], tmp_path: Path, **options: Any) -> None:
+        self.batch = batch
+        super().__init__(kind, tmp_path, lambda cluster: batch.states(), **options)
 
     def close(self) -> None:
         """Close it, and see that neither a job nor a watchdog is left."""
-        self.client.close()
-        self.cluster.close()
+        super().close()
         assert self.batch.alive() == []
         name = self.cluster.job_name
         until(lambda: not watchdogs(name), "the end of the watchdog", seen=lambda: watchdogs(name))
 
-    @property
-    def workers(self) -> dict[str, Any]:
-        return dict(self.client.scheduler_info(n_workers=-1)["workers"])
-
-    def connected(self, count: int) -> None:
-        until(
-            lambda: len(self.workers) == count,
-            f"{count} workers",
-            seen=lambda: (list(self.workers), self.batch.states()),
-        )
-
-    def submit(self, count: int, seconds: float) -> list[Any]:
-        return self.client.map(sleeper, range(count), seconds=seconds, log=str(self.starts), pure=False)
-
     def kept(self, held: list[Any]) -> None:
         """See that no result was lost, and no task ran twice."""
         assert self.client.gather(held) == list(range(len(held)))
-        assert Counter(self.starts.read_text().split()) == Counter(map(str, range(len(held))))
-
-
-def sleeper(number: int, seconds: float, log: str) -> int:
-    with open(log, "a") as file:
-        file.write(f"{number}\n")
-    time.sleep(seconds)
-    return number
-
-
-def watchdogs(name: str) -> list[int]:
-    """Processes that would cancel the jobs of that name."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"dask-ferro-watchdog" in words and name.encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
-def _opening(
-    batch: Batch, tmp_path: Path, kind: type[Any], given: dict[str, Any]
-) -> Iterator[Callable[..., Opened]]:
-    opened: list[Opened] = []
-
-    def open_cluster(**options: Any) -> Opened:
-        opened.append(Opened(batch, kind, tmp_path, given | options))
-        return opened[-1]
-
-    yield open_cluster
-    for one in opened:
-        one.close()
+        assert self.started() == Counter(map(str, range(len(held))))
 
 
 @pytest.fixture
 def pbs(batch: Batch, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Makes clusters on simulated PBS, and closes them."""
-    yield from _opening(batch, tmp_path, ff.PBSCluster, {"walltime": "00:30:00"})
+    yield from closing(partial(Opened, batch, ff.PBSCluster, tmp_path, walltime="00:30:00"))
 
 
 @pytest.fixture
 def described(batch: Batch, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Makes clusters on a batch system that is described by its commands, and closes them."""
-    yield from _opening(batch, tmp_path, ff.BatchCluster, COMMANDS)
+    yield from closing(partial(Opened, batch, ff.BatchCluster, tmp_path, **COMMANDS))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from dask_ferro.runtime.sites.batchsite import BatchSite
 from dask_ferro.runtime.sites.commands import CommandSite
 from dask_ferro.runtime.sites.pbs import PBSSite
 from dask_ferro.runtime.slurm.commands import Refused
+from tests.programs import ran
 from tests.sites.batch import Batch
 from tests.sites.conftest import COMMANDS
 from tests.waiting import until_async
@@ -38,23 +38,23 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def played(site: BatchSite, scenario: Callable[[], Awaitable[None]]) -> None:
-    async def play() -> None:
-        try:
-            await asyncio.wait_for(scenario(), 60.0)
-        finally:
+@asynccontextmanager
+async def played(*sites: BatchSite) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(60.0):
+            yield
+    finally:
+        for site in sites:
             site.close()
-
-    asyncio.run(play())
 
 
 @KINDS
-def test_a_job_whose_answer_was_lost_is_found_by_its_word_and_no_other(
+async def test_a_job_whose_answer_was_lost_is_found_by_its_word_and_no_other(
     made: Any, submits: str, lists: str, batch: Batch
 ) -> None:
     site, other = made(), made(tag="ferro-2")
 
-    async def scenario() -> None:
+    async with played(site, other):
         await other.submit(SCRIPT, [0], "aaaa")
         batch.does[submits] = "loses answer"
         with pytest.raises(Refused):
@@ -69,21 +69,17 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_word_and_no_other(
         assert batch.alive() == [1]
         assert await other.cancel_all(10.0)
 
-    try:
-        played(site, scenario)
-    finally:
-        other.close()
     assert batch.alive() == []
 
 
 @pytest.mark.parametrize("lies", ["qselect", "qstat"])
-def test_a_lost_job_is_not_taken_for_none_where_one_command_of_two_says_nothing(
+async def test_a_lost_job_is_not_taken_for_none_where_one_command_of_two_says_nothing(
     lies: str, batch: Batch
 ) -> None:
     """Once it was submitted again, beyond the maximum."""
     site = pbs()
 
-    async def scenario() -> None:
+    async with played(site):
         for number in ("first", "second"):  # without and with a job that is known to be there
             batch.does["qsub"] = "loses answer"
             with pytest.raises(Refused):
@@ -98,13 +94,11 @@ def test_a_lost_job_is_not_taken_for_none_where_one_command_of_two_says_nothing(
             assert await site.find(number)
         assert await site.find("third") is None
 
-    played(site, scenario)
 
-
-def test_a_listing_that_leaves_out_what_is_there_says_nothing_of_others(batch: Batch) -> None:
+async def test_a_listing_that_leaves_out_what_is_there_says_nothing_of_others(batch: Batch) -> None:
     site = commands(nothing="No unfinished job found")
 
-    async def scenario() -> None:
+    async with played(site):
         assert await site.find("none") is None  # it says in words that there is nothing
         job_id = await site.submit(SCRIPT, [0], "a")
         batch.does["jobs"] = "empty"
@@ -118,16 +112,14 @@ def test_a_listing_that_leaves_out_what_is_there_says_nothing_of_others(batch: B
                 await site.find("none")
         assert await site.find("none") is None
 
-    played(site, scenario)
-
 
 @KINDS
-def test_silence_about_a_job_says_nothing_and_words_do(
+async def test_silence_about_a_job_says_nothing_and_words_do(
     made: Any, submits: str, lists: str, batch: Batch
 ) -> None:
     site = made()
 
-    async def scenario() -> None:
+    async with played(site):
         ids = [await site.submit(SCRIPT, [0], str(number)) for number in range(2)]
         batch.does[lists] = "empty"
         for _ in range(5):
@@ -142,13 +134,11 @@ def test_silence_about_a_job_says_nothing_and_words_do(
             said = await site.unlisted([*ids, gone])
         assert (said[ids[0]].phase, said[ids[1]].phase, said[gone]) == ("started", "started", None)
 
-    played(site, scenario)
 
-
-def test_an_empty_qstat_does_not_end_the_end_of_all_jobs(batch: Batch) -> None:
+async def test_an_empty_qstat_does_not_end_the_end_of_all_jobs(batch: Batch) -> None:
     site = pbs()
 
-    async def scenario() -> None:
+    async with played(site):
         await site.submit(SCRIPT, [0], "a")
         batch.does |= {"qstat": "empty", "qdel": "fail"}
         assert not await site.cancel_all(1.5)
@@ -156,13 +146,11 @@ def test_an_empty_qstat_does_not_end_the_end_of_all_jobs(batch: Batch) -> None:
         batch.does.clear()
         assert await site.cancel_all(10.0)
 
-    played(site, scenario)
 
-
-def test_a_job_that_is_over_is_told_and_never_asked_for_again(batch: Batch) -> None:
+async def test_a_job_that_is_over_is_told_and_never_asked_for_again(batch: Batch) -> None:
     site = pbs()
 
-    async def scenario() -> None:
+    async with played(site):
         ends, stays = [await site.submit(text, [0], "a") for text in ("#!/bin/sh\nexit 4\n", SCRIPT)]
 
         async def is_over() -> bool:
@@ -175,13 +163,13 @@ def test_a_job_that_is_over_is_told_and_never_asked_for_again(batch: Batch) -> N
         assert batch.calls == [("qstat", ["-x", "-f", stays])]
         assert (await site.queue())[stays].comment == "ferro-1.a"
 
-    played(site, scenario)
 
-
-def test_the_end_of_all_jobs_is_believed_where_a_silent_listing_goes_on_without_them(batch: Batch) -> None:
+async def test_the_end_of_all_jobs_is_believed_where_a_silent_listing_goes_on_without_them(
+    batch: Batch,
+) -> None:
     site = commands(submit="submit -J {name} -D {tag} -n {script}")
 
-    async def scenario() -> None:
+    async with played(site):
         job_id = await site.submit(SCRIPT, [0], "a")
         batch.does["stop"] = "fail"
         assert not await site.cancel_all(1.0)
@@ -189,24 +177,18 @@ def test_the_end_of_all_jobs_is_believed_where_a_silent_listing_goes_on_without_
         batch.does.clear()
         assert await site.cancel_all(10.0, [job_id])
         assert batch.alive() == []
-
-    played(site, scenario)
     assert batch.jobs[1].script == SCRIPT
 
 
-def test_the_scripts_own_variables_reach_the_job(batch: Batch) -> None:
+async def test_the_scripts_own_variables_reach_the_job(batch: Batch) -> None:
     site = pbs()
 
-    async def scenario() -> None:
+    async with played(site):
         await site.submit("#!/bin/sh\n#PBS -v A=1,B=2\n#PBS -N x\nexit 0\n", [0], "n")
-
-    played(site, scenario)
     assert batch.jobs[1].variables == "A=1,B=2,FERRO_SUBMISSION=ferro-1.n"
 
 
 def test_the_watchdog_loads_neither_dask_nor_numpy() -> None:
     code = "import dask_ferro.runtime.sites.guard, sys; print({'dask', 'numpy', 'distributed'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout == "set()\n"

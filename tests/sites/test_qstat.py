@@ -30,13 +30,8 @@ def only(*facts: str) -> qstat.PBSRow:
     ("facts", "phase", "state", "reason"),
     [
         pytest.param(["job_state = Q"], "pending", "PENDING", "", id="queued"),
-        pytest.param(
-            ["job_state = Q", "comment = Not Running: the queue is on hold"],
-            "pending",
-            "PENDING",
-            "Not Running: the queue is on hold",
-            id="a comment with the word hold holds no job",
-        ),
+        pytest.param(["job_state = Q", "comment = Not Running: the queue is on hold"], "pending", "PENDING",
+            "Not Running: the queue is on hold", id="a comment with the word hold holds no job"),
         pytest.param(["job_state = W"], "pending", "PENDING", "", id="waits for its time"),
         pytest.param(["job_state = T"], "pending", "PENDING", "", id="on its way to another queue"),
         pytest.param(["job_state = M"], "pending", "PENDING", "", id="moved to another server"),
@@ -48,67 +43,30 @@ def only(*facts: str) -> qstat.PBSRow:
             id="not held, whatever the comment says",
         ),
         pytest.param(["job_state = H", "Hold_Types = us"], "held", "PENDING", "held (us)", id="held"),
-        pytest.param(
-            ["job_state = H", "comment = job held, too many failed attempts to run"],
-            "held",
-            "PENDING",
-            "held (?) job held, too many failed attempts to run",
-            id="held by PBS",
-        ),
-        pytest.param(
-            ["job_state = R", "comment = Job run at Sat Sep 14"],
-            "started",
-            "RUNNING",
-            "",
-            id="runs, without a reason",
-        ),
+        pytest.param(["job_state = H", "comment = job held, too many failed attempts to run"], "held", "PENDING",
+            "held (?) job held, too many failed attempts to run", id="held by PBS"),
+        pytest.param(["job_state = R", "comment = Job run at Sat Sep 14"], "started", "RUNNING", "",
+            id="runs, without a reason"),
         pytest.param(["job_state = S"], "started", "SUSPENDED", "", id="suspended, and there"),
-        pytest.param(
-            ["job_state = ?"], "started", "RUNNING", "", id="an unknown state is a job that is there"
-        ),
+        pytest.param(["job_state = ?"], "started", "RUNNING", "", id="an unknown state is a job that is there"),
         pytest.param(["job_state = E"], "ending", "COMPLETING", "", id="exiting"),
         pytest.param(["job_state = F", "Exit_status = 0"], "over", "COMPLETED", "", id="finished"),
-        pytest.param(
-            ["job_state = F", "Exit_status = 3"],
-            "over",
-            "FAILED",
-            "exit status 3",
-            id="finished with an error",
-        ),
-        pytest.param(
-            ["job_state = F", "Exit_status = 271"],
-            "over",
-            "CANCELLED",
-            "exit status 271",
-            id="ended by SIGTERM",
-        ),
-        pytest.param(
-            ["job_state = F", "Exit_status = 143"],
-            "over",
-            "CANCELLED",
-            "exit status 143",
-            id="and told by its shell",
-        ),
-        pytest.param(
-            ["job_state = F", "Exit_status = -29"], "over", "TIMEOUT", "exit status -29", id="out of walltime"
-        ),
-        pytest.param(
-            ["job_state = F", "Exit_status = -1"],
-            "over",
-            "FAILED",
-            "exit status -1",
-            id="could not be started",
-        ),
+        pytest.param(["job_state = F", "Exit_status = 3"], "over", "FAILED", "exit status 3",
+            id="finished with an error"),
+        pytest.param(["job_state = F", "Exit_status = 271"], "over", "CANCELLED", "exit status 271",
+            id="ended by SIGTERM"),
+        pytest.param(["job_state = F", "Exit_status = 143"], "over", "CANCELLED", "exit status 143",
+            id="and told by its shell"),
+        pytest.param(["job_state = F", "Exit_status = -29"], "over", "TIMEOUT", "exit status -29",
+            id="out of walltime"),
+        pytest.param(["job_state = F", "Exit_status = -1"], "over", "FAILED", "exit status -1",
+            id="could not be started"),
         pytest.param(["job_state = F"], "over", "CANCELLED", "", id="deleted before it ran"),
-        pytest.param(
-            ["job_state = F", "Exit_status = x" * 99], "over", "CANCELLED", "", id="a status that is none"
-        ),
-        pytest.param(
-            ["job_state = C", "exit_status = 0"], "over", "COMPLETED", "", id="complete, as Torque says"
-        ),
+        pytest.param(["job_state = F", "Exit_status = x" * 99], "over", "CANCELLED", "", id="a status that is none"),
+        pytest.param(["job_state = C", "exit_status = 0"], "over", "COMPLETED", "", id="complete, as Torque says"),
         pytest.param(["job_state = X"], "over", "CANCELLED", "", id="expired"),
     ],
-)
+)  # fmt: skip
 def test_states(facts: list[str], phase: str, state: str, reason: str) -> None:
     row = only(*facts)
     assert (row.phase, row.state, row.reason) == (phase, state, reason)

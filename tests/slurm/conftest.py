@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs, waiting
+from tests.programs import ran
 
 HERE = Path(__file__).parent
 # The controller's port, and one for each of six nodes.
@@ -34,9 +35,7 @@ def slurm() -> Iterator[Path]:
     port = os.environ.get("FERRO_SLURM_PORT") or str(_free_ports(_PORTS))
     environment = os.environ | {"FERRO_SLURM_DIR": str(folder), "FERRO_SLURM_PORT": port}
     with _down_with_this_process(environment, [] if given else ["--purge"]):
-        up = subprocess.run(
-            [HERE / "slurm-up"], env=environment, capture_output=True, text=True, check=False, timeout=_UP_S
-        )
+        up = ran([HERE / "slurm-up"], env=environment)
         assert up.returncode == 0, up.stderr
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SLURM_CONF", up.stdout.strip().partition("=")[2])

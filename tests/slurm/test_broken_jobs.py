@@ -5,7 +5,6 @@ Stock dask-jobqueue asks for them once, or again and again, and says nothing: wh
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import warnings
@@ -84,26 +83,23 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
         assert clock in text
 
 
-def test_an_event_loop_is_told_too(slurm, tmp_path):
-    async def test() -> None:
-        loopback = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
-        async with (
-            ff.SLURMCluster(
-                queue="cpu",
-                cores=64,
-                memory="400MB",
-                interface="lo",
-                scheduler_options=loopback,
-                asynchronous=True,
-            ) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            with pytest.raises(ff.ConfigError, match="asked for 64 CPUs"):
-                await cluster.scale(1)
-            with pytest.raises(ff.ConfigError, match=r"1 workers cannot come for now: .*asked for 64 CPUs"):
-                await client.wait_for_workers(1)
-
-    asyncio.run(test())
+async def test_an_event_loop_is_told_too(slurm, tmp_path):
+    loopback = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
+    async with (
+        ff.SLURMCluster(
+            queue="cpu",
+            cores=64,
+            memory="400MB",
+            interface="lo",
+            scheduler_options=loopback,
+            asynchronous=True,
+        ) as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        with pytest.raises(ff.ConfigError, match="asked for 64 CPUs"):
+            await cluster.scale(1)
+        with pytest.raises(ff.ConfigError, match=r"1 workers cannot come for now: .*asked for 64 CPUs"):
+            await client.wait_for_workers(1)
 
 
 def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import textwrap
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from distributed import Client
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
+from tests.batchclusters import settings, watchdogs
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -72,45 +73,19 @@ async def looked(cluster: SLURMCluster, states: list[str]) -> Any:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., SLURMCluster]:
-    """Runs a scenario on a cluster, and sees to it that no job and no process is left of it."""
+def play(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[SLURMCluster]]:
+    """Opens a cluster, and sees to it that no job and no process is left of it."""
 
-    def run(scenario: Callable[[SLURMCluster], Awaitable[None]], **options: Any) -> None:
-        cluster = asyncio.run(_played(scenario, options | {"log_directory": str(tmp_path / "logs")}))
-        assert queue(cluster.job_name) == {}
-        assert watchdogs(cluster.job_name) == []
+    @asynccontextmanager
+    async def opened(leaves_nothing: bool = True, **options: Any) -> AsyncIterator[SLURMCluster]:
+        own = settings(tmp_path) | {"queue": "cpu"} | options
+        async with asyncio.timeout(150), SLURMCluster(**own, asynchronous=True) as cluster:
+            yield cluster
+        if leaves_nothing:
+            assert queue(cluster.job_name) == {}
+            assert watchdogs(cluster.job_name) == []
 
-    return run
-
-
-async def _played(
-    scenario: Callable[[SLURMCluster], Awaitable[None]], options: dict[str, Any]
-) -> SLURMCluster:
-    settings = {
-        "queue": "cpu",
-        "cores": 1,
-        "processes": 1,
-        "memory": "400MB",
-        "interface": "lo",
-        "job_name": f"test-{uuid.uuid4().hex[:8]}",
-        "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-    }
-    async with asyncio.timeout(150), SLURMCluster(**(settings | options), asynchronous=True) as cluster:
-        await scenario(cluster)
-    return cluster
-
-
-def watchdogs(name: str) -> list[int]:
-    """Processes that would cancel the jobs of that name."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"dask-ferro-watchdog" in words and name.encode() in words:
-            found.append(int(path.parent.name))
-    return found
+    return opened
 
 
 @pytest.fixture
@@ -138,10 +113,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 # -- submission ----------------------------------------------------------------------------------------------
 
 
-def test_eight_jobs_are_one_array(play, fake):
+async def test_eight_jobs_are_one_array(play, fake):
     calls = fake("sbatch", 0, ":")
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 3)
         cluster.request("default", 5)
         await cluster.wait_submitted()
@@ -154,15 +129,13 @@ def test_eight_jobs_are_one_array(play, fake):
         cluster.request("default", 1)
         await cluster.wait_submitted()
         assert [job.name for job in await cluster.reconcile()][-1] == "default-8"  # no name comes twice
-
-    play(scenario, **LATER)
     assert [line.count("--array=0-7") for line in calls.read_text().splitlines()] == [1, 0]
 
 
-def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
+async def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
     calls = fake("sbatch", 3, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
         assert cluster.pools()[0].closed == "Resource temporarily unavailable"
@@ -170,21 +143,17 @@ def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
         await cluster.wait_submitted()
         await looked(cluster, ["pending"] * 2)
         assert cluster.pools()[0].closed == ""
-
-    play(scenario, **LATER)
     assert len(calls.read_text().splitlines()) == 4
 
 
-def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
+async def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
     words = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
     calls = fake("sbatch", 2, f"echo '{words}' >&2; exit 1")
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 8)
         await cluster.wait_submitted()
         await looked(cluster, ["pending"] * 8)
-
-    play(scenario, **LATER)
     assert [line.partition("--array=")[2] for line in calls.read_text().splitlines()] == [
         "0-7",
         "0-3",
@@ -194,23 +163,21 @@ def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
     ]
 
 
-def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
+async def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
     fake(
         "sbatch",
         1,
         '$real "$@" > /dev/null; echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
     )
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 3)
         await cluster.wait_submitted()
         jobs = await looked(cluster, ["pending"] * 3)
         assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
 
-    play(scenario, **LATER)
 
-
-def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake, monkeypatch):
+async def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake, monkeypatch):
     """Another of the same elements and the same tag is there first: nobody follows it, so it is cancelled."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.strays._SEEN", 0.2)
     calls = fake(
@@ -222,7 +189,7 @@ def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(pl
         'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
     )
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         first, _ = await looked(cluster, ["pending"] * 2)
@@ -234,23 +201,19 @@ def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(pl
         await followed_alone(cluster, {f"{array}_0", f"{array}_1"})
         assert {job.partition("_")[0] for job in queue(cluster.job_name)} == {array}
 
-    play(scenario, **LATER)
 
-
-def test_a_comment_of_the_users_stays(play):
-    async def scenario(cluster):
+async def test_a_comment_of_the_users_stays(play):
+    async with play(job_extra_directives=["--begin=now+1hour", '--comment="for the group"']) as cluster:
         cluster.request("default", 1)
         await cluster.wait_submitted()
         said = command("squeue", "-h", "-o", "%k", "--name", cluster.job_name)
         assert said.startswith("for the group ferro-")
 
-    play(scenario, job_extra_directives=["--begin=now+1hour", '--comment="for the group"'])
 
-
-def test_jobs_that_nobody_follows_are_cancelled(play, monkeypatch):
+async def test_jobs_that_nobody_follows_are_cancelled(play, monkeypatch):
     monkeypatch.setattr("dask_ferro.runtime.slurm.strays._SEEN", 0.5)
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 1)
         await cluster.wait_submitted()
         command(
@@ -264,8 +227,6 @@ def test_jobs_that_nobody_follows_are_cancelled(play, monkeypatch):
         jobs = await cluster.reconcile()
         assert len(queue(cluster.job_name)) == 2  # seen once, it may be the queue that is old
         await followed_alone(cluster, {jobs[0].job_id})
-
-    play(scenario, **LATER)
 
 
 async def followed_alone(cluster: SLURMCluster, job_ids: set[str]) -> None:
@@ -292,8 +253,8 @@ async def followed_alone(cluster: SLURMCluster, job_ids: set[str]) -> None:
         pytest.param({"memory": "400GB"}, "Requested node configuration is not available", id="no such node"),
     ],
 )
-def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
-    async def scenario(cluster):
+async def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
+    async with play(**options) as cluster:
         cluster.request("default", 2)
         with pytest.raises(ff.ConfigError, match=said):
             await cluster.wait_submitted()
@@ -301,38 +262,32 @@ def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
         assert said in cluster.pools()[0].closed
         await cluster.wait_submitted()  # told once
 
-    play(scenario, **options)
 
-
-def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):
+async def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):
     calls = fake("sbatch", 100, "echo 'sbatch: error: words of another year' >&2; exit 1")
 
-    async def scenario(cluster):
+    async with play() as cluster:
         cluster.request("default", 2)
         await until_async(lambda: cluster.pools()[0].closed, "a pool that is closed")
-
-    play(scenario)
     assert len(calls.read_text().splitlines()) == 1
 
 
-def test_without_slurm_the_missing_command_is_named(play, monkeypatch, tmp_path):
-    async def scenario(cluster):
+async def test_without_slurm_the_missing_command_is_named(play, monkeypatch, tmp_path):
+    async with play() as cluster:
         with monkeypatch.context() as patch:
             patch.setenv("PATH", str(tmp_path))
             cluster.request("default", 1)
             with pytest.raises(ff.ConfigError, match="sbatch is not on the PATH"):
                 await cluster.wait_submitted()
 
-    play(scenario)
-
 
 # -- what the queue says -------------------------------------------------------------------------------------
 
 
-def test_a_job_that_no_node_can_run_is_taken_back(play, fake):
+async def test_a_job_that_no_node_can_run_is_taken_back(play, fake):
     """Such a job also holds up those behind it.  Here SLURM cannot be asked ahead: sinfo is not for users."""
 
-    async def scenario(cluster):
+    async with play(cores=64, patience={"stuck": 0.2}) as cluster:
         fake("sinfo", 99, "echo 'slurm_load_partitions: Access/permission denied' >&2; exit 1")
         cluster.request("default", 1)
         await cluster.wait_submitted()
@@ -340,11 +295,9 @@ def test_a_job_that_no_node_can_run_is_taken_back(play, fake):
         assert cluster.pools()[0].closed.endswith("PENDING (PartitionConfig)")
         await queued(cluster.job_name, lambda jobs: not jobs, "the end of all jobs")
 
-    play(scenario, cores=64, patience={"stuck": 0.2})
 
-
-def test_a_held_job_is_taken_back(play):
-    async def scenario(cluster):
+async def test_a_held_job_is_taken_back(play):
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         held, kept = await looked(cluster, ["pending"] * 2)
@@ -352,24 +305,20 @@ def test_a_held_job_is_taken_back(play):
         assert await looked(cluster, ["pending"]) == await cluster.reconcile()
         await queued(cluster.job_name, lambda jobs: set(jobs) == {kept.job_id}, "the job that is kept alone")
 
-    play(scenario, **LATER)
 
-
-def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
-    async def scenario(cluster):
+async def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
+    async with play(job_script_prologue=["exit 3"]) as cluster:
         cluster.request("default", 3)
         await cluster.wait_submitted()
         await looked(cluster, [])
         assert "3 jobs ended before a worker came" in cluster.pools()[0].closed
         assert "FAILED (NonZeroExitCode)" in cluster.pools()[0].closed
 
-    play(scenario, job_script_prologue=["exit 3"])
 
-
-def test_where_each_new_job_is_held_no_more_are_asked_for(play):
+async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
     """Without that, a controller that looks once a second submits and cancels a job a second."""
 
-    async def scenario(cluster):
+    async with play(job_extra_directives=["--hold"]) as cluster:
         for _ in range(3):
             assert not cluster.pools()[0].closed
             cluster.request("default", 1)
@@ -378,11 +327,9 @@ def test_where_each_new_job_is_held_no_more_are_asked_for(play):
         assert "3 jobs ended before a worker came; the last, job" in cluster.pools()[0].closed
         assert "JobHeldUser" in cluster.pools()[0].closed
 
-    play(scenario, job_extra_directives=["--hold"])
 
-
-def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
-    async def scenario(cluster):
+async def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         jobs = await looked(cluster, ["pending"] * 2)
@@ -390,11 +337,9 @@ def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
         assert await cluster.reconcile() == jobs
         assert len(await cluster.reconcile()) == 2
 
-    play(scenario, **LATER)
 
-
-def test_jobs_boot_run_and_are_requeued_under_new_names(play):
-    async def scenario(cluster):
+async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
+    async with play(cores=2, processes=2) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         first, second = await looked(cluster, ["running"] * 2)
@@ -419,8 +364,6 @@ def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         command("scancel", second.job_id)
         assert [job.name for job in await looked(cluster, ["running"])] == ["default-0"]
 
-    play(scenario, cores=2, processes=2)
-
 
 async def _state(cluster, name, state):
     return (name, state) in {(job.name, job.state) for job in await cluster.reconcile()}
@@ -432,7 +375,7 @@ async def _ends_early(cluster):
     )
 
 
-def test_pools_are_kinds_of_jobs_behind_one_controller(play):
+async def test_pools_are_kinds_of_jobs_behind_one_controller(play):
     gpu = {
         "queue": "gpu",
         "job_extra_directives": ["--gres=gpu:1", "--begin=now+1hour"],
@@ -440,7 +383,7 @@ def test_pools_are_kinds_of_jobs_behind_one_controller(play):
         "cost": 8,
     }
 
-    async def scenario(cluster):
+    async with play(pools={"gpu": gpu}, queue_wait=7.0, **LATER) as cluster:
         assert [(pool.name, pool.cost, pool.queue_wait) for pool in cluster.pools()] == [
             ("default", 1.0, 7.0),
             ("gpu", 8, 7.0),
@@ -456,18 +399,16 @@ def test_pools_are_kinds_of_jobs_behind_one_controller(play):
         with pytest.raises(ff.ConfigError, match="no pool 'tpu'; there are default, gpu"):
             cluster.request("tpu", 1)
 
-    play(scenario, pools={"gpu": gpu}, queue_wait=7.0, **LATER)
-
 
 # -- the end -------------------------------------------------------------------------------------------------
 
 
-def test_a_cancellation_that_fails_is_seen_through(play, fake):
+async def test_a_cancellation_that_fails_is_seen_through(play, fake):
     fake(
         "scancel", 2, "echo 'scancel: error: Kill job error: Unable to contact slurm controller' >&2; exit 1"
     )
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
         first, second = await looked(cluster, ["pending"] * 2)
@@ -477,10 +418,8 @@ def test_a_cancellation_that_fails_is_seen_through(play, fake):
         command("scancel", second.job_id)
         await cluster.release([second.name])  # gone: no error
 
-    play(scenario, **LATER)
 
-
-def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_left(
+async def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_left(
     play, fake, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("dask_ferro.runtime.slurm.cancel_queue._PAUSE_MOST", 1.0)
@@ -488,7 +427,7 @@ def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_l
     refused = 'echo "scancel: error: Kill job error: Unable to contact slurm controller" >&2; exit 1'
     fake("scancel", 1000, f'[ -e {gate} ] && exec $real "$@"; {refused}')
 
-    async def scenario(cluster):
+    async with play() as cluster:
         cluster.request("default", 1)
         await looked(cluster, ["running"])
         async with Client(cluster, asynchronous=True) as client:
@@ -512,8 +451,6 @@ def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_have_l
                 "the end of the job, which SLURM lists until it has cleaned up",
             )
 
-    play(scenario)
-
 
 async def removals(client: Client) -> list[dict[str, Any]]:
     events = [event for _, event in await client.get_events("all")]
@@ -525,11 +462,11 @@ def slow(number: int) -> int:
     return number
 
 
-def test_a_preempted_job_hands_its_long_task_over_within_what_its_partition_grants(play, tmp_path):
+async def test_a_preempted_job_hands_its_long_task_over_within_what_its_partition_grants(play, tmp_path):
     """The walltime's notice is 60 s, GraceTime 5: once the task was lost, and its worker to blame."""
     starts = tmp_path / "starts"
 
-    async def scenario(cluster):
+    async with play(queue="low", cores=4) as cluster:
         cluster.request("default", 2)
         assert "FERRO_JOB_GRACE=5\n" in cluster.job_script()
         await looked(cluster, ["running"] * 2)
@@ -548,8 +485,6 @@ def test_a_preempted_job_hands_its_long_task_over_within_what_its_partition_gran
             (first, *_) = await removals(client)
             assert (first["expected"], first["processing-tasks"]) == (True, set())
             assert await client.run_on_scheduler(suspicion, key=task.key) == 0
-
-    play(scenario, queue="low", cores=4)
 
 
 def long_at_first(starts: str) -> int:
@@ -575,10 +510,10 @@ def suspicion(key: str, dask_scheduler: Any) -> int:
     return dask_scheduler.tasks[key].suspicious
 
 
-def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):
+async def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):
     fake("sbatch", 1, "sleep 0.3")
 
-    async def scenario(cluster):
+    async with play(**LATER) as cluster:
         cluster.request("default", 4)
         await asyncio.sleep(0.1)
         await cluster.release(["default-1"])
@@ -586,37 +521,25 @@ def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake)
         jobs = await looked(cluster, ["pending"] * 3)
         assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
 
-    play(scenario, **LATER)
+
+async def test_an_error_leaves_no_job(play):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the cluster closes with it
+        async with play(**LATER) as cluster:
+            cluster.request("default", 2)
+            await cluster.wait_submitted()
+            cluster.request("default", 2)  # and these are on their way
+            raise ZeroDivisionError
+    assert queue(cluster.job_name) == {}
+    assert watchdogs(cluster.job_name) == []
 
 
-def test_an_error_leaves_no_job(play):
-    name = []
-
-    async def scenario(cluster):
-        name.append(cluster.job_name)
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        cluster.request("default", 2)  # and these are on their way
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        play(scenario, **LATER)
-    assert queue(name[0]) == {}
-    assert watchdogs(name[0]) == []
-
-
-def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(fake, tmp_path, monkeypatch):
+async def test_a_close_that_slurm_does_not_answer_leaves_its_jobs_to_the_watchdog(play, fake, monkeypatch):
     monkeypatch.setattr("dask_ferro.runtime.slurm.cluster._LAST_JOBS", 0.5)
     calls = fake("scancel", 3, "exit 1")
-    name = []
-
-    async def scenario(cluster):
-        name.append(cluster.job_name)
+    async with play(leaves_nothing=False, **LATER) as cluster:
         cluster.request("default", 2)
         await cluster.wait_submitted()
-
-    asyncio.run(_played(scenario, LATER | {"log_directory": str(tmp_path)}))
-    asyncio.run(nothing_left(name[0]))
+    await nothing_left(cluster.job_name)
     assert len(calls.read_text().splitlines()) >= 4
 
 

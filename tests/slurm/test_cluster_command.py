@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
+from tests.programs import ran
 from tests.standing import command
 
 pytestmark = pytest.mark.slurm
@@ -26,9 +26,7 @@ def running_slurm(slurm):
 
 def left(tmp_path):
     """The jobs of a test that SLURM still has."""
-    names = subprocess.run(
-        ["squeue", "-h", "-o", "%j"], capture_output=True, text=True, check=True, timeout=20
-    ).stdout.split()
+    names = ran(["squeue", "-h", "-o", "%j"], check=True).stdout.split()
     return [name for name in names if name.startswith(tmp_path.name)]
 
 

@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.slurm.test_cluster import LATER, looked, play, watchdogs  # noqa: F401
 from tests.slurm.test_elastic import site  # noqa: F401
 from tests.waiting import finished, until, until_async
@@ -119,11 +117,11 @@ def test_an_empty_squeue_and_one_that_hangs_cost_neither_jobs_nor_results_nor_ti
     assert max(s.started().values()) == 1
 
 
-def test_a_queue_that_is_old_gets_no_job_twice(play, command):  # noqa: F811
+async def test_a_queue_that_is_old_gets_no_job_twice(play, command):  # noqa: F811
     """Once: 12 jobs in the queue for `scale(4)`."""
     command("squeue").does("old")
 
-    async def scenario(cluster: SLURMCluster) -> None:
+    async with play(**LATER) as cluster:
         await cluster.scale(4)
         for _ in range(6):
             await asyncio.sleep(1.0)
@@ -131,13 +129,13 @@ def test_a_queue_that_is_old_gets_no_job_twice(play, command):  # noqa: F811
         assert len(queue(command, cluster.job_name, "--states=all")) == 4
         command("squeue").does("answer")
 
-    play(scenario, **LATER)
 
+async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, command):  # noqa: F811
+    """Once: a release whose scancel failed was over at once, and the job ran on unseen.
 
-def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, command):  # noqa: F811
-    """Once: a release whose scancel failed was over at once, and the job ran on unseen."""
-
-    async def scenario(cluster: SLURMCluster) -> None:
+    The cluster closes while `squeue` is empty and `scancel` fails; that is mended a moment later.
+    """
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await looked(cluster, ["pending"] * 2)
         command("squeue").does("empty")
@@ -150,48 +148,34 @@ def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, comman
         await asyncio.wait_for(going, 20.0)
         assert len(queue(command, cluster.job_name)) == 1
         command("scancel").does("fail")
-
-    play_left(scenario, command, play)
-
-
-def play_left(scenario: Any, command: Callable[[str], Command], play: Any) -> None:  # noqa: F811
-    """Play what closes its cluster while `squeue` is empty and `scancel` fails; that is mended a moment later."""
-    names: list[str] = []
-
-    async def mended(cluster: SLURMCluster) -> None:
-        names.append(cluster.job_name)
-        await scenario(cluster)
         asyncio.get_running_loop().call_later(0.3, command("scancel").does, "answer")
-
-    play(mended, **LATER)
-    assert queue(command, names[0]) == {}
-    assert watchdogs(names[0]) == []
+    assert queue(command, cluster.job_name) == {}
+    assert watchdogs(cluster.job_name) == []
 
 
-def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):  # noqa: F811
+async def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):  # noqa: F811
     """Once what a wrapper had started ran on, was waited for, and held the pipe that the watchdog waits for."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
     command("sbatch").does("answers_nothing")
 
-    async def scenario(cluster: SLURMCluster) -> None:
+    async with play(**LATER) as cluster:
         cluster.request("default", 3)
         await until_async(lambda: running("33"), "an sbatch that hangs")
         await asyncio.wait_for(cluster.wait_submitted(), 10.0)
         assert running("33") == 0
         assert await looked(cluster, ["pending"] * 3)
         assert len(queue(command, cluster.job_name, "--states=all")) == 3
-
-    play(scenario, **LATER)
     assert len([words for words in command("sbatch").calls if "--test-only" not in words]) == 1
 
 
-def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, command):  # noqa: F811
+async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, command, monkeypatch):  # noqa: F811
     """Its answer was lost, and `squeue` is empty: it was submitted twice."""
+    monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
     command("sbatch").does("answers_nothing")
     command("squeue").does("empty")
     command("scontrol").does("fail")
 
-    async def scenario(cluster: SLURMCluster) -> None:
+    async with play(**LATER) as cluster:
         cluster.request("default", 3)
         await asyncio.sleep(1.5)
         assert cluster.pools()[0].closed
@@ -202,18 +186,12 @@ def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, co
         assert len(queue(command, cluster.job_name, "--states=all")) == 3
         command("squeue").does("answer")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
-        play(scenario, **LATER)
 
-
-def test_a_maximum_of_none_ends_jobs_that_boot(play, command):  # noqa: F811
+async def test_a_maximum_of_none_ends_jobs_that_boot(play, command):  # noqa: F811
     """Once they stayed until their workers came: here, for ever."""
 
-    async def scenario(cluster: SLURMCluster) -> None:
+    async with play(job_script_prologue=["sleep 600"]) as cluster:
         await cluster.scale(2)
         await looked(cluster, ["booting"] * 2)
         cluster.adapt(minimum=0, maximum=0)
         await until_async(lambda: not queue(command, cluster.job_name), "the end of all jobs", seconds=20.0)
-
-    play(scenario, job_script_prologue=["sleep 600"])

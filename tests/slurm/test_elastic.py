@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
 
 import dask_ferro as ff
+from tests import batchclusters
 from tests.waiting import BOUND_S, finished, until
 
 pytestmark = pytest.mark.slurm
@@ -47,75 +46,25 @@ def restore(node: str) -> None:
     )
 
 
-class Site:
-    """A cluster, its client, and what its workers did."""
+class Site(batchclusters.Site):
+    """A cluster on SLURM."""
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
-        settings: dict[str, Any] = {
-            "queue": "cpu",
-            "cores": 1,
-            "memory": "400MB",
-            "processes": 1,
-            "interface": "lo",
-            "job_name": f"test-{uuid.uuid4().hex[:8]}",
-            "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-            "log_directory": str(tmp_path / "logs"),
-            "local_directory": str(tmp_path / "scratch"),
-        }
-        self.starts = tmp_path / "starts"
-        self.cluster = ff.SLURMCluster(**(settings | options))
-        self.client = Client(self.cluster)
+        super().__init__(ff.SLURMCluster, tmp_path, queue, **({"queue": "cpu"} | options))
 
     def close(self) -> None:
-        self.client.close()
-        self.cluster.close()
+        super().close()
         assert queue(self.cluster) == {}
-
-    @property
-    def workers(self) -> dict[str, Any]:
-        return dict(self.client.scheduler_info(n_workers=-1)["workers"])
-
-    def connected(self, count: int, seconds: float = BOUND_S) -> None:
-        until(
-            lambda: len(self.workers) == count,
-            f"{count} workers",
-            seconds=seconds,
-            seen=lambda: (list(self.workers), queue(self.cluster)),
-        )
 
     def queued(self, holds: Callable[[dict[str, str]], Any], what: str, seconds: float = BOUND_S) -> None:
         """Wait for a state of the queue."""
         until(lambda: holds(queue(self.cluster)), what, seconds=seconds, seen=lambda: queue(self.cluster))
 
-    def started(self) -> Counter[str]:
-        """How many times each task was started."""
-        return Counter(self.starts.read_text().split()) if self.starts.exists() else Counter()
-
-    def submit(self, count: int, seconds: float, **kwargs: Any) -> list[Any]:
-        return self.client.map(
-            sleeper, range(count), seconds=seconds, log=str(self.starts), pure=False, **kwargs
-        )
-
-
-def sleeper(number: int, seconds: float, log: str) -> int:
-    with open(log, "a") as file:
-        file.write(f"{number}\n")
-    time.sleep(seconds)
-    return number
-
 
 @pytest.fixture
 def site(slurm: Any, tmp_path: Path) -> Iterator[Callable[..., Site]]:
     """Makes clusters, and closes them."""
-    opened: list[Site] = []
-
-    def open_site(**options: Any) -> Site:
-        opened.append(Site(tmp_path, **options))
-        return opened[-1]
-
-    yield open_site
-    for one in opened:
-        one.close()
+    yield from batchclusters.closing(partial(Site, tmp_path))
 
 
 def test_a_scale_down_loses_no_result(site):

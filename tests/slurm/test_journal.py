@@ -112,8 +112,10 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
     assert len(read(journal).records) == 4
 
 
-def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[..., None]) -> None:  # noqa: F811
-    async def scenario(cluster: SLURMCluster) -> None:
+async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[..., None]) -> None:  # noqa: F811
+    broken = {"job_script_prologue": ["exit 3"], "job_extra_directives": []}
+    async with play(**BEGINS_LATER, pools={"broken": broken}) as cluster:
+
         async def found(count: int) -> bool:
             await cluster.reconcile()
             records[:] = await cluster.jobs()
@@ -139,9 +141,6 @@ def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[.
         await until_async(
             lambda: _told(cluster, "FAILED (NonZeroExitCode), exit code 3"), "the status of the script"
         )
-
-    broken = {"job_script_prologue": ["exit 3"], "job_extra_directives": []}
-    play(scenario, **BEGINS_LATER, pools={"broken": broken})
 
 
 async def _told(cluster: SLURMCluster, ending: str) -> bool:

@@ -107,8 +107,8 @@ def decided(s: Site) -> str:
     return str(s.cluster._adaptive.decisions[-1]["why"])
 
 
-def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: F811
-    async def scenario(cluster: ff.SLURMCluster) -> None:
+async def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: F811
+    async with play(pools={"slow": LATER}) as cluster:
         cluster.request("slow", 2)
         await cluster.wait_submitted()
         await cluster.pools.pause("slow")
@@ -147,13 +147,11 @@ def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: 
         assert len(cluster.pools) == 1
         assert cluster.pools == cluster.pools()
 
-    play(scenario, pools={"slow": LATER})
 
-
-def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fake):  # noqa: F811
+async def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fake):  # noqa: F811
     calls = fake("sbatch", 1, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
 
-    async def scenario(cluster: ff.SLURMCluster) -> None:
+    async with play(**LATER) as cluster:
         cluster.request("default", 2)
         await until_async(lambda: cluster.pools[0].closed, "a submission that failed")
         await cluster.pools.pause("default")
@@ -167,22 +165,17 @@ def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fa
         await cluster.wait_submitted()
         await looked(cluster, ["pending"])
 
-    play(scenario, **LATER)
 
-
-def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):  # noqa: F811
+async def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):  # noqa: F811
     """Before anything is asked for: the one that SLURM would never start is closed, the other is not."""
 
-    async def scenario(cluster: ff.SLURMCluster) -> None:
-        async with Client(cluster, asynchronous=True):
-            await until_async(lambda: cluster.pools[1].closed_until, "the wrong pool to be closed")
-            assert "asked for 64 CPUs" in cluster.pools[1].closed
-            assert cluster.pools[0].closed == ""
-            assert queue(cluster.job_name) == {}
-            await cluster.scale(1)  # what others cannot do holds nobody up
-            await asyncio.wait_for(cluster.wait_for_workers(1), 60)
-
-    play(scenario, pools={"large": {"cores": 64}})
+    async with play(pools={"large": {"cores": 64}}) as cluster, Client(cluster, asynchronous=True):
+        await until_async(lambda: cluster.pools[1].closed_until, "the wrong pool to be closed")
+        assert "asked for 64 CPUs" in cluster.pools[1].closed
+        assert cluster.pools[0].closed == ""
+        assert queue(cluster.job_name) == {}
+        await cluster.scale(1)  # what others cannot do holds nobody up
+        await asyncio.wait_for(cluster.wait_for_workers(1), 60)
 
 
 def pools(*words: object) -> subprocess.CompletedProcess[str]:
@@ -264,15 +257,13 @@ def test_every_order_from_a_thread(site, kind):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["scale", "adapt"])
-def test_every_order_on_an_event_loop(play, kind):  # noqa: F811
-    async def scenario(cluster: ff.SLURMCluster) -> None:
-        seen = Seen(cluster)
-        for step in steps(cluster, bound(cluster, kind), seen):
-            if callable(step):
-                await until_async(partial(asyncio.to_thread, step), "the jobs", every=0.1, seen=seen)
-            elif isinstance(step, Awaitable):
-                await step
-        assert seen.most == 3
-
+async def test_every_order_on_an_event_loop(play, kind):  # noqa: F811
     with dask.config.set({"ferro.elastic.interval": 0.2}):
-        play(scenario, **LATER)
+        async with play(**LATER) as cluster:
+            seen = Seen(cluster)
+            for step in steps(cluster, bound(cluster, kind), seen):
+                if callable(step):
+                    await until_async(partial(asyncio.to_thread, step), "the jobs", every=0.1, seen=seen)
+                elif isinstance(step, Awaitable):
+                    await step
+            assert seen.most == 3

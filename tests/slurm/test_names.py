@@ -13,6 +13,7 @@ from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.slurm.site import Site
+from tests.programs import ran
 from tests.waiting import until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -22,13 +23,7 @@ SCRIPT = "#!/bin/sh\n#SBATCH --begin=now+1hour\n#SBATCH --output=/dev/null\ntrue
 
 def queue(name: str) -> dict[str, str]:
     """State by job id."""
-    lines = subprocess.run(
-        ("squeue", "-h", "-r", "-o", "%i %T", "--name", name),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    ).stdout.splitlines()
+    lines = ran(("squeue", "-h", "-r", "-o", "%i %T", "--name", name), check=True).stdout.splitlines()
     return dict(line.split() for line in lines)
 
 
@@ -78,18 +73,13 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
     assert queue("shared") == {}
 
 
-def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
+async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
     """It was told their ids."""
     site = Site("rewritten", "ferro-c")
 
-    async def scenario() -> None:
-        for job in await submitted(site):
-            subprocess.run(
-                ("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30
-            )
-        assert len(await site.queue()) == 2
-
-    asyncio.run(scenario())
+    for job in await submitted(site):
+        subprocess.run(("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30)
+    assert len(await site.queue()) == 2
     site.close(jobs_left=True)
     until(lambda: queue("rewritten") == {}, "the end of all jobs", seen=lambda: queue("rewritten"))
 

@@ -18,27 +18,18 @@ MANY = 10**9
         pytest.param(1, {"rows": MANY, "row_bytes": 2 * CHUNK_BYTES}, id="a row that is larger is a chunk"),
         pytest.param(500, {"rows": MANY, "row_seconds": 0.01}, id="no more than five seconds of work"),
         pytest.param(125, {"rows": 1000, "row_seconds": 0.001, "slots": 2}, id="four chunks a thread"),
-        pytest.param(
-            50, {"rows": 1000, "row_seconds": 0.001, "slots": 99}, id="not less than is worth a task"
-        ),
+        pytest.param(50, {"rows": 1000, "row_seconds": 0.001, "slots": 99}, id="not less than is worth a task"),
         pytest.param(1000, {"rows": 1000, "row_seconds": 1e-6}, id="no more than there are"),
         pytest.param(1, {"rows": 0}, id="no rows, and still a number to divide by"),
-        pytest.param(
-            32_000, {"rows": MANY, "row_bytes": 1024, "grain": 1000}, id="a multiple of the source's chunks"
-        ),
-        pytest.param(
-            50_000,
-            {"rows": MANY, "row_bytes": 1024, "grain": 50_000},
-            id="one of the source's chunks, if it is larger, and bearable",
-        ),
-        pytest.param(
-            32_768,
-            {"rows": MANY, "row_bytes": 1024, "grain": MANY},
-            id="not one that would not fit into memory",
-        ),
+        pytest.param(32_000, {"rows": MANY, "row_bytes": 1024, "grain": 1000},
+            id="a multiple of the source's chunks"),
+        pytest.param(50_000, {"rows": MANY, "row_bytes": 1024, "grain": 50_000},
+            id="one of the source's chunks, if it is larger, and bearable"),
+        pytest.param(32_768, {"rows": MANY, "row_bytes": 1024, "grain": MANY},
+            id="not one that would not fit into memory"),
         pytest.param(5, {"rows": MANY, "row_seconds": 1.0, "grain": 1000}, id="not one that takes for ever"),
     ],
-)
+)  # fmt: skip
 def test_batch(wanted, facts):
     free = {"row_bytes": 1.0, "row_seconds": 0.0, "slots": 1, "grain": 1}
     assert batch_rows(**{**free, **facts}) == wanted

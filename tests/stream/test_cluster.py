@@ -23,6 +23,7 @@ import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.programs import ran
 from tests.waiting import BOUND_S, ended, until
 
 pytestmark = pytest.mark.cluster
@@ -274,14 +275,10 @@ def test_what_the_workers_do_not_see(client, tmp_path, hidden):
                 print(error)
     """
     values = {"hidden": hidden, "content": mlp().SerializeToString(), "address": client.scheduler.address}
-    run = subprocess.run(
+    run = ran(
         ["unshare", "--mount", *write_script(tmp_path, body, **values)],
+        env={"PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
     )
     if hidden == "model":
         assert run.stdout.strip() == "600", run.stderr

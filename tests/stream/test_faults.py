@@ -22,7 +22,9 @@ import zarr
 from onnx import helper
 
 import dask_ferro as ff
+from tests.clusters import running
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.programs import ran
 from tests.stream.reading import read
 from tests.stream.stepper import stepper
 from tests.waiting import BOUND_S, until
@@ -617,7 +619,6 @@ def test_a_full_disk(runs, tmp_path, kind):
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_cannot_be_written(tmp_path, kind):
-    import subprocess
     import sys
 
     onnx.save(mlp(), "m.onnx")
@@ -629,11 +630,9 @@ def test_a_folder_that_cannot_be_written(tmp_path, kind):
         f"try: ff.run('m.onnx', 'x.npy', 'sink/y.{kind}')\n"
         "except ff.ConfigError as error: print(error)\n"
     )
-    run = subprocess.run(
-        ["unshare", "--mount", sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=BOUND_S, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    run = ran(
+        ["unshare", "--mount", sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[2])}
+    )
     if "mount failed" in run.stderr or "unshare" in run.stderr:
         pytest.skip("needs the right to mount")
     assert f"sink/y.{kind}' cannot be written: Read-only file system" in run.stdout, run.stderr
@@ -648,16 +647,15 @@ def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind):
     ended = []
     settings = {"ferro.stream.no-workers": "100ms"}
     with (
-        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
-        distributed.Client(cluster) as client,
+        running(0, processes=False) as client,
         dask.config.set(settings),
     ):
         thread = threading.Thread(target=lambda: ended.append(ff.run(mlp(), source, "y.npy", client=client)))
         thread.start()
         until(lambda: "has no workers; ff.run waits for one" in caplog.text, "a word")
-        assert cluster.scheduler_address in caplog.text
+        assert client.cluster.scheduler_address in caplog.text
         assert ended == []
-        cluster.scale(1)
+        client.cluster.scale(1)
         thread.join(BOUND_S)
         assert not thread.is_alive(), "the run had not ended after 60 s"
     close(np.load("y.npy"), mlp_reference(SIX if kind == "npy" else source))

@@ -40,19 +40,13 @@ def logs(made):
         pytest.param(b"", [], id="nothing"),
         pytest.param(line("r1", 1, 10, 0.1) + line("r1", 2, 10, 0.1), [1, 2], id="whole lines"),
         pytest.param(line("r1", 1, 10, 0.1) + line("r1", 2, 10, 0.1)[:-5], [1], id="a torn last line"),
-        pytest.param(
-            line("r1", 1, 10, 0.1)[:7] + line("r1", 2, 10, 0.1), [], id="a line on top of a torn one"
-        ),
+        pytest.param(line("r1", 1, 10, 0.1)[:7] + line("r1", 2, 10, 0.1), [], id="a line on top of a torn one"),
         pytest.param(line("r0", 1, 10, 0.1) + line("r1", 2, 10, 0.1), [2], id="a line of another run"),
-        pytest.param(
-            b"\0" * 80 + b"\n" + line("r1", 2, 10, 0.1), [2], id="zeros, as a crashed disk leaves them"
-        ),
-        pytest.param(
-            b"[1]\n3\nnull\n" + b'{"run": "r1", "chunk": "4"}\n', [], id="JSON that is no line of ours"
-        ),
+        pytest.param(b"\0" * 80 + b"\n" + line("r1", 2, 10, 0.1), [2], id="zeros, as a crashed disk leaves them"),
+        pytest.param(b"[1]\n3\nnull\n" + b'{"run": "r1", "chunk": "4"}\n', [], id="JSON that is no line of ours"),
         pytest.param(b"\xff\xfe\n" + line("r1", 2, 10, 0.1), [2], id="what is no text"),
     ],
-)
+)  # fmt: skip
 def test_lines(log, done):
     assert done_in(log, "r1") == done
 
@@ -161,28 +155,15 @@ def test_a_folder_of_other_things_is_no_journal(tmp_path):
     [
         pytest.param({"run": "r2"}, [], id="the name of the run alone is no difference"),
         pytest.param({"model": "d2" * 20}, ["the model: was d1d1d1d1d1d1, is d2d2d2d2d2d2"], id="model"),
-        pytest.param(
-            {"inputs": {"x": "x.npy, 11 bytes"}},
-            ["source of 'x': was x.npy, 10 bytes, is x.npy, 11 bytes"],
-            id="source",
-        ),
-        pytest.param(
-            {"rows": 90, "batch": 9}, ["rows: was 100, is 90", "batch: was 10, is 9"], id="all of them"
-        ),
-        pytest.param(
-            {"batched": ("x", "b")},
-            ["batched: was (), is ('x', 'b')"],
-            id="an input that went whole to each chunk",
-        ),
-        pytest.param(
-            {"outputs": {"z": Output("npy", "y.npy", "", ())}},
-            ["sink of 'y': was y.npy (npy), is None", "sink of 'z': was None, is y.npy (npy)"],
-            id="another output",
-        ),
-        pytest.param(
-            {"outputs": {"y": Output("npy", "y.npy", "", ())}}, [], id="a layout that is still open"
-        ),
+        pytest.param({"inputs": {"x": "x.npy, 11 bytes"}}, ["source of 'x': was x.npy, 10 bytes, is x.npy, 11 bytes"],
+            id="source"),
+        pytest.param({"rows": 90, "batch": 9}, ["rows: was 100, is 90", "batch: was 10, is 9"], id="all of them"),
+        pytest.param({"batched": ("x", "b")}, ["batched: was (), is ('x', 'b')"],
+            id="an input that went whole to each chunk"),
+        pytest.param({"outputs": {"z": Output("npy", "y.npy", "", ())}},
+            ["sink of 'y': was y.npy (npy), is None", "sink of 'z': was None, is y.npy (npy)"], id="another output"),
+        pytest.param({"outputs": {"y": Output("npy", "y.npy", "", ())}}, [], id="a layout that is still open"),
     ],
-)
+)  # fmt: skip
 def test_differences(change, said):
     assert differences(HEADER, replace(HEADER, **change)) == said

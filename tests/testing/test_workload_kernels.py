@@ -12,6 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.testing import workload_kernels
+from tests.clusters import running
 from tests.waiting import finished, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
@@ -24,12 +25,7 @@ def spec(name, *after, seconds=0.0, nbytes=0, annotated=None):
 @pytest.fixture(scope="module")
 def inside():
     """Four one-thread workers in this process."""
-    with (
-        distributed.LocalCluster(
-            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(4, processes=False) as client:
         yield client
 
 
@@ -179,12 +175,7 @@ ROOTISH = {
 @pytest.fixture(scope="module")
 def paused():
     """One paused worker of eight threads: tasks arrive and stay."""
-    with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=8, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with running(1, threads=8, processes=False) as client:
 
         def pause(dask_worker):
             dask_worker.status = distributed.Status.paused

@@ -16,120 +16,104 @@ import dask
 from distributed import Event, Status, Worker, secede, wait
 
 from tests.runtime.plugin.test_entry_points import blocked, on_a_scene, same
-from tests.upstream_promises.test_stealing import INTERNAL, holders, on_a_scene_with_workers, slow
+from tests.upstream_promises.test_stealing import INTERNAL, holders, slow
 from tests.waiting import until_async
 
 PLACEMENT = "which of several workers is chosen is placement's, in tests/policy/test_placement.py"
 
 
-def test_a_task_without_a_worker_waits_for_one():
-    async def test(s):
-        task = s.client.submit(same, 1, workers=["127.0.0.5:9999"], key="nowhere")
-        needy = s.client.submit(same, 2, resources={"A": 1}, key="needy")
-        await until_async(lambda: len(s.scheduler.unrunnable) == 2, "two tasks without a worker")
-        async with Worker(s.scheduler.address, nthreads=1, resources={"A": 1}) as new:
-            assert await asyncio.wait_for(needy, 60) == 2
-            s.scheduler.set_restrictions(worker={"nowhere": [new.address]})
-            s.scheduler.transitions({"nowhere": "processing"}, stimulus_id="restricted anew")
-            assert await asyncio.wait_for(task, 60) == 1
-            assert holders(s, [task, needy]) == {new.address}
-
-    on_a_scene(test, workers=2)
-
-
-def test_a_preference_for_nobody_is_no_hindrance():
-    async def test(s):
-        task = s.client.submit(same, 1, workers=["127.0.0.5:9999"], allow_other_workers=True)
+@on_a_scene(workers=2)
+async def test_a_task_without_a_worker_waits_for_one(s):
+    task = s.client.submit(same, 1, workers=["127.0.0.5:9999"], key="nowhere")
+    needy = s.client.submit(same, 2, resources={"A": 1}, key="needy")
+    await until_async(lambda: len(s.scheduler.unrunnable) == 2, "two tasks without a worker")
+    async with Worker(s.scheduler.address, nthreads=1, resources={"A": 1}) as new:
+        assert await asyncio.wait_for(needy, 60) == 2
+        s.scheduler.set_restrictions(worker={"nowhere": [new.address]})
+        s.scheduler.transitions({"nowhere": "processing"}, stimulus_id="restricted anew")
         assert await asyncio.wait_for(task, 60) == 1
-
-    on_a_scene(test, workers=2)
-
-
-def test_a_restricted_task_runs_where_it_must():
-    async def test(s):
-        data = await s.client.scatter([bytes(1000)], workers=[s.first.address])
-        task = s.client.submit(len, data[0], workers=[s.second.address])
-        assert await asyncio.wait_for(task, 60) == 1000
-        assert holders(s, [task]) == {s.second.address}
-        many = s.client.map(slow, range(20), workers=[s.second.address], pure=False)
-        await asyncio.wait_for(wait(many), 60)
-        assert holders(s, many) == {s.second.address}
-
-    on_a_scene(test, options={})
+        assert holders(s, [task, needy]) == {new.address}
 
 
-def test_readers_stay_with_their_inputs_while_nobody_is_free():
+@on_a_scene(workers=2)
+async def test_a_preference_for_nobody_is_no_hindrance(s):
+    task = s.client.submit(same, 1, workers=["127.0.0.5:9999"], allow_other_workers=True)
+    assert await asyncio.wait_for(task, 60) == 1
+
+
+@on_a_scene(options={})
+async def test_a_restricted_task_runs_where_it_must(s):
+    data = await s.client.scatter([bytes(1000)], workers=[s.first.address])
+    task = s.client.submit(len, data[0], workers=[s.second.address])
+    assert await asyncio.wait_for(task, 60) == 1000
+    assert holders(s, [task]) == {s.second.address}
+    many = s.client.map(slow, range(20), workers=[s.second.address], pure=False)
+    await asyncio.wait_for(wait(many), 60)
+    assert holders(s, many) == {s.second.address}
+
+
+@on_a_scene(workers=2, options={"stealing": "none"})
+async def test_readers_stay_with_their_inputs_while_nobody_is_free(s):
     """However long a guess says that they take: sums of small blocks took copies of their neighbours elsewhere."""
 
-    async def test(s):
-        (block,) = await s.client.scatter([bytes(800)], workers=[s.first.address])
-        with dask.annotate(ferro={"seconds": 0.01}):
-            own = [s.client.submit(blocked, "go", workers=[s.second.address], pure=False) for i in range(31)]
-        ahead = s.client.submit(blocked, "go", workers=[s.first.address], key="ahead-0")
-        await until_async(lambda: len(s.second.processing) == 31 and s.first.processing, "work for both")
-        readers = [s.client.submit(len, block, key=f"reader-{i}") for i in range(3)]
-        known = s.scheduler.tasks
-        await until_async(
-            lambda: all(f.key in known and s.task(f.key).processing_on for f in readers), "three readers"
-        )
-        assert {s.task(f.key).processing_on for f in readers} == {s.first}
-        await Event("go", s.client).set()
-        assert await asyncio.wait_for(s.client.gather(readers), 60) == [800] * 3
-        await asyncio.wait_for(wait([ahead, *own]), 60)
-
-    on_a_scene(test, workers=2, options={"stealing": "none"})
+    (block,) = await s.client.scatter([bytes(800)], workers=[s.first.address])
+    with dask.annotate(ferro={"seconds": 0.01}):
+        own = [s.client.submit(blocked, "go", workers=[s.second.address], pure=False) for i in range(31)]
+    ahead = s.client.submit(blocked, "go", workers=[s.first.address], key="ahead-0")
+    await until_async(lambda: len(s.second.processing) == 31 and s.first.processing, "work for both")
+    readers = [s.client.submit(len, block, key=f"reader-{i}") for i in range(3)]
+    known = s.scheduler.tasks
+    await until_async(
+        lambda: all(f.key in known and s.task(f.key).processing_on for f in readers), "three readers"
+    )
+    assert {s.task(f.key).processing_on for f in readers} == {s.first}
+    await Event("go", s.client).set()
+    assert await asyncio.wait_for(s.client.gather(readers), 60) == [800] * 3
+    await asyncio.wait_for(wait([ahead, *own]), 60)
 
 
-def test_a_paused_worker_is_given_nothing_and_a_new_one_is():
-    async def test(s):
-        for worker in s.workers:
-            worker.status = Status.paused
-        await until_async(lambda: not s.scheduler.running, "the scheduler to know that all are paused")
-        tasks = s.client.map(slow, range(12), pure=False)
-        async with Worker(s.scheduler.address, nthreads=1) as new:
-            await asyncio.wait_for(wait(tasks), 60)
-            assert holders(s, tasks) == {new.address}
-        for worker in s.workers:
-            worker.status = Status.running
-        assert await asyncio.wait_for(s.client.gather(tasks), 60) == list(range(12))
-
-    on_a_scene_with_workers(test, workers=2, memory_limit=0)
+@on_a_scene(workers=2, memory_limit=0)
+async def test_a_paused_worker_is_given_nothing_and_a_new_one_is(s):
+    for worker in s.workers:
+        worker.status = Status.paused
+    await until_async(lambda: not s.scheduler.running, "the scheduler to know that all are paused")
+    tasks = s.client.map(slow, range(12), pure=False)
+    async with Worker(s.scheduler.address, nthreads=1) as new:
+        await asyncio.wait_for(wait(tasks), 60)
+        assert holders(s, tasks) == {new.address}
+    for worker in s.workers:
+        worker.status = Status.running
+    assert await asyncio.wait_for(s.client.gather(tasks), 60) == list(range(12))
 
 
-def test_what_a_lost_worker_had_is_done_by_others():
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile(10)
-        await s.scheduler.remove_worker(s.first.address, stimulus_id="lost")
-        assert s.first.address not in s.stealing.ledger.rows
-        await s.done(futures)
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_what_a_lost_worker_had_is_done_by_others(s):
+    await s.stealing.stop()
+    futures = await s.pile(10)
+    await s.scheduler.remove_worker(s.first.address, stimulus_id="lost")
+    assert s.first.address not in s.stealing.ledger.rows
+    await s.done(futures)
 
 
-def test_what_is_forgotten_or_cancelled_leaves_the_books_empty():
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile(10)
-        await s.client.cancel(futures[5:])
-        del futures[5:]
-        await until_async(lambda: len(s.stealing.ledger.entries) == 5, "the cancelled ones to be struck off")
-        await s.done(futures)
-        del futures
-        await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_what_is_forgotten_or_cancelled_leaves_the_books_empty(s):
+    await s.stealing.stop()
+    futures = await s.pile(10)
+    await s.client.cancel(futures[5:])
+    del futures[5:]
+    await until_async(lambda: len(s.stealing.ledger.entries) == 5, "the cancelled ones to be struck off")
+    await s.done(futures)
+    del futures
+    await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
 
 
-def test_a_task_that_secedes_lets_the_next_one_in():
-    async def test(s):
-        gone = s.client.submit(left_to_wait, "end", workers=[s.first.address])
-        await until_async(lambda: s.first.long_running, "the first one to secede")
-        assert await asyncio.wait_for(s.client.submit(same, 5, workers=[s.first.address]), 60) == 5
-        await Event("end", s.client).set()
-        await asyncio.wait_for(gone, 60)
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_a_task_that_secedes_lets_the_next_one_in(s):
+    gone = s.client.submit(left_to_wait, "end", workers=[s.first.address])
+    await until_async(lambda: s.first.long_running, "the first one to secede")
+    assert await asyncio.wait_for(s.client.submit(same, 5, workers=[s.first.address]), 60) == 5
+    await Event("end", s.client).set()
+    await asyncio.wait_for(gone, 60)
 
 
 def left_to_wait(name):
@@ -137,20 +121,18 @@ def left_to_wait(name):
     assert Event(name).wait(timeout=60)
 
 
-def test_what_was_submitted_first_is_done_first():
-    async def test(s):
-        gate = s.client.submit(blocked, "gate", workers=[s.first.address])
-        order = []
-        tasks = [s.client.submit(same, i, workers=[s.first.address], fifo_timeout="0 ms") for i in range(6)]
-        for i, task in enumerate(tasks):
-            task.add_done_callback(lambda _, i=i: order.append(i))
-        await Event("gate", s.client).set()
-        await asyncio.wait_for(wait([gate, *tasks]), 60)
-        await until_async(lambda: len(order) == 6, "six callbacks")
-        spans = [s.scheduler.tasks[task.key] for task in tasks]
-        assert [ts.priority for ts in spans] == sorted(ts.priority for ts in spans)
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_what_was_submitted_first_is_done_first(s):
+    gate = s.client.submit(blocked, "gate", workers=[s.first.address])
+    order = []
+    tasks = [s.client.submit(same, i, workers=[s.first.address], fifo_timeout="0 ms") for i in range(6)]
+    for i, task in enumerate(tasks):
+        task.add_done_callback(lambda _, i=i: order.append(i))
+    await Event("gate", s.client).set()
+    await asyncio.wait_for(wait([gate, *tasks]), 60)
+    await until_async(lambda: len(order) == 6, "six callbacks")
+    spans = [s.scheduler.tasks[task.key] for task in tasks]
+    assert [ts.priority for ts in spans] == sorted(ts.priority for ts in spans)
 
 
 def test_every_worker_has_its_part():
@@ -168,42 +150,36 @@ def test_every_worker_has_its_part():
     on_a_scene(with_all, workers=5, options={})
 
 
-def test_results_survive_the_worker_that_retires():
-    async def test(s):
-        tasks = s.client.map(slow, range(20), pure=False)
-        await asyncio.wait_for(wait(tasks), 60)
-        runs = s.scheduler.task_prefixes["slow"].state_counts["processing"]
-        await asyncio.wait_for(s.client.retire_workers([s.first.address]), 60)
-        assert s.first.address not in s.scheduler.workers
-        assert await asyncio.wait_for(s.client.gather(tasks), 60) == list(range(20))
-        assert s.scheduler.task_prefixes["slow"].state_counts["processing"] == runs
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_results_survive_the_worker_that_retires(s):
+    tasks = s.client.map(slow, range(20), pure=False)
+    await asyncio.wait_for(wait(tasks), 60)
+    runs = s.scheduler.task_prefixes["slow"].state_counts["processing"]
+    await asyncio.wait_for(s.client.retire_workers([s.first.address]), 60)
+    assert s.first.address not in s.scheduler.workers
+    assert await asyncio.wait_for(s.client.gather(tasks), 60) == list(range(20))
+    assert s.scheduler.task_prefixes["slow"].state_counts["processing"] == runs
 
 
-def test_a_result_that_is_held_is_not_computed_again():
-    async def test(s):
-        first = s.client.submit(same, 1, key="held")
-        await asyncio.wait_for(wait(first), 60)
-        began = s.scheduler.task_prefixes["held"].state_counts["processing"]
-        tasks = [s.client.submit(slow, first, pure=False) for _ in range(20)]
-        assert await asyncio.wait_for(s.client.gather(tasks), 60) == [1] * 20
-        assert s.scheduler.task_prefixes["held"].state_counts["processing"] == began
-
-    on_a_scene(test, options={})
+@on_a_scene(options={})
+async def test_a_result_that_is_held_is_not_computed_again(s):
+    first = s.client.submit(same, 1, key="held")
+    await asyncio.wait_for(wait(first), 60)
+    began = s.scheduler.task_prefixes["held"].state_counts["processing"]
+    tasks = [s.client.submit(slow, first, pure=False) for _ in range(20)]
+    assert await asyncio.wait_for(s.client.gather(tasks), 60) == [1] * 20
+    assert s.scheduler.task_prefixes["held"].state_counts["processing"] == began
 
 
-def test_a_task_that_fails_is_tried_again_as_often_as_was_asked():
-    async def test(s):
-        TRIES.clear()
-        assert await asyncio.wait_for(s.client.submit(fails_twice, retries=2, key="again"), 60) == 3
-        failed = s.client.submit(fails, retries=1, key="fails")
-        await asyncio.wait_for(wait(failed), 60)
-        assert failed.status == "error"
-        assert TRIES.count("fails") == 2
-        assert not s.stealing.ledger.entries
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_a_task_that_fails_is_tried_again_as_often_as_was_asked(s):
+    TRIES.clear()
+    assert await asyncio.wait_for(s.client.submit(fails_twice, retries=2, key="again"), 60) == 3
+    failed = s.client.submit(fails, retries=1, key="fails")
+    await asyncio.wait_for(wait(failed), 60)
+    assert failed.status == "error"
+    assert TRIES.count("fails") == 2
+    assert not s.stealing.ledger.entries
 
 
 TRIES: list[str] = []

@@ -47,97 +47,83 @@ async def finished(s, futures):
     assert await s.client.gather(futures) == list(range(len(futures)))
 
 
-def test_idle_workers_take_what_waits_behind_others():
-    async def test(s):
-        futures = await piled(s)
+@on_a_scene(options={})
+async def test_idle_workers_take_what_waits_behind_others(s):
+    futures = await piled(s)
+    await finished(s, futures)
+    assert holders(s, futures) == set(s.scheduler.workers)
+
+
+@on_a_scene(workers=2, options={})
+async def test_a_worker_that_joins_takes_its_part(s):
+    futures = await piled(s, 60)
+    async with Worker(s.scheduler.address, nthreads=1) as new:
         await finished(s, futures)
-        assert holders(s, futures) == set(s.scheduler.workers)
-
-    on_a_scene(test, options={})
+        assert new.address in holders(s, futures)
 
 
-def test_a_worker_that_joins_takes_its_part():
-    async def test(s):
-        futures = await piled(s, 60)
-        async with Worker(s.scheduler.address, nthreads=1) as new:
-            await finished(s, futures)
-            assert new.address in holders(s, futures)
-
-    on_a_scene(test, workers=2, options={})
-
-
-def test_a_function_that_nobody_has_timed_is_taken_too():
-    async def test(s):
-        first = s.client.submit(entry_points.blocked, "gate", key="blocked-0", workers=[s.first.address])
-        await until_async(lambda: s.first.processing, "the first task to run")
-        where = {"workers": [s.first.address], "allow_other_workers": True}
-        others = [s.client.submit(same, i, key=f"blocked-{i}", **where) for i in range(1, 11)]
-        await until_async(lambda: holders(s, others) == {s.second.address}, "the other worker to do some")
-        await Event("gate", s.client).set()
-        await first
-        assert await asyncio.wait_for(s.client.gather(others), 60) == list(range(1, 11))
-
-    on_a_scene(test, workers=2, options={})
+@on_a_scene(workers=2, options={})
+async def test_a_function_that_nobody_has_timed_is_taken_too(s):
+    first = s.client.submit(entry_points.blocked, "gate", key="blocked-0", workers=[s.first.address])
+    await until_async(lambda: s.first.processing, "the first task to run")
+    where = {"workers": [s.first.address], "allow_other_workers": True}
+    others = [s.client.submit(same, i, key=f"blocked-{i}", **where) for i in range(1, 11)]
+    await until_async(lambda: holders(s, others) == {s.second.address}, "the other worker to do some")
+    await Event("gate", s.client).set()
+    await first
+    assert await asyncio.wait_for(s.client.gather(others), 60) == list(range(1, 11))
 
 
 @pytest.mark.parametrize("must", ["worker", "host", "resource"])
-def test_what_must_stay_stays(must):
+@on_a_scene(workers=2, protocol="tcp", host="127.0.0.1")
+async def test_what_must_stay_stays(s, must):
     """Over TCP: two workers of 127.0.0.1, and one of 127.0.0.2 that alone has the resource."""
 
-    async def test(s):
-        async with Worker(s.scheduler.address, nthreads=1, host="127.0.0.2", resources={"A": 5}) as other:
-            options = {
-                "worker": {"workers": [other.address]},
-                "host": {"workers": ["127.0.0.2"]},
-                "resource": {"resources": {"A": 1}},
-            }
-            futures = s.client.map(slow, range(20), pure=False, **options[must])
-            await finished(s, futures)
-            assert holders(s, futures) == {other.address}
-
-    on_a_scene(test, workers=2, protocol="tcp", host="127.0.0.1")
-
-
-def test_what_may_run_on_some_workers_moves_among_those():
-    async def test(s):
-        await s.client.submit(slow, 0, workers=[s.first.address])
-        futures = await piled(s, 30, on=[s.first.address, s.second.address])
+    async with Worker(s.scheduler.address, nthreads=1, host="127.0.0.2", resources={"A": 5}) as other:
+        options = {
+            "worker": {"workers": [other.address]},
+            "host": {"workers": ["127.0.0.2"]},
+            "resource": {"resources": {"A": 1}},
+        }
+        futures = s.client.map(slow, range(20), pure=False, **options[must])
         await finished(s, futures)
-        assert holders(s, futures) == {s.first.address, s.second.address}
-
-    on_a_scene(test, options={})
+        assert holders(s, futures) == {other.address}
 
 
-def test_a_preference_for_a_worker_lets_tasks_go_when_others_are_idle():
-    async def test(s):
-        futures = await piled(s, 40)
-        await finished(s, futures)
-        assert s.first.address in holders(s, futures)
-        assert len(holders(s, futures)) > 1
-
-    on_a_scene(test, options={})
+@on_a_scene(options={})
+async def test_what_may_run_on_some_workers_moves_among_those(s):
+    await s.client.submit(slow, 0, workers=[s.first.address])
+    futures = await piled(s, 30, on=[s.first.address, s.second.address])
+    await finished(s, futures)
+    assert holders(s, futures) == {s.first.address, s.second.address}
 
 
-def test_a_task_that_runs_is_not_taken_and_runs_once():
-    async def test(s):
-        running = s.client.submit(
-            counted, "runs", workers=[s.first.address], allow_other_workers=True, key="runs"
-        )
-        await until_async(lambda: RAN, "the task to run")
-        for _ in range(5):
-            s.stealing.balance()
-        ts = s.scheduler.tasks["runs"]
-        if ts not in s.stealing.in_flight:
-            assert s.stealing.move_task_request(ts, s.first, s.second)
-        await until_async(lambda: not s.stealing.in_flight, "the answer")
-        assert s.stealing.counts["confirmed"] == 0
-        assert ts.processing_on is s.first
-        await Event("runs", s.client).set()
-        assert await asyncio.wait_for(running, 60) == 1
-        assert s.stealing.counts["refused"] >= 1
+@on_a_scene(options={})
+async def test_a_preference_for_a_worker_lets_tasks_go_when_others_are_idle(s):
+    futures = await piled(s, 40)
+    await finished(s, futures)
+    assert s.first.address in holders(s, futures)
+    assert len(holders(s, futures)) > 1
 
+
+@on_a_scene()
+async def test_a_task_that_runs_is_not_taken_and_runs_once(s):
     RAN.clear()
-    on_a_scene(test)
+    running = s.client.submit(
+        counted, "runs", workers=[s.first.address], allow_other_workers=True, key="runs"
+    )
+    await until_async(lambda: RAN, "the task to run")
+    for _ in range(5):
+        s.stealing.balance()
+    ts = s.scheduler.tasks["runs"]
+    if ts not in s.stealing.in_flight:
+        assert s.stealing.move_task_request(ts, s.first, s.second)
+    await until_async(lambda: not s.stealing.in_flight, "the answer")
+    assert s.stealing.counts["confirmed"] == 0
+    assert ts.processing_on is s.first
+    await Event("runs", s.client).set()
+    assert await asyncio.wait_for(running, 60) == 1
+    assert s.stealing.counts["refused"] >= 1
 
 
 RAN: list[str] = []
@@ -149,52 +135,40 @@ def counted(name):
     return len(RAN)
 
 
-def test_a_task_that_seceded_is_not_taken():
-    async def test(s):
-        gone = s.client.submit(
-            entry_points.left, "out", workers=[s.first.address], allow_other_workers=True, key="gone"
-        )
-        await until_async(lambda: s.first.long_running, "the task to secede")
-        for _ in range(5):
-            s.stealing.balance()
-        assert not s.stealing.in_flight
-        await Event("out", s.client).set()
-        await asyncio.wait_for(gone, 60)
-
-    on_a_scene(test)
-
-
-def test_a_paused_worker_takes_nothing():
-    async def test(s):
-        paused = next(w for w in s.workers if w.address == s.second.address)
-        paused.status = Status.paused
-        await until_async(lambda: s.second.status == Status.paused, "the scheduler to know of the pause")
-        futures = await piled(s, 30)
-        await finished(s, futures)
-        assert s.second.address not in holders(s, futures)
-
-    on_a_scene_with_workers(test, memory_limit=0)  # without the monitor, which lets a worker run again
+@on_a_scene()
+async def test_a_task_that_seceded_is_not_taken(s):
+    gone = s.client.submit(
+        entry_points.left, "out", workers=[s.first.address], allow_other_workers=True, key="gone"
+    )
+    await until_async(lambda: s.first.long_running, "the task to secede")
+    assert not s.stealing.ledger.entries  # its thread is free
+    assert {row.starts_in(0.0) for row in s.stealing.ledger.rows.values()} == {0.0}
+    for _ in range(5):
+        s.stealing.balance()
+    assert not s.stealing.in_flight
+    await Event("out", s.client).set()
+    await asyncio.wait_for(gone, 60)
 
 
-def on_a_scene_with_workers(test, **options):
-    async def with_workers(s):
-        s.workers = [w for w in Worker._instances if w.address in s.scheduler.workers]
-        await test(s)
-
-    on_a_scene(with_workers, **options)
+@on_a_scene(memory_limit=0)  # without the monitor, which lets a worker run again
+async def test_a_paused_worker_takes_nothing(s):
+    paused = next(w for w in s.workers if w.address == s.second.address)
+    paused.status = Status.paused
+    await until_async(lambda: s.second.status == Status.paused, "the scheduler to know of the pause")
+    futures = await piled(s, 30)
+    await finished(s, futures)
+    assert s.second.address not in holders(s, futures)
 
 
 @pytest.mark.parametrize("nbytes", [100, 3_000_000])
-def test_long_work_on_data_of_any_size_is_shared(nbytes):
-    async def test(s):
-        data = s.client.submit(bytes, nbytes, workers=[s.first.address], key="data")
-        await data
-        await s.client.submit(worked, data, -1)  # so that it is known to be long
-        futures = [s.client.submit(worked, data, i, pure=False) for i in range(12)]
-        assert await asyncio.wait_for(s.client.gather(futures), 60) == list(range(12))
-        assert len(holders(s, futures)) > 1
-
-    on_a_scene(test, options={})
+@on_a_scene(options={})
+async def test_long_work_on_data_of_any_size_is_shared(s, nbytes):
+    data = s.client.submit(bytes, nbytes, workers=[s.first.address], key="data")
+    await data
+    await s.client.submit(worked, data, -1)  # so that it is known to be long
+    futures = [s.client.submit(worked, data, i, pure=False) for i in range(12)]
+    assert await asyncio.wait_for(s.client.gather(futures), 60) == list(range(12))
+    assert len(holders(s, futures)) > 1
 
 
 def worked(data, i):
@@ -202,79 +176,66 @@ def worked(data, i):
     return i
 
 
-def test_what_is_done_and_dropped_is_left_nowhere():
-    async def test(s):
-        for _ in range(2):
-            futures = await piled(s, 20)
-            await finished(s, futures)
-            del futures
-            await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
-        await until_async(
-            lambda: not any(w.state.tasks or w.data for w in s.workers), "the workers to forget"
-        )
-
-    on_a_scene_with_workers(test)
-
-
-def test_a_task_whose_thief_dies_before_the_answer_is_done_all_the_same():
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile()
-        thief = next(w for w in s.workers if w.address == s.second.address)
-        s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
-        await thief.close(executor_wait=False)
-        async with Worker(s.scheduler.address, nthreads=1):
-            await s.done(futures)
-
-    on_a_scene_with_workers(test)
-
-
-def test_a_task_that_is_placed_anew_while_it_is_asked_back_is_done_once():
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile()
-        ts = s.task("go-9")
-        third = list(s.scheduler.workers.values())[2]
-        s.stealing.move_task_request(ts, s.first, s.second)
-        s.scheduler.set_restrictions(worker={"go-9": [third.address]})
-        s.scheduler._reschedule("go-9", stimulus_id="anew")
-        assert ts not in s.stealing.in_flight
-        await s.done(futures)
-        assert {ws.address for ws in ts.who_has} == {third.address}
-
-    on_a_scene(test)
-
-
-def test_tasks_that_take_next_to_nothing_do_not_move():
-    async def test(s):
-        futures = s.client.map(same, range(200), pure=False)
+@on_a_scene()
+async def test_what_is_done_and_dropped_is_left_nowhere(s):
+    for _ in range(2):
+        futures = await piled(s, 20)
         await finished(s, futures)
-        again = s.client.map(same, range(200), pure=False)
-        before = s.stealing.counts["confirmed"]
-        await finished(s, again)
-        assert s.stealing.counts["confirmed"] - before <= 5
-
-    on_a_scene(test, options={})
+        del futures
+        await until_async(lambda: not s.scheduler.tasks, "the scheduler to forget")
+    await until_async(lambda: not any(w.state.tasks or w.data for w in s.workers), "the workers to forget")
 
 
-def test_waiting_tasks_do_not_go_to_and_fro():
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile(20)
-        for _ in range(10):
-            s.stealing.balance()
-            await until_async(lambda: not s.stealing.in_flight, "the answers")
-        origins = [entry.origins for entry in s.stealing.ledger.entries.values()]
-        assert max(map(len, origins)) <= 1
-        settled = s.stealing.counts["confirmed"]
-        s.stealing.balance()
-        assert (
-            s.stealing.counts["requests"]
-            == settled + s.stealing.counts["refused"] + s.stealing.counts["stale"]
-        )
+@on_a_scene()
+async def test_a_task_whose_thief_dies_before_the_answer_is_done_all_the_same(s):
+    await s.stealing.stop()
+    futures = await s.pile()
+    thief = next(w for w in s.workers if w.address == s.second.address)
+    s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+    await thief.close(executor_wait=False)
+    async with Worker(s.scheduler.address, nthreads=1):
         await s.done(futures)
 
-    on_a_scene(test, workers=2)
+
+@on_a_scene()
+async def test_a_task_that_is_placed_anew_while_it_is_asked_back_is_done_once(s):
+    await s.stealing.stop()
+    futures = await s.pile()
+    ts = s.task("go-9")
+    third = list(s.scheduler.workers.values())[2]
+    s.stealing.move_task_request(ts, s.first, s.second)
+    s.scheduler.set_restrictions(worker={"go-9": [third.address]})
+    s.scheduler._reschedule("go-9", stimulus_id="anew")
+    assert ts not in s.stealing.in_flight
+    await s.done(futures)
+    assert {ws.address for ws in ts.who_has} == {third.address}
+
+
+@on_a_scene(options={})
+async def test_tasks_that_take_next_to_nothing_do_not_move(s):
+    futures = s.client.map(same, range(200), pure=False)
+    await finished(s, futures)
+    again = s.client.map(same, range(200), pure=False)
+    before = s.stealing.counts["confirmed"]
+    await finished(s, again)
+    assert s.stealing.counts["confirmed"] - before <= 5
+
+
+@on_a_scene(workers=2)
+async def test_waiting_tasks_do_not_go_to_and_fro(s):
+    await s.stealing.stop()
+    futures = await s.pile(20)
+    for _ in range(10):
+        s.stealing.balance()
+        await until_async(lambda: not s.stealing.in_flight, "the answers")
+    origins = [entry.origins for entry in s.stealing.ledger.entries.values()]
+    assert max(map(len, origins)) <= 1
+    settled = s.stealing.counts["confirmed"]
+    s.stealing.balance()
+    assert (
+        s.stealing.counts["requests"] == settled + s.stealing.counts["refused"] + s.stealing.counts["stale"]
+    )
+    await s.done(futures)
 
 
 OURS = {

@@ -8,7 +8,8 @@ import re
 import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,30 +46,27 @@ from dask_ferro.views.pages.memory import MemoryPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
+from tests import clusters
 from tests.waiting import BOUND_S, finished_async, until_async
 
 NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
-Test = Callable[[Client, Scheduler], Awaitable[None]]
 
 
-def on_cluster(test: Test, *, workers: int = 2, **bokeh: Any) -> None:
-    """Run an asynchronous test on an in-process cluster that has a dashboard and the plugin."""
-    options = {**dask.config.get("distributed.scheduler.dashboard.bokeh-application"), **bokeh}
+@asynccontextmanager
+async def dashboard(workers: int = 2, **bokeh: Any) -> AsyncIterator[dict[str, Any]]:
+    """A cluster that has a dashboard and the plugin."""
+    name = "distributed.scheduler.dashboard.bokeh-application"
+    options: dict[str, Any] = {
+        "kind": ff.LocalCluster,
+        "memory_limit": 0,  # all would count what this process holds after other tests
+        "dashboard_address": "127.0.0.1:0",
+        "config": {name: {**dask.config.get(name), **bokeh}},
+    }
+    async with clusters.opened(workers, **options) as given:
+        yield given
 
-    async def run() -> None:
-        cluster = ff.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=False,
-            memory_limit=0,  # all would count what this process holds after other tests
-            asynchronous=True,
-            dashboard_address="127.0.0.1:0",
-        )
-        async with cluster, Client(cluster, asynchronous=True) as client:
-            await test(client, cluster.scheduler)
 
-    with dask.config.set({"distributed.scheduler.dashboard.bokeh-application": options}):
-        asyncio.run(run())
+on_cluster = clusters.plays(dashboard, "client", "scheduler")
 
 
 async def status(scheduler: Scheduler, path: str) -> int:
@@ -390,33 +388,31 @@ def test_other_events_push_no_decision_out(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- on a scheduler ---------------------------------------------------------------------------------------
 
 
-def test_pages_come_with_the_plugin_once_and_go_with_it() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        listed = template_variables(scheduler)
-        applications = scheduler.http_application.applications
-        await ff.install(client)
-        await ff.install(client, threshold=0.01)  # another one
-        assert listed["pages"].count("ferro") == 1
-        assert [p["name"] for p in listed["plots"] if "Ferro" in p["name"]] == sorted(
-            f"Ferro {name.title()}" for name in NAMES
-        )
-        paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
-        assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 11
-        assert await status(scheduler, "status") == 200  # Dask's own are served as before
-        named = await AsyncHTTPClient().fetch(
-            f"http://127.0.0.1:{scheduler.http_server.port}/individual-plots.json"
-        )
-        assert b"/individual-ferro-timeline" in named.body
-        assert b"/individual-task-stream" in named.body
-        await ff.uninstall(client)
-        await ff.uninstall(client)
-        assert "ferro" not in listed["pages"]
-        assert [p for p in listed["plots"] if "erro" in p["name"]] == []
-        assert len(applications) == 1
-        assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 11
-        assert await status(scheduler, "status") == 200
-
-    on_cluster(test)
+@on_cluster()
+async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, scheduler: Scheduler) -> None:
+    listed = template_variables(scheduler)
+    applications = scheduler.http_application.applications
+    await ff.install(client)
+    await ff.install(client, threshold=0.01)  # another one
+    assert listed["pages"].count("ferro") == 1
+    assert [p["name"] for p in listed["plots"] if "Ferro" in p["name"]] == sorted(
+        f"Ferro {name.title()}" for name in NAMES
+    )
+    paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
+    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 11
+    assert await status(scheduler, "status") == 200  # Dask's own are served as before
+    named = await AsyncHTTPClient().fetch(
+        f"http://127.0.0.1:{scheduler.http_server.port}/individual-plots.json"
+    )
+    assert b"/individual-ferro-timeline" in named.body
+    assert b"/individual-task-stream" in named.body
+    await ff.uninstall(client)
+    await ff.uninstall(client)
+    assert "ferro" not in listed["pages"]
+    assert [p for p in listed["plots"] if "erro" in p["name"]] == []
+    assert len(applications) == 1
+    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 11
+    assert await status(scheduler, "status") == 200
 
 
 async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
@@ -429,52 +425,52 @@ async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
 
 
 @pytest.mark.parametrize("count", [7, pytest.param(100, marks=pytest.mark.soak)])
-def test_pages_that_were_opened_and_closed_leave_nothing(count: int) -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        site = scheduler.plugins["ferro"]._take_pages_off.__self__
-        telemetry = scheduler.extensions["stealing"].telemetry
-        seen: list[Any] = []
-        contexts = site._application._applications.values()
-        for number in range(count):
-            browser = await opened(scheduler, NAMES[number % 5])
-            assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
-            assert sum(len(context._sessions) for context in contexts) == 1
-            (document,) = site.documents
-            seen.append(weakref.ref(document))
-            del document
-            browser.close()
-            await until_async(
-                lambda: not site.documents and not any(context._sessions for context in contexts),
-                "the end of the page",
-                every=0.002,
-            )
-        for _ in range(100):  # what is on its way to the last of them holds it still
-            gc.collect()
-            if not any(document() for document in seen):
-                break
-            await asyncio.sleep(0.01)
-        assert (len(seen), site.documents, telemetry.wanted) == (count, {}, ())
-        assert [document for document in seen if document() is not None] == []
+@on_cluster(unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
+async def test_pages_that_were_opened_and_closed_leave_nothing(
+    client: Client, scheduler: Scheduler, count: int
+) -> None:
+    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    telemetry = scheduler.extensions["stealing"].telemetry
+    seen: list[Any] = []
+    contexts = site._application._applications.values()
+    for number in range(count):
+        browser = await opened(scheduler, NAMES[number % 5])
+        assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
+        assert sum(len(context._sessions) for context in contexts) == 1
+        (document,) = site.documents
+        seen.append(weakref.ref(document))
+        del document
+        browser.close()
+        await until_async(
+            lambda: not site.documents and not any(context._sessions for context in contexts),
+            "the end of the page",
+            every=0.002,
+        )
+    for _ in range(100):  # what is on its way to the last of them holds it still
+        gc.collect()
+        if not any(document() for document in seen):
+            break
+        await asyncio.sleep(0.01)
+    assert (len(seen), site.documents, telemetry.wanted) == (count, {}, ())
+    assert [document for document in seen if document() is not None] == []
 
-    on_cluster(test, unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
 
-
-def test_pages_that_are_open_when_the_plugin_goes_are_let_go() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        old = scheduler.extensions["stealing"].telemetry
-        site = scheduler.plugins["ferro"]._take_pages_off.__self__
-        first = await opened(scheduler, "timeline")
-        assert (len(site.documents), old.is_on) == (1, True)
-        await ff.uninstall(client)
-        assert (len(site.documents), old.is_on) == (0, False)
-        await ff.install(client)
-        new = scheduler.plugins["ferro"]._take_pages_off.__self__
-        second = await opened(scheduler, "timeline")
-        assert (len(site.documents), len(new.documents), old.is_on) == (0, 1, False)
-        first.close()
-        second.close()
-
-    on_cluster(test)
+@on_cluster()
+async def test_pages_that_are_open_when_the_plugin_goes_are_let_go(
+    client: Client, scheduler: Scheduler
+) -> None:
+    old = scheduler.extensions["stealing"].telemetry
+    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    first = await opened(scheduler, "timeline")
+    assert (len(site.documents), old.is_on) == (1, True)
+    await ff.uninstall(client)
+    assert (len(site.documents), old.is_on) == (0, False)
+    await ff.install(client)
+    new = scheduler.plugins["ferro"]._take_pages_off.__self__
+    second = await opened(scheduler, "timeline")
+    assert (len(site.documents), len(new.documents), old.is_on) == (0, 1, False)
+    first.close()
+    second.close()
 
 
 def shown(document: Document) -> str:
@@ -482,109 +478,103 @@ def shown(document: Document) -> str:
 
 
 @pytest.mark.parametrize("after", [pytest.param(0, id="at once"), pytest.param(1, id="later")])
-def test_a_page_that_fails_says_so_and_is_closed(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        site = scheduler.plugins["ferro"]._take_pages_off.__self__
-        looks: list[int] = []
+@on_cluster()
+async def test_a_page_that_fails_says_so_and_is_closed(
+    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    looks: list[int] = []
 
-        def failing(self: Reel, now: float) -> News:
-            looks.append(1)
-            if len(looks) > after:
-                raise ValueError("<on purpose>")
-            return News((), (), 0, 0, 0.0, now)
+    def failing(self: Reel, now: float) -> News:
+        looks.append(1)
+        if len(looks) > after:
+            raise ValueError("<on purpose>")
+        return News((), (), 0, 0, 0.0, now)
 
-        monkeypatch.setattr(Reel, "news", failing)
-        document = Document()
-        site._open(KINDS[1], None, document)
-        if after:
-            assert "on purpose" not in shown(document)
-            site._update(document, "timeline")
-        assert "stands still: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
-        assert (site.documents, document.session_callbacks) == ({}, [])
-        assert not scheduler.extensions["stealing"].telemetry.is_on
-
-    on_cluster(test)
-
-
-def test_workers_that_leave_are_told_as_they_publish_it() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        one, other = scheduler.workers
-        await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
-        held = client.submit(bytes, 1000, key="kept")
-        leaving = Leaving(scheduler)
-        assert await leaving.leave([one]) == {}
-        assert list(await leaving.leave([other])) == [other]
-        stealing = scheduler.extensions["stealing"]
-        texts = [text for _, text in dashboard_state.elastic_picture(scheduler, stealing).departures]
-        gone, stays = dashboard_state.label(one), dashboard_state.label(other)
-        assert texts[0].startswith(f"{gone} begin to leave")
-        assert texts[1] == f"{gone} left"
-        assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
-        await leaving.stop()
-        del held
-
-    on_cluster(test)
+    monkeypatch.setattr(Reel, "news", failing)
+    document = Document()
+    site._open(KINDS[1], None, document)
+    if after:
+        assert "on purpose" not in shown(document)
+        site._update(document, "timeline")
+    assert "stands still: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
+    assert (site.documents, document.session_callbacks) == ({}, [])
+    assert not scheduler.extensions["stealing"].telemetry.is_on
 
 
-def test_lanes_stand_for_a_while_however_many_workers_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
-        before = reel.news(1.0).lanes
-        await client.cluster.scale(3)
-        await client.wait_for_workers(3, timeout=BOUND_S)
-        assert reel.news(2.0).lanes == before
-        reel._stand_until = 0.0
-        assert len(reel.news(3.0).lanes) == 3
-        reel.close()
-
-    on_cluster(test)
-
-
-def test_a_browser_that_goes_away_is_noticed() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        site = scheduler.plugins["ferro"]._take_pages_off.__self__
-        assert await status(scheduler, "ferro-timeline") == 200
-        assert len(site.documents) == 1
-        await until_async(
-            lambda: not site.documents, "word that the browser is gone", seen=lambda: site.documents
-        )
-        assert not scheduler.extensions["stealing"].telemetry.is_on
-
-    on_cluster(test, unused_session_lifetime_milliseconds=50, check_unused_sessions_milliseconds=50)
+@on_cluster()
+async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, scheduler: Scheduler) -> None:
+    one, other = scheduler.workers
+    await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
+    held = client.submit(bytes, 1000, key="kept")
+    leaving = Leaving(scheduler)
+    assert await leaving.leave([one]) == {}
+    assert list(await leaving.leave([other])) == [other]
+    stealing = scheduler.extensions["stealing"]
+    texts = [text for _, text in dashboard_state.elastic_picture(scheduler, stealing).departures]
+    gone, stays = dashboard_state.label(one), dashboard_state.label(other)
+    assert texts[0].startswith(f"{gone} begin to leave")
+    assert texts[1] == f"{gone} left"
+    assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
+    await leaving.stop()
+    del held
 
 
-def test_a_timeline_records_while_it_is_open_and_tells_each_task_once() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        telemetry = scheduler.extensions["stealing"].telemetry
-        await finished_async(client.submit(time.sleep, 0.01, key="before"))
-        reel = Reel(scheduler, telemetry)
-        await finished_async([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
-        first, second = reel.news(time.time()), reel.news(time.time())
-        assert sorted(b.key for b in first.blocks) == [f"during-{i}" for i in range(5)]
-        assert second.blocks == ()
-        assert [threads for _, _, threads in first.lanes] == [1, 1]
-        page = TimelinePage()
-        page.update(first)
-        page.update(second)
-        assert len(page.blocks.data["left"]) == 5
-        reel.close()
-        reel.close()
-        assert not telemetry.is_on
-
-    on_cluster(test)
+@on_cluster()
+async def test_lanes_stand_for_a_while_however_many_workers_come(
+    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
+    before = reel.news(1.0).lanes
+    await client.cluster.scale(3)
+    await client.wait_for_workers(3, timeout=BOUND_S)
+    assert reel.news(2.0).lanes == before
+    reel._stand_until = 0.0
+    assert len(reel.news(3.0).lanes) == 3
+    reel.close()
 
 
-def test_tasks_that_secede_stay_in_their_workers_lanes() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
-        (only,) = scheduler.workers
-        for number in range(4):  # each leaves its thread to a new one
-            await client.submit(_seceded, number, workers=[only])
-        blocks, lanes = reel.news(time.time())[:2]
-        assert (len(blocks), {b.lane for b in blocks}, lanes[0][2]) == (4, {0}, 1)
-        reel.close()
+@on_cluster(unused_session_lifetime_milliseconds=50, check_unused_sessions_milliseconds=50)
+async def test_a_browser_that_goes_away_is_noticed(client: Client, scheduler: Scheduler) -> None:
+    site = scheduler.plugins["ferro"]._take_pages_off.__self__
+    assert await status(scheduler, "ferro-timeline") == 200
+    assert len(site.documents) == 1
+    await until_async(
+        lambda: not site.documents, "word that the browser is gone", seen=lambda: site.documents
+    )
+    assert not scheduler.extensions["stealing"].telemetry.is_on
 
-    on_cluster(test, workers=1)
+
+@on_cluster()
+async def test_a_timeline_records_while_it_is_open_and_tells_each_task_once(
+    client: Client, scheduler: Scheduler
+) -> None:
+    telemetry = scheduler.extensions["stealing"].telemetry
+    await finished_async(client.submit(time.sleep, 0.01, key="before"))
+    reel = Reel(scheduler, telemetry)
+    await finished_async([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
+    first, second = reel.news(time.time()), reel.news(time.time())
+    assert sorted(b.key for b in first.blocks) == [f"during-{i}" for i in range(5)]
+    assert second.blocks == ()
+    assert [threads for _, _, threads in first.lanes] == [1, 1]
+    page = TimelinePage()
+    page.update(first)
+    page.update(second)
+    assert len(page.blocks.data["left"]) == 5
+    reel.close()
+    reel.close()
+    assert not telemetry.is_on
+
+
+@on_cluster(workers=1)
+async def test_tasks_that_secede_stay_in_their_workers_lanes(client: Client, scheduler: Scheduler) -> None:
+    reel = Reel(scheduler, scheduler.extensions["stealing"].telemetry)
+    (only,) = scheduler.workers
+    for number in range(4):  # each leaves its thread to a new one
+        await client.submit(_seceded, number, workers=[only])
+    blocks, lanes = reel.news(time.time())[:2]
+    assert (len(blocks), {b.lane for b in blocks}, lanes[0][2]) == (4, {0}, 1)
+    reel.close()
 
 
 def _seceded(number: int) -> int:
@@ -593,48 +583,45 @@ def _seceded(number: int) -> int:
     return number
 
 
-def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
-        ones = client.map(lambda i: i, range(4), key="one")
-        total = client.submit(sum, ones, key="total")
-        await finished_async(total)
-        small = chart.picture()
-        assert (small.grain, small.tasks, len(small.edges)) == ("tasks", 5, 4)
-        assert {n.name: (n.x, n.state) for n in small.nodes}["total"] == (1.0, "memory")
-        assert sum(n.critical for n in small.nodes) == 2
-        assert chart.picture() is small  # nothing happened
-        many = client.map(lambda i: i, range(TASKS), key="many")
-        await finished_async(many)
-        chart._due = 0.0
-        large = chart.picture()
-        assert large.grain == "groups"
-        assert {n.prefix: (n.done, n.tasks) for n in large.nodes}["many"] == (TASKS, TASKS)
-        assert len(large.nodes) == 3
-        assert large.layout > small.layout
+@on_cluster()
+async def test_a_graph_is_drawn_by_the_task_or_when_it_is_large_by_the_group(
+    client: Client, scheduler: Scheduler
+) -> None:
+    chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
+    ones = client.map(lambda i: i, range(4), key="one")
+    total = client.submit(sum, ones, key="total")
+    await finished_async(total)
+    small = chart.picture()
+    assert (small.grain, small.tasks, len(small.edges)) == ("tasks", 5, 4)
+    assert {n.name: (n.x, n.state) for n in small.nodes}["total"] == (1.0, "memory")
+    assert sum(n.critical for n in small.nodes) == 2
+    assert chart.picture() is small  # nothing happened
+    many = client.map(lambda i: i, range(TASKS), key="many")
+    await finished_async(many)
+    chart._due = 0.0
+    large = chart.picture()
+    assert large.grain == "groups"
+    assert {n.prefix: (n.done, n.tasks) for n in large.nodes}["many"] == (TASKS, TASKS)
+    assert len(large.nodes) == 3
+    assert large.layout > small.layout
 
-    on_cluster(test)
 
-
-def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
-    monkeypatch: pytest.MonkeyPatch,
+@on_cluster()
+async def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_again(
+    client: Client, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph_layout, "LINKS", 100)
-
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
-        ones = client.map(lambda i: i, range(11), key="one")
-        totals = [client.submit(sum, ones, key=f"total-{i}") for i in range(9)]
-        await finished_async(totals)
-        assert (chart.picture().grain, len(chart.picture().edges)) == ("tasks", 99)
-        more = client.submit(sum, ones, key="total-9")
-        await finished_async(more)
-        monkeypatch.setattr(chart, "_due", float("inf"))
-        assert chart.picture().grain == "tasks"  # the last one has just been made
-        monkeypatch.setattr(chart, "_due", 0.0)
-        assert (chart.picture().grain, len(chart.picture().edges)) == ("groups", 1)
-
-    on_cluster(test)
+    chart = Chart(scheduler, scheduler.extensions["stealing"].ledger.durations)
+    ones = client.map(lambda i: i, range(11), key="one")
+    totals = [client.submit(sum, ones, key=f"total-{i}") for i in range(9)]
+    await finished_async(totals)
+    assert (chart.picture().grain, len(chart.picture().edges)) == ("tasks", 99)
+    more = client.submit(sum, ones, key="total-9")
+    await finished_async(more)
+    monkeypatch.setattr(chart, "_due", float("inf"))
+    assert chart.picture().grain == "tasks"  # the last one has just been made
+    monkeypatch.setattr(chart, "_due", 0.0)
+    assert (chart.picture().grain, len(chart.picture().edges)) == ("groups", 1)
 
 
 def test_axes_are_fitted_to_a_graph_without_edges() -> None:
@@ -648,26 +635,24 @@ def test_axes_are_fitted_to_a_graph_without_edges() -> None:
     assert page.fig.y_range.end > 9.0
 
 
-def test_bytes_of_a_device_count_once_and_not_in_its_host() -> None:
-    async def test(client: Client, scheduler: Scheduler) -> None:
-        in_turn = sorted(scheduler.workers.values(), key=lambda ws: str(ws.name))  # however they joined
-        for number, ws in enumerate(in_turn):
-            gpu = {
-                "device": "0" if number < 2 else "1",
-                "used": 10_000 + number,
-                "total": 80_000,
-                "own": 4_000,
-            }
-            ws.metrics = {**ws.metrics, "ferro": {"gpu": gpu}}  # as a driver would tell
-        found = dashboard_state.memory_picture(scheduler)
-        assert [(d.used, d.total, d.workers) for d in found.devices] == [
-            (10_001, 80_000, "0, 1"),
-            (10_002, 80_000, "2"),
-        ]
-        hosts = [ws.memory.process for ws in scheduler.workers.values()]
-        assert [h.results + h.other for h in found.hosts] == hosts
-        page = MemoryPage()
-        page.update(found)
-        assert page.devices.data["used"] == [10_001, 10_002]
-
-    on_cluster(test, workers=3)
+@on_cluster(workers=3)
+async def test_bytes_of_a_device_count_once_and_not_in_its_host(client: Client, scheduler: Scheduler) -> None:
+    in_turn = sorted(scheduler.workers.values(), key=lambda ws: str(ws.name))  # however they joined
+    for number, ws in enumerate(in_turn):
+        gpu = {
+            "device": "0" if number < 2 else "1",
+            "used": 10_000 + number,
+            "total": 80_000,
+            "own": 4_000,
+        }
+        ws.metrics = {**ws.metrics, "ferro": {"gpu": gpu}}  # as a driver would tell
+    found = dashboard_state.memory_picture(scheduler)
+    assert [(d.used, d.total, d.workers) for d in found.devices] == [
+        (10_001, 80_000, "0, 1"),
+        (10_002, 80_000, "2"),
+    ]
+    hosts = [ws.memory.process for ws in scheduler.workers.values()]
+    assert [h.results + h.other for h in found.hosts] == hosts
+    page = MemoryPage()
+    page.update(found)
+    assert page.devices.data["used"] == [10_001, 10_002]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf, isnan
 from typing import NamedTuple
 
@@ -180,7 +181,7 @@ class Fleet:
         self._there = {job.name: job for job in known if job.name not in gone}
         self._counts = Counter(job.pool for job in self._there.values())
         self._ending = Counter(job.pool for job in self.spent)
-        parts = (part for work in works for part in self._parted(work))
+        parts = chain.from_iterable(map(self._parted, works))
         self.works = sorted(parts, key=lambda work: (len(work.pools), -work.lasts))
 
     @property
@@ -282,6 +283,10 @@ class Fleet:
     def power(self, work: Work, pool: Name, threads: int = 0) -> float:
         """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
         return (threads if threads > 0 else self.pools[pool].threads) * work.speed(pool)
+
+    def least_job(self, work: Work) -> int:
+        """Return the workers of the smallest job that may run a work."""
+        return min(self.pools[name].processes for name in work.pools)
 
     def powers(self, work: Work, but: Collection[Name] = ()) -> dict[Name, float]:
         """Return by pool the threads of all jobs that count and may run a work, with the new ones, but for some."""
@@ -412,13 +417,10 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
     for demand in demands:
         able = [name for name in pools if demand.pools is None or name in demand.pools]
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
-    works = [
-        Work(
-            tuple(name for name, _ in able),
-            dict(able),
-            cleaned(merged(cleaned(demand.profile) for demand in group)),
-            max(_finite(demand.longest) for demand in group),
-        )
-        for able, group in groups.items()
-    ]
+    works = [_work(dict(able), group) for able, group in groups.items()]
     return [work for work in works if work.pools and work.profile]
+
+
+def _work(speeds: dict[Name, float], demands: Collection[Demand]) -> Work:
+    profile = cleaned(merged(cleaned(demand.profile) for demand in demands))
+    return Work(tuple(speeds), speeds, profile, max(_finite(demand.longest) for demand in demands))

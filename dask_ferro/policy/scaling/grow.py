@@ -158,11 +158,8 @@ def _room(fleet: Fleet, pool: Pool, item: Work) -> int:
     if pool.closed:
         return 0
     workers = fleet.vacant()
-    kept = sum(
-        min(fleet.pools[name].processes for name in other.pools)
-        for other in fleet.works
-        if pool.name not in other.pools and starves(fleet, other)
-    )
+    others = (work for work in fleet.works if pool.name not in work.pools and starves(fleet, work))
+    kept = sum(map(fleet.least_job, others))
     least = min(pool.processes, workers) if starves(fleet, item) else 0
     return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
 

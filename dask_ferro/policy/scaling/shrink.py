@@ -75,7 +75,7 @@ def recall(fleet: Fleet) -> list[Recall]:
     for job in sorted(able, key=_order, reverse=True):
         pool = fleet.pools[job.pool]
         others = [work for work in starving if not work.admits(job)]
-        kept = sum(min(fleet.pools[name].processes for name in work.pools) for work in others)
+        kept = sum(map(fleet.least_job, others))
         room = fleet.parameters.maximum - fleet.workers() - kept
         if pool.processes <= room and fleet.count(job.pool) < pool.maximum:
             fleet.call_back(job)
@@ -238,7 +238,7 @@ def _make_room(fleet: Fleet, hold: _Hold) -> list[Action]:
 
 def _dispensable(fleet: Fleet, hold: _Hold, work: Work) -> list[Job]:
     """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
-    teams = [{job.name for job in team} for team in _teams(fleet)]
+    teams = [_names(team) for team in _teams(fleet)]
     found = []
     for job in sorted(fleet.jobs, key=_order):
         idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
@@ -251,6 +251,10 @@ def _dispensable(fleet: Fleet, hold: _Hold, work: Work) -> list[Job]:
 def _teams(fleet: Fleet) -> list[list[Job]]:
     """Return for each work of which something could run now the jobs that may run it."""
     return [fleet.team(work) for work in fleet.works if work.profile[0][1] > 0.0]
+
+
+def _names(jobs: Iterable[Job]) -> set[Name]:
+    return {job.name for job in jobs}
 
 
 def _lone(fleet: Fleet) -> set[Name]:
@@ -288,6 +292,13 @@ def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[J
     return found
 
 
+def _busy_beside(theirs: Mapping[Name, float], need: float, powers: Mapping[Name, float]) -> float:
+    """Return how many of the threads that one work needs are such as another one may use too."""
+    total = sum(theirs.values())
+    shared = sum(power for name, power in theirs.items() if name in powers)
+    return min(need, total) * shared / max(total, 1.0)
+
+
 class _Slack:
     """How many threads each work could lose and still have one for each task that could run side by side.
 
@@ -305,12 +316,7 @@ class _Slack:
             total = sum(powers.values())
             need = _width(fleet, work, powers, within)
             # What the more restricted ones keep busy is not there for this one.
-            beside = sum(
-                min(other, sum(theirs.values()))
-                * sum(power for name, power in theirs.items() if name in powers)
-                / max(sum(theirs.values()), 1.0)
-                for theirs, other in needs
-            )
+            beside = sum(_busy_beside(theirs, other, powers) for theirs, other in needs)
             needs.append((powers, need))
             waiting = {name: fleet.coming[name] * fleet.power(work, name) for name in work.pools}
             for job in fleet.team(work):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
@@ -36,8 +37,8 @@ class Tentative:
     def readers(self, victim: Address) -> Counter[Key]:
         """For each input, how many tasks of the queue read it."""
         if victim not in self._readers:
-            queue = self._snapshot.queues.get(victim, ())
-            self._readers[victim] = Counter(i.key for t in queue for i in t.inputs if i.key is not None)
+            read = chain.from_iterable(task.inputs for task in self._snapshot.queues.get(victim, ()))
+            self._readers[victim] = Counter(i.key for i in read if i.key is not None)
         return self._readers[victim]
 
     def at(self, thief: Address, task: TaskFacts) -> TaskFacts:

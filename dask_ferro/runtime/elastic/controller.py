@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from distributed import Status
@@ -42,14 +43,14 @@ from dask_ferro.policy.scaling.facts import (
 from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
-from dask_ferro.runtime.elastic.facts import staffed
+from dask_ferro.runtime.elastic.facts import staffed, unrunnable
 from dask_ferro.runtime.elastic.lost import Lost
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
-from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_calls import RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
 
@@ -313,11 +314,14 @@ class Elastic(upstream_deploy.Adapting):
 
     async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Sequence[Pool]) -> None:
         """Tell the scheduler when workers' walltimes end, and how long a fresh worker has, where that has changed."""
-        ends = {w: job.ends_at for job in jobs if job.ends_at is not None for w in job.workers}
+        ends: dict[str, float] = {}
+        for job in jobs:
+            if job.ends_at is not None:
+                ends |= dict.fromkeys(job.workers, job.ends_at)
         changed: dict[str, float | None] = {
             w: at for w, at in ends.items() if abs(at - self._told_ends.get(w, 0.0)) > 1.0
         }
-        there = {w for job in jobs for w in job.workers}
+        there = set(chain.from_iterable(job.workers for job in jobs))
         changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)  # their end was taken back
         fresh = max((kind.lifetime - kind.start_up for kind in kinds if not kind.closed), default=0.0)
         if changed or fresh != self._told_fresh:
@@ -443,32 +447,6 @@ class Elastic(upstream_deploy.Adapting):
             return
         self._said, self._published = said, staff.now
         await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
-
-
-def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[str, float] | None, str]]:
-    """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
-
-    Every pool that could run them is closed, and has no job that is there or on its way.
-    """
-    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now}
-    gone -= {job.pool for job in staff.jobs}
-    kinds = {kind.name: kind for kind in staff.pools}
-    if gone == kinds.keys() and not facts["workers"]:
-        return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
-    found: list[tuple[Mapping[str, float] | None, str]] = []
-    for row, demand in zip(facts["demands"], staff.demands, strict=True):
-        if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
-            needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
-            why = told_closed(kinds[name] for name in sorted(demand.pools))
-            text = f"no worker has the resources {needs}, and none can be had now; {why}"
-            found.append((row["resources"], text))
-    return found
-
-
-def is_known_by_resources(row: DemandRow) -> bool:
-    """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
-    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
-    return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)
 
 
 def _closed(pool: Pool) -> ClosedPool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
-from dask_ferro.runtime.pools.providers import Pools
+from dask_ferro.runtime.pools.providers import Pools, told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 
@@ -44,17 +44,18 @@ def staffed(
     by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
     kinds = pools.pools()
     gone, kept = set(leaving), set(held)
-    rows = tuple(
-        _job(now, job, [by_name[w] for w in job.workers if w in by_name], job.name in gone, job.name in kept)
-        for job in jobs
-    )
-    pool_of = {worker: job.pool for job in jobs for worker in job.workers}
+    rows: list[Job] = []
+    pool_of: dict[str, str] = {}
+    for job in jobs:
+        there = [by_name[worker] for worker in job.workers if worker in by_name]
+        rows.append(_job(now, job, there, job.name in gone, job.name in kept))
+        pool_of |= dict.fromkeys(job.workers, job.pool)
     seen = _seen.setdefault(pools, {})
     for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
         del seen[name]
     offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
     demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
-    return ScalingFacts(now, kinds, rows, demands)
+    return ScalingFacts(now, kinds, tuple(rows), demands)
 
 
 def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held: bool) -> Job:
@@ -111,12 +112,11 @@ def _demand(
 ) -> Demand:
     """Return a demand with the pools whose workers may run it."""
     needs = row["resources"] or {}
-    admitted = {
-        name
-        for name, (resources, device) in offers.items()
-        if all(resources.get(key, 0) >= amount for key, amount in needs.items())
-        and (row["device"] is None or device in (None, row["device"]))
-    }
+    admitted = set()
+    for name, (resources, device) in offers.items():
+        has_all = all(resources.get(key, 0) >= amount for key, amount in needs.items())
+        if has_all and (row["device"] is None or device in (None, row["device"])):
+            admitted.add(name)
     if row["workers"] is not None:
         names = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
         admitted &= {pool_of[name] for name in names if name in pool_of}
@@ -124,3 +124,29 @@ def _demand(
     everyone = len(admitted) == len(offers)
     speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}
     return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))
+
+
+def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[str, float] | None, str]]:
+    """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
+
+    Every pool that could run them is closed, and has no job that is there or on its way.
+    """
+    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now}
+    gone -= {job.pool for job in staff.jobs}
+    kinds = {kind.name: kind for kind in staff.pools}
+    if gone == kinds.keys() and not facts["workers"]:
+        return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
+    found: list[tuple[Mapping[str, float] | None, str]] = []
+    for row, demand in zip(facts["demands"], staff.demands, strict=True):
+        if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
+            needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
+            why = told_closed(kinds[name] for name in sorted(demand.pools))
+            text = f"no worker has the resources {needs}, and none can be had now; {why}"
+            found.append((row["resources"], text))
+    return found
+
+
+def is_known_by_resources(row: DemandRow) -> bool:
+    """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
+    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
+    return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

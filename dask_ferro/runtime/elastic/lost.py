@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from dask.utils import format_bytes
 from distributed.scheduler import WorkerState
@@ -38,7 +39,8 @@ class Lost:
 
 def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> Lost:
     """Return what is lost with workers when all of `going`, which they are among, are gone."""
-    alone = {ts for ws in workers for ts in {*ws.has_what, *ws.actors} if going.issuperset(ts.who_has or ())}
+    held = set(chain.from_iterable((*ws.has_what, *ws.actors) for ws in workers))
+    alone = {ts for ts in held if going.issuperset(ts.who_has or ())}
     for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
     return Lost(len(alone), sum(nbytes_of(ts) for ts in alone), for_good)
 

@@ -66,11 +66,13 @@ class Demands:
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        prefixes = upstream.prefixes(self.scheduler)
-        return sum(prefix.states[state] for prefix in prefixes for state in READY)
+        count = 0
+        for prefix in upstream.prefixes(self.scheduler):
+            count += sum(prefix.states[state] for state in READY)
+        return count
 
     def rows(self) -> list[DemandRow]:
-        """Return a row for each kind of needs; see `rpc.DemandRow`."""
+        """Return a row for each kind of needs; see `DemandRow`."""
         seconds = Seconds(self.scheduler, self._guess)
         count = self.remaining()
         away = self._seceded()

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Literal, NamedTuple
 from uuid import uuid4
@@ -142,7 +142,8 @@ class Leaving:
             if ordered and not departure.is_forced:
                 departure.ordered = True
                 departure.asked.clear()  # what runs too long is judged when the worker answers
-        new = {a: ws for a, ws in found.items() if not any(a in d.workers for d in joined)}
+        known = frozenset(chain.from_iterable(d.workers for d in joined))
+        new = {a: ws for a, ws in found.items() if a not in known}
         if new:
             over = asyncio.get_running_loop().create_future()
             departure = Departure(new, until, over, must, ordered and not must)
@@ -156,7 +157,11 @@ class Leaving:
         if lost is not None:
             for departure in joined:
                 lost.add(departure.lost.count)
-        return {a: why for d, own in members if (why := d.outcome.result()) for a in sorted(own)}
+        told: dict[str, str] = {}
+        for d, own in members:
+            if why := d.outcome.result():
+                told |= dict.fromkeys(sorted(own), why)
+        return told
 
     def recall(self, addresses: Iterable[str]) -> None:
         """Let workers stay that are leaving of their own will, and all that leave with them."""
@@ -304,7 +309,8 @@ class Leaving:
     def _obstacle(self, departure: Departure) -> Reason | None:
         """Return why workers may not leave, whatever they hold; None: they may."""
         workers = departure.workers.values()
-        if actors := [ts.key for ws in workers for ts in (*ws.actors, *ws.processing) if ts.actor]:
+        tasks = list(chain.from_iterable(ws.processing for ws in workers))
+        if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
             return Reason(f"actors cannot move: {_some(actors)}")
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
@@ -312,7 +318,6 @@ class Leaving:
         if refused := departure.workers.keys() - {ws.address for ws in allowed}:
             return Reason(f"a scheduler plugin needs {_some(refused)}")
         stay = self.scheduler.running - self._leavers()
-        tasks = [ts for ws in workers for ts in ws.processing]
         if tasks and not stay:
             return Reason("nobody would stay to run their tasks")
         if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
@@ -327,7 +332,7 @@ class Leaving:
         alone = list(unheld(workers, self._leavers()))
         if any(ts.key in self.moving.moves for ts in alone):
             return None
-        if actors := [ts.key for ws in workers for ts in ws.actors]:
+        if actors := _actors_of(workers):
             return Reason(f"actors cannot move: {_some(actors)}")
         return self._no_room() if alone else None
 
@@ -339,8 +344,11 @@ class Leaving:
 
     def _heaviest(self, departures: list[Departure]) -> Departure:
         left = self._leavers()
-        held = Counter({d: sum(nbytes_of(ts) for ts in unheld(d.workers.values(), left)) for d in departures})
-        return held.most_common(1)[0][0]
+
+        def held(departure: Departure) -> int:
+            return sum(map(nbytes_of, unheld(departure.workers.values(), left)))
+
+        return max(departures, key=held)
 
     def _no_room(self) -> Reason:
         stay = self.scheduler.running - self._leavers()
@@ -390,11 +398,11 @@ class Leaving:
         return Seconds(self.scheduler, float(guess or 0.0)).left(ts) > until - monotonic()
 
     def _leavers(self) -> set[WorkerState]:
-        return {ws for d in self._departures for ws in d.workers.values()}
+        return _workers_of(self._departures)
 
     def _bounded(self) -> set[WorkerState]:
         """Those whose job ends at a time that is known: what they hold leaves first."""
-        return {ws for d in self._departures if d.until < inf for ws in d.workers.values()}
+        return _workers_of(d for d in self._departures if d.until < inf)
 
     def _somebody_stays(self) -> bool:
         left = self._leavers()
@@ -405,7 +413,7 @@ class Leaving:
     def _give_up(self, departure: Departure) -> None:
         """Let workers that were ordered to leave go in this round with all that only they hold."""
         departure.gives_up = True
-        going = {ws for d in self._departures if d.gives_up for ws in d.workers.values()}
+        going = _workers_of(d for d in self._departures if d.gives_up)
         departure.lost = lost_with(departure.workers.values(), going)
 
     async def _see_off(self, departure: Departure) -> None:
@@ -452,6 +460,14 @@ class Leaving:
     def _next(self) -> str:
         self._count += 1
         return f"{self._stimulus}-{self._count}"
+
+
+def _actors_of(workers: Iterable[WorkerState]) -> list[object]:
+    return [ts.key for ts in chain.from_iterable(ws.actors for ws in workers)]
+
+
+def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:
+    return set(chain.from_iterable(departure.workers.values() for departure in departures))
 
 
 def _some(names: Iterable[object]) -> str:

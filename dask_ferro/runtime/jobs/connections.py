@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from distributed.metrics import time
@@ -95,9 +96,9 @@ class Connections:
     @property
     def plan(self: Any) -> set[str]:
         """The names of the workers of all jobs that were asked for."""
-        return {worker for job in self._book.values() for worker in job.workers}
+        return set(chain.from_iterable(job.workers for job in self._book.values()))
 
     @property
     def requested(self: Any) -> set[str]:
         """The names of the workers whose jobs SLURM has."""
-        return {worker for job in self._book.values() if job.job_id for worker in job.workers}
+        return set(chain.from_iterable(job.workers for job in self._book.values() if job.job_id))

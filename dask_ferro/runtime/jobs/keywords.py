@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.options import Option, file, flag, mapping, number, option_of, seconds
+from dask_ferro.options import Option, flag, given, number, option_of, seconds
 
 WHO = "ff.SLURMCluster"
 # Three years.  What goes into a script or a shell's `sleep` has to be a number with an end.
@@ -73,17 +73,20 @@ class PoolKeywords(JobKeywords):
 class ClusterKeywords(JobKeywords):
     """Of the cluster."""
 
-    pools: Mapping[str, Mapping[str, Any]] | None = mapping(
+    pools: Mapping[str, Mapping[str, object]] | None = given(
+        "mapping",
         "Further kinds of jobs: keywords of the class by name, which replace those given beside them. The arguments"
         ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`. `pools` of a running'
-        " cluster are added, removed, paused and resumed."
+        " cluster are added, removed, paused and resumed.",
+        "by name",
     )
-    patience: Mapping[str, float] | None = mapping(
-        'For how long what may pass is waited for, by name, as in {"stuck": 60}.'
+    patience: Mapping[str, float] | None = given(
+        "mapping", 'For how long what may pass is waited for, by name, as in {"stuck": 60}.', "by name"
     )
-    journal: str | None = file(
+    journal: str | None = given(
+        "file",
         "A file for the record of all jobs (`jobs`). A cluster that is started again on it, after the one before was"
-        " killed, adopts the jobs that wait, if they are what it would submit, and ends the others."
+        " killed, adopts the jobs that wait, if they are what it would submit, and ends the others.",
     )
     keep: float = seconds(
         "0s",
@@ -98,7 +101,7 @@ def keywords_of(kind: type) -> dict[str, Option]:
     return {name: option for name, option in found if option is not None}
 
 
-def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
+def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
     """Return a record of keywords, some of them given by name.
 
     Raises
@@ -116,7 +119,7 @@ def read(kind: type[T], where: str, values: Mapping[str, Any]) -> T:
     return kind(**{name: as_written(known[name], value) for name, value in values.items()})
 
 
-def as_written(option: Option, value: Any) -> Any:
+def as_written(option: Option, value: object) -> object:
     """Return the value of an option; what was written as a number stays one of its kind: jobs are counted."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and option.kind in ("seconds", "number") else config.parsed(option, value)

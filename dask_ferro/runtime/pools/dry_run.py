@@ -135,11 +135,10 @@ def excess(asked: Request, limits: Iterable[Partition], there: Iterable[Node]) -
     """
     known = {limit.name: limit for limit in limits}
     names = asked.partitions or tuple(limit.name for limit in known.values() if limit.is_default)
-    each = [
-        _beyond(asked, known[name], [n for n in there if n.partition == name])
-        for name in names
-        if name in known
-    ]
+    nodes: dict[str, list[Node]] = {}
+    for node in there:
+        nodes.setdefault(node.partition, []).append(node)
+    each = [_beyond(asked, known[name], nodes.get(name, [])) for name in names if name in known]
     return "; ".join(each) if each and len(each) == len(names) and all(each) else ""
 
 

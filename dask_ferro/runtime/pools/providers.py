@@ -125,7 +125,12 @@ class SpecPools:
         """Return the pool, with the start-up that was measured."""
         options = upstream_deploy.options_of_a_job(self.cluster)
         processes = upstream_deploy.workers_of_a_job(self.cluster)
-        dummy = _batch_job_of(self.cluster) if self._is_batch else None
+        dummy = None
+        if self._is_batch:
+            # Here, not above: dask-jobqueue is an extra, and clusters that are none of its have pools too.
+            from dask_ferro.runtime.upstream_jobqueue import batch_job_of
+
+            dummy = batch_job_of(self.cluster)
         if dummy is not None:
             threads, memory = dummy.worker_process_threads * processes, dummy.worker_memory or 0
         else:
@@ -253,13 +258,6 @@ class SpecPools:
     def _drop(self, name: str) -> None:
         for book in (self._since, self._asked, self._seen):
             book.pop(name, None)
-
-
-def _batch_job_of(cluster: Any) -> Any:
-    # Here, not above: dask-jobqueue is an extra, and clusters that are none of its have pools too.
-    from dask_ferro.runtime.upstream_jobqueue import batch_job_of
-
-    return batch_job_of(cluster)
 
 
 def _bytes(limit: Any) -> int:

@@ -170,14 +170,18 @@ class Recorded:
             return
         self._were_dropped = True
         there = [row.comment for row in rows.values() if row.phase != OVER]
-        self._recording.drop(
-            tag for tag in self._site.former_tags if not any(f"{tag}." in comment for comment in there)
-        )
+        # No tag has a line break: two comments cannot make up one between them.
+        comments = "\n".join(there)
+        self._recording.drop(tag for tag in self._site.former_tags if f"{tag}." not in comments)
 
     def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
         """Whether a worker of a job of before is connected here."""
         restarts = job.restarts if row is None else max(job.restarts, row.restarts)
         return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
+
+    def _is_former(self: Any, row: Row) -> bool:
+        """Whether a job is of a run before this one on the same journal."""
+        return any(f"{tag}." in row.comment for tag in self._site.former_tags)
 
     def _end_unheard(self: Any, rows: Mapping[str, Row]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
@@ -186,11 +190,8 @@ class Recorded:
             del self._former[job.name]
             self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
         known = {job.job_id for job in self._followed()}
-        there = [
-            row for row in rows.values()
-            if row.phase in (WAITS, STARTED) and row.job_id not in known
-            and any(f"{tag}." in row.comment for tag in self._site.former_tags)  # and not of this run
-        ]  # fmt: skip
+        lives = (row for row in rows.values() if row.phase in (WAITS, STARTED) and row.job_id not in known)
+        there = [row for row in lives if self._is_former(row)]
         for row, job in zip_longest(there, jobs[: len(there)]):
             pool = DEFAULT if job is None else job.pool
             unheard = BatchJob(row.job_id, pool, -1, 1, time(), job_id=row.job_id)

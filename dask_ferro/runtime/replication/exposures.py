@@ -19,7 +19,10 @@ class Exposures:
     async def tell(self, scheduler: RosterCalls, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
         """Tell of jobs of preemptible pools, where that has changed."""
         preemptible = {kind.name for kind in kinds if kind.preemptible}
-        exposed = {worker: job.name for job in jobs if job.pool in preemptible for worker in job.workers}
+        exposed: dict[str, str] = {}
+        for job in jobs:
+            if job.pool in preemptible:
+                exposed |= dict.fromkeys(job.workers, job.name)
         if exposed != self.told:
             await scheduler.ferro_exposed(jobs=exposed)
         self.told = exposed

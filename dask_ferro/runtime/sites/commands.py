@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.sites import qstat
@@ -47,7 +48,7 @@ class Template:
             self.words = shlex.split(text) if isinstance(text, str) else []
         except ValueError as error:
             raise ConfigError(f"ff.BatchCluster: {name}: got {text!r}: {error}") from error
-        self.places = {place for word in self.words for place in _PLACE.findall(word)}
+        self.places = set(chain.from_iterable(map(_PLACE.findall, self.words)))
         said = f"ff.BatchCluster: {name}: got {text!r}"
         if not self.words:
             raise ConfigError(f"{said}, wanted a command, such as 'qsub -N {{name}}'")

@@ -182,7 +182,7 @@ def _is_word(value: object) -> bool:
 
 
 def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    found = {word: phase for phase, words in KNOWN.items() for word in words}
+    found = _by_word(KNOWN)
     is_right = isinstance(states, Mapping) and all(
         phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
         for phase, words in states.items()
@@ -191,7 +191,14 @@ def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
         raise ConfigError(
             f"ff.BatchCluster: states: got {states!r}, wanted lists of words by {', '.join(map(repr, KNOWN))}"
         )
-    return found | {str(word): phase for phase, words in states.items() for word in words}
+    return found | _by_word(states)
+
+
+def _by_word(states: Mapping[str, Iterable[object]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for phase, words in states.items():
+        found |= dict.fromkeys(map(str, words), phase)
+    return found
 
 
 def pattern(name: str, text: str, needed: Sequence[str] = ()) -> re.Pattern[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from math import inf
 
 from dask_ferro.runtime.sites.listing import ListedRow
@@ -37,7 +38,7 @@ _OVER = ("F", "X", "C")
 # Exit statuses that PBS gives itself.
 _TIMEOUT = (-29,)  # JOB_EXEC_KILL_WALLTIME
 # A shell that a signal ended: 256 and its number, or 128 and its number where the script's own shell tells it.
-_SIGNALLED = {base + number for base in (128, 256) for number in (9, 15)}
+_SIGNALLED = {128 + 9, 128 + 15, 256 + 9, 256 + 15}
 
 _JOB = re.compile(r"^Job Id:[ \t]*(\S+)", re.IGNORECASE)
 _FACT = re.compile(r"^[ \t]+([A-Za-z_][\w.]*) = (.*)$")
@@ -219,12 +220,13 @@ def option(header: str, letter: str) -> list[str]:
     """
     pattern = rf"(?:^|\s)-{letter}[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
     lines = re.findall(r"^#PBS[ \t]+(.*)$", header, re.MULTILINE)
-    return [value.strip("\"'") for line in lines for value in re.findall(pattern, line)]
+    values = chain.from_iterable(re.findall(pattern, line) for line in lines)
+    return [value.strip("\"'") for value in values]
 
 
 def walltime(header: str) -> float:
     """Return the seconds of the last walltime in a script's directives."""
-    parts = [part for value in option(header, "l") for part in value.split(",")]
+    parts = ",".join(option(header, "l")).split(",")
     limits = [part.partition("=")[2] for part in parts if part.startswith("walltime=")]
     return duration(limits[-1]) if limits else inf
 

@@ -15,6 +15,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
+from dask_ferro.runtime.slurm.orphan_guard import Keep
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
 from dask_ferro.runtime.slurm.site import Site
 from dask_ferro.runtime.slurm.strays import Strays
@@ -139,7 +141,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._kill_wait: float | None = None
         self._began = time()
 
-    def _open(self, job_name: str, kept: Any) -> None:
+    def _open(self, job_name: str, kept: Keep) -> None:
         """Have what asks the batch system for jobs, and for their end."""
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
@@ -179,10 +181,8 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
     def _written(self) -> list[Path]:
         kinds = (*self._past.values(), *self._pool_records.values())
         headers = {str(kind.job.job_header) for kind in kinds}
-        found = {
-            path: None for header in headers for path in outputs(header, self._site.job_name, self._began)
-        }
-        return list(found)
+        found = (outputs(header, self._site.job_name, self._began) for header in headers)
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     # -- what the controller asks for ------------------------------------------------------------------------
 
@@ -220,11 +220,8 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
             return
         await asyncio.gather(self._settle_former(rows), self._recording.exchange())
         connected = self._connected_names()
-        unlisted = [
-            job.job_id
-            for job in known
-            if job.job_id not in rows and not any(worker in connected for worker in job.workers)
-        ]
+        silent = (job for job in known if connected.isdisjoint(job.workers))
+        unlisted = [job.job_id for job in silent if job.job_id not in rows]
         others = await self._site.unlisted(unlisted) if unlisted else {}
         on_nodes = any(row.node and row.phase != OVER for row in rows.values())
         draining = await self._site.draining() if on_nodes else frozenset()

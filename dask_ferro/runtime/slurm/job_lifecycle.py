@@ -208,7 +208,9 @@ class BatchJob:
             self._pass(_ALONE)
             self.enter(PENDING, now)
             if row.is_stuck:
-                return self._unless_it_passes(_STUCK, patience.stuck, now, Ending(row.told, refused=True))
+                return self._unless_it_passes(
+                    _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
+                )
             self._pass(_STUCK)
             return None
         self._pass(_STUCK)

@@ -173,7 +173,7 @@ def preemptible(text: str) -> frozenset[str]:
     >>> sorted(preemptible("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL"))
     ['b']
     """
-    partitions = [dict(part.partition("=")[::2] for part in line.split()) for line in text.splitlines()]
+    partitions = [_facts(line) for line in text.splitlines()]
     tiers = {p["PartitionName"]: int(p.get("PriorityTier", "1")) for p in partitions if "PartitionName" in p}
     found = set()
     for facts in partitions:
@@ -262,6 +262,11 @@ def exit_status(text: str) -> str:
     return f"exit code {code}" if code != "0" else ""
 
 
+def _facts(line: str) -> dict[str, str]:
+    """Return what a line says as NAME=VALUE, words apart."""
+    return dict(part.partition("=")[::2] for part in line.split())
+
+
 def node_count(listed: str) -> int:
     """Return how many nodes SLURM's list names; one that was cut short may have more.
 
@@ -270,7 +275,7 @@ def node_count(listed: str) -> int:
     """
     whole = re.sub(r"\[[^\]]*$", "", listed)
     hosts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)
-    return sum(prod(_within(ranges) for ranges in re.findall(r"\[([^\]]*)\]", host)) for host in hosts)
+    return sum(prod(map(_within, re.findall(r"\[([^\]]*)\]", host))) for host in hosts)
 
 
 def _within(ranges: str) -> int:

@@ -14,6 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from dask_ferro.runtime.slurm import parsing
@@ -169,7 +170,7 @@ class Submission:
             if self._flying is not None and any(job.name in names for job in self._flying.jobs):
                 await self._landed.wait()  # it may be refused, and wait again
                 continue
-            lost = (job for batch in self._unclear.values() for job in batch.jobs)
+            lost = chain.from_iterable(batch.jobs for batch in self._unclear.values())
             if self._is_closed or not any(job.name in names for job in lost):
                 return
             try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from distributed import Scheduler
@@ -198,7 +198,9 @@ class Chart:
         layers = layered(before, after)
         positions = {name: i for i, name in enumerate(things)}
         steps = set(pairwise(path))
-        edges = [Edge(positions[a], positions[b], (a, b) in steps) for b in things for a in before[b]]
+        edges: list[Edge] = []
+        for one, place in positions.items():
+            edges += (Edge(positions[a], place, (a, one) in steps) for a in before[one])
         edges.sort(key=lambda e: not e.critical)
         places = tuple(layers[name] for name in things)
         longest = sum(seconds[name] for name in path)
@@ -245,15 +247,14 @@ def _links(things: Iterable[TaskState | TaskGroup]) -> int:
 
 def _before(things: _Things) -> dict[Hashable, list[Hashable]]:
     """What each node waits for; groups may wait for tasks of their own, and for each other."""
-    home = {id(group): name for name, groups in things.items() for group in groups}
-    return {
-        name: list(
-            dict.fromkeys(
-                home[id(d)] for group in groups for d in group.dependencies if home.get(id(d), name) != name
-            )
-        )
-        for name, groups in things.items()
-    }
+    home: dict[int, Hashable] = {}
+    for name, groups in things.items():
+        home |= dict.fromkeys(map(id, groups), name)
+    before: dict[Hashable, list[Hashable]] = {}
+    for name, groups in things.items():
+        earlier = (home.get(id(d), name) for d in chain.from_iterable(g.dependencies for g in groups))
+        before[name] = list(dict.fromkeys(one for one in earlier if one != name))
+    return before
 
 
 def critical_path(
@@ -275,6 +276,11 @@ def critical_path(
         path.append(max(options, key=lambda name: ranks[name]))
         options = after[path[-1]]
     return path
+
+
+def _height(earlier: Iterable[Hashable], places: Mapping[Hashable, tuple[float, float]]) -> float:
+    """Return the mean height of the nodes that one waits for: beside them, its edges are short."""
+    return _mean(places[name][1] for name in earlier if name in places)
 
 
 def layered(
@@ -301,8 +307,7 @@ def layered(
     for depth in sorted(layers):
         row = layers[depth]
         if depth:
-            heights = {name: _mean(places[n][1] for n in before[name] if n in places) for name in row}
-            row = sorted(row, key=lambda name: heights[name])
+            row = sorted(row, key=lambda name: _height(before[name], places))
         middle = (len(row) - 1) / 2
         for order, name in enumerate(row):
             places[name] = (float(depth), order - middle)

@@ -163,16 +163,7 @@ class Telemetry:
         """
         if not self._length:
             return
-        compute: Mapping[str, Any] | None = None
-        fetched: list[Mapping[str, Any]] = []
-        coming: list[Mapping[str, Any]] = []
-        for entry in startstops:
-            action = entry["action"]
-            # The last one counts: a worker that ran the task before sends that run too.
-            if action == "compute":
-                compute, fetched, coming = entry, coming, []
-            elif action == "transfer":
-                coming.append(entry)
+        compute, fetched = _newest_run(startstops)
         if compute is None or compute["stop"] < self._since:
             return
         late = max(0.0, compute["stop"] - time())
@@ -307,6 +298,22 @@ def _one_each() -> Callable[[_Run], int]:
         return threads.setdefault(run.thread, len(threads))
 
     return lane_of
+
+
+def _newest_run(
+    startstops: Iterable[Mapping[str, Any]],
+) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
+    """Return when a task was computed, and what was fetched for that."""
+    compute: Mapping[str, Any] | None = None
+    fetched: list[Mapping[str, Any]] = []
+    coming: list[Mapping[str, Any]] = []
+    for entry in startstops:
+        if entry["action"] == "compute":
+            # The last one counts: a worker that ran the task before sends that run too.
+            compute, fetched, coming = entry, coming, []
+        elif entry["action"] == "transfer":
+            coming.append(entry)
+    return compute, fetched
 
 
 def _spans(runs: Iterable[_Run], lane_of: Callable[[_Run], int]) -> Iterator[Span]:

@@ -46,9 +46,9 @@ def heft(graph: TaskGraph, cluster: VirtualCluster) -> Plan:
     seconds: dict[Key, float] = {task.key: task.seconds * mean for task in graph.tasks}
     ranks = upward_ranks(graph.dependents, seconds)
     place = {task.key: number for number, task in enumerate(graph.tasks)}
-    lanes: dict[tuple[Address, int], list[tuple[float, float]]] = {
-        (worker.address, lane): [] for worker in workers.values() for lane in range(worker.nthreads)
-    }
+    lanes: dict[tuple[Address, int], list[tuple[float, float]]] = {}
+    for worker in workers.values():
+        lanes.update(((worker.address, lane), []) for lane in range(worker.nthreads))
     slots: dict[Key, Slot] = {}
     for key in sorted(ranks, key=lambda key: (-ranks[key], place[key])):
         task = graph.by_key[key]

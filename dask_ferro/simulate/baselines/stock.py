@@ -6,6 +6,7 @@ What it sums up of each worker (occupancy, who is idle, who saturated) is what i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from itertools import chain
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.virtual_scheduler import Scheduler
@@ -205,7 +206,7 @@ class Stock:
     def where(self, job: Job) -> Address | None:
         """Return the holder of an input that starts the task first; any worker where there is no input."""
         self.settled()
-        held = {a: None for d in job.inputs for a in d.holders}
+        held = dict.fromkeys(chain.from_iterable(d.holders for d in job.inputs))
         pages = [self.pages[a] for a in held if a in self.pages and self.pages[a].record.accepts]
         if not pages and not job.inputs:
             return self._for_root(len(self._scheduler.jobs))

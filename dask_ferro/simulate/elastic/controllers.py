@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from math import ceil, inf
 from typing import Protocol
 
@@ -99,7 +99,7 @@ class StockAdaptive:
         queued = [job for job in scheduler.jobs[: scheduler.known] if job.state in ("queued", "unplaced")]
         waits = sum(projected(job) for job in islice(queued, _LOOKED_AT))
         waits *= max(len(queued) / _LOOKED_AT, 1.0)
-        given = [job for record in records.values() for job in record.processing.values()]
+        given = list(chain.from_iterable(record.processing.values() for record in records.values()))
         cpu = ceil((waits + sum(projected(job) for job in given)) / TARGET_DURATION)
         cpu = min(cpu, len(queued) + len(given))
         if not records:

@@ -8,6 +8,7 @@ dies with what it holds.  Equal arguments give equal runs.  Durations are second
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -175,7 +176,8 @@ class Elastic:
     def _fact(self, job: VirtualJob) -> Job:
         now = self._clock.now
         records = self._seats(job)
-        known = [self.scheduler.jobs[number] for record in records for number in record.live.has]
+        has = chain.from_iterable(record.live.has for record in records)
+        known = [self.scheduler.jobs[number] for number in has]
         held = sum(task.spec.nbytes for task in known)
         unique = sum(task.spec.nbytes for task in known if len(task.holders) == 1)
         idle = bool(records) and not any(record.processing for record in records)
@@ -227,9 +229,9 @@ class Elastic:
         """Move what only those that leave hold, and close who holds and runs nothing that is needed."""
         leaving = [job for job in self.batch.jobs.values() if job.state == LEAVING]
         self._looks = bool(leaving)
-        going = {address for job in leaving for address in job.addresses}
+        going = set(chain.from_iterable(job.addresses for job in leaving))
         alone = {job.name: self._alone(job, going) for job in leaving}
-        self._move([task for held in alone.values() for task in held], going)
+        self._move(list(chain.from_iterable(alone.values())), going)
         for job in leaving:
             if not alone[job.name] and not any(record.processing for record in self._seats(job)):
                 self._close(job)
@@ -239,15 +241,17 @@ class Elastic:
     def _alone(self, job: VirtualJob, going: set[Address]) -> list[tasks.Job]:
         """Return the results of a job that no worker has which stays."""
         jobs = self.scheduler.jobs
-        held = (jobs[number] for record in self._seats(job) for number in sorted(record.live.has))
-        return [task for task in held if task.holders and going.issuperset(task.holders)]
+        has = chain.from_iterable(sorted(record.live.has) for record in self._seats(job))
+        return [
+            task for task in map(jobs.__getitem__, has) if task.holders and going.issuperset(task.holders)
+        ]
 
     def _move(self, alone: list[tasks.Job], going: set[Address]) -> None:
         """Have each of these results fetched by one worker that stays, unless one does already."""
         if not alone:
             return
         staying = [record for address, record in self.scheduler.records.items() if address not in going]
-        coming = {number for record in staying for number in record.live.coming()}
+        coming = set(chain.from_iterable(record.live.coming() for record in staying))
         items = {task.number: task for task in alone if task.number not in coming}
         if not items:
             return

@@ -7,8 +7,9 @@ kernel reads its tiles in the order of its dependencies, the one that it updates
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
@@ -57,6 +58,13 @@ def _factorize(
                 run("gemm", 1.25, (i, j, k), [tile[i, k], tile[j, k]], i, j)
 
 
+def _tiles(
+    builder: GraphBuilder, name: str, places: Iterable[tuple[int, int]], tile_bytes: int
+) -> dict[tuple[int, int], Key]:
+    """Add a task that makes a tile for each place of a matrix."""
+    return {at: builder.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
+
+
 def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
     """Return the tile product C += A B of nt x nt tiles: for each tile of C a chain over k.
 
@@ -64,11 +72,9 @@ def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskG
     """
     builder = GraphBuilder("gemm", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
     ids = range(nt)
-    places = [(i, j) for i in ids for j in ids]
-    a, b = (
-        {at: builder.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
-        for name in ("tile-a", "tile-b")
-    )
+    places = list(product(ids, ids))
+    a = _tiles(builder, "tile-a", places, tile_bytes)
+    b = _tiles(builder, "tile-b", places, tile_bytes)
     for i, j in places:
         last: list[Key] = []
         for k in ids:
@@ -97,7 +103,7 @@ def sparse_gemm(
         "sparse-gemm", nt=nt, density=density, seconds=seconds, tile_bytes=tile_bytes, seed=seed
     )
     rng = random.Random(seed)
-    b = {(k, j) for k in range(nt) for j in range(nt) if rng.random() < density}
+    b = {at for at in product(range(nt), repeat=2) if rng.random() < density}
     shares = [min(density * (0.2 + 1.6 * (i + 0.5) / nt), 1.0) for i in range(nt)]
     rng.shuffle(shares)
     for i, share in enumerate(shares):
@@ -106,10 +112,10 @@ def sparse_gemm(
         for j in range(nt):
             last: list[Key] = []
             for k in (k for k in there if (k, j) in b):
-                product = builder.add(
+                made = builder.add(
                     "sparse-product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=[panel, *last]
                 )
-                last = [product]
+                last = [made]
     return builder.graph()
 
 
@@ -153,11 +159,10 @@ def iterated_gemm(
         "iterated-gemm", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
     )
     ids = range(nt)
-    places = [(i, j) for i in ids for j in ids]
-    a, b, c = (
-        {at: builder.add(name, *at, seconds=0.002, nbytes=tile_bytes, kernel="tile") for at in places}
-        for name in ("tile-a", "tile-b", "tile-c")
-    )
+    places = list(product(ids, ids))
+    a = _tiles(builder, "tile-a", places, tile_bytes)
+    b = _tiles(builder, "tile-b", places, tile_bytes)
+    c = _tiles(builder, "tile-c", places, tile_bytes)
     phases = [len(builder.tasks)]
     for step in range(iterations):
         for i, j in places:
@@ -181,11 +186,8 @@ def iterated_cholesky(
     builder = GraphBuilder(
         "iterated-cholesky", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
     )
-    made = {
-        (i, j): builder.add("tile-a", i, j, seconds=0.002, nbytes=tile_bytes, kernel="tile")
-        for i in range(nt)
-        for j in range(i + 1)
-    }
+    lower = [(i, j) for i, j in product(range(nt), repeat=2) if j <= i]
+    made = _tiles(builder, "tile-a", lower, tile_bytes)
     phases = [len(builder.tasks)]
     for step in range(iterations):
         _factorize(builder, nt, seconds, tile_bytes, dict(made), step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
@@ -57,7 +58,7 @@ class ElasticPage:
             self._tell(picture)
 
     def _draw_load(self, samples: tuple[Sample, ...]) -> None:
-        counts = {state: [getattr(s, state) for s in samples] for state in _LOAD}
+        counts = {state: list(map(attrgetter(state), samples)) for state in _LOAD}
         self.load.data = {
             "time": [1000 * s.time for s in samples],
             "threads": [s.threads for s in samples],
@@ -71,7 +72,7 @@ class ElasticPage:
     def _draw_jobs(self, decisions: tuple[Scaling, ...], now: float) -> None:
         """What was decided holds until the next decision, the last one until now."""
         rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
-        counts = {state: [d.jobs.get(state, 0) for d in rows] for state in _STATES}
+        counts = {state: _jobs_in(state, rows) for state in _STATES}
         self.jobs.data = {
             "time": [1000 * d.time for d in rows],
             "wanted": [d.wanted for d in rows],
@@ -90,8 +91,8 @@ class ElasticPage:
             self.headline.text = "Nobody scales this cluster: <b>cluster.adapt(Adaptive=ff.Elastic)</b> does."
         else:
             self.headline.text = _standing(picture.decisions[-1])
-        newest = picture.decisions[-1:]
-        self.closed.text = "".join(_shut(closed) for decision in newest for closed in decision.closed)
+        shut = picture.decisions[-1].closed if picture.decisions else ()
+        self.closed.text = "".join(map(_shut, shut))
         lines = [(d.time, d.why, "; ".join(d.actions) or "no change") for d in picture.decisions]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])
@@ -220,3 +221,7 @@ def _table(lines: list[tuple[float, str, str]]) -> str:
         for at, why, done in lines
     )
     return f'<table style="border-collapse:collapse;width:100%;margin-top:8px"><tr>{head}</tr>{rows}</table>'
+
+
+def _jobs_in(state: str, decisions: Sequence[Scaling]) -> list[int]:
+    return [decision.jobs.get(state, 0) for decision in decisions]

@@ -19,6 +19,7 @@ from bokeh.models import (
     SaveTool,
     WheelZoomTool,
 )
+from bokeh.plotting import figure
 
 from dask_ferro.views.pages import look
 
@@ -135,7 +136,7 @@ class GraphPage:
         )
         return fig
 
-    def _draw_into(self, fig: Any) -> None:
+    def _draw_into(self, fig: figure) -> None:
         # Edges first: what is drawn later lies above, and the names of tasks have to be read.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
         dots = fig.scatter(

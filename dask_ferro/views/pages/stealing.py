@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import permutations
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import value, without_property_validation
@@ -98,7 +100,8 @@ class StealingPage:
         self._no_workers.visible = not bars
 
     def _draw_moves(self, picture: StealingPicture) -> None:
-        names = sorted({n for f in picture.flows for n in (f.victim, f.thief)}, key=_by_number)
+        givers, takers = {f.victim for f in picture.flows}, {f.thief for f in picture.flows}
+        names = sorted(givers | takers, key=_by_number)
         most = max((f.moves for f in picture.flows), default=1)
         if names != list(self._thieves.factors):
             self._thieves.factors, self._victims.factors = names, names[::-1]
@@ -117,7 +120,7 @@ class StealingPage:
         seconds = _each(picture.seconds)
         self.seconds.data = {
             "time": [1000.0 * s.second + 500 for s in seconds],
-            **{name: [getattr(s, name) for s in seconds] for name, _ in _OUTCOMES},
+            **{name: list(map(attrgetter(name), seconds)) for name, _ in _OUTCOMES},
             "worked": [s.worked for s in seconds],
             "spent": [s.spent for s in seconds],
             "down": [-s.spent for s in seconds],
@@ -279,7 +282,7 @@ def _no(*names: str) -> dict[str, list[Any]]:
 def _with_zeros(flows: Sequence[Flow], names: Sequence[str]) -> list[Flow]:
     """Return a flow for each pair of workers: a cell that is pale says that nothing moved there."""
     found = {(f.victim, f.thief): f for f in flows}
-    pairs = [(victim, thief) for victim in names for thief in names if victim != thief]
+    pairs = permutations(names, 2)
     none: Any = {"moves": 0, "gain": 0.0, "cost": 0.0}
     return [found.get((v, t)) or flows[0]._replace(victim=v, thief=t, **none) for v, t in pairs]
 

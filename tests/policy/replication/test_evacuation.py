@@ -42,29 +42,17 @@ def filled(items: list, found: dict) -> Counter[str]:
         pytest.param([("x", 5), ("y", 1)], {"a": 5}, None, id="what fits one by one need not fit together"),
         pytest.param([("x", 1)], {"a": 4, "b": 9}, {"x": "b"}, id="the first goes where most is free"),
         pytest.param([("x", 1)], {"b": 4, "a": 4}, {"x": "a"}, id="ties break by address"),
-        pytest.param(
-            [("s", 1), ("l", 8)],
-            {"a": 10, "b": 8},
-            {"l": "a", "s": "b"},
-            id="the largest item is placed first",
-        ),
-        pytest.param(
-            [("l", 8), ("s", 2)],
-            {"a": 3, "b": 8},
-            {"l": "b", "s": "a"},
-            id="one without room is asked for less",
-        ),
-        pytest.param(
-            [("x", -5), ("y", 2)], {"a": 2, "b": -9}, {"y": "a", "x": "b"}, id="negative sizes count as none"
-        ),
-        pytest.param(
-            [(f"k{n}", 10) for n in range(8)],
-            {"a": 300, "b": 100},
+        pytest.param([("s", 1), ("l", 8)], {"a": 10, "b": 8}, {"l": "a", "s": "b"},
+            id="the largest item is placed first"),
+        pytest.param([("l", 8), ("s", 2)], {"a": 3, "b": 8}, {"l": "b", "s": "a"},
+            id="one without room is asked for less"),
+        pytest.param([("x", -5), ("y", 2)], {"a": 2, "b": -9}, {"y": "a", "x": "b"},
+            id="negative sizes count as none"),
+        pytest.param([(f"k{n}", 10) for n in range(8)], {"a": 300, "b": 100},
             {f"k{n}": "b" if n in (1, 5) else "a" for n in range(8)},
-            id="three times the memory, three times the items",
-        ),
+            id="three times the memory, three times the items"),
     ],
-)
+)  # fmt: skip
 def test_goes_to(items: list, free: dict, wanted: dict | None) -> None:
     assert spread(items, free) == wanted
 

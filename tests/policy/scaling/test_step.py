@@ -80,21 +80,13 @@ TINY = work((0.01, 5))  # not worth a job where anybody would do it
     ("there", "changes", "wanted"),
     [
         pytest.param(jobs(RUNNING), {}, {}, id="tiny tasks wait for who is there"),
-        pytest.param(
-            jobs(RUNNING, stalled=True), {}, {"cpu": 1}, id="who takes no tasks helps nobody: one more"
-        ),
-        pytest.param(
-            jobs(RUNNING, stalled=True) + jobs(PENDING, first=1),
-            {},
-            {},
-            id="the one that is on its way will do",
-        ),
-        pytest.param(
-            jobs(RUNNING, RUNNING, stalled=True), {"maximum": 2}, {}, id="they count toward the maximum"
-        ),
+        pytest.param(jobs(RUNNING, stalled=True), {}, {"cpu": 1}, id="who takes no tasks helps nobody: one more"),
+        pytest.param(jobs(RUNNING, stalled=True) + jobs(PENDING, first=1), {}, {},
+            id="the one that is on its way will do"),
+        pytest.param(jobs(RUNNING, RUNNING, stalled=True), {"maximum": 2}, {}, id="they count toward the maximum"),
         pytest.param(jobs(RUNNING, stalled=True) + jobs(RUNNING, first=1), {}, {}, id="another one is there"),
     ],
-)
+)  # fmt: skip
 def test_who_has_taken_no_tasks_for_a_while_does_no_work(there, changes, wanted):
     assert asked(decide([ONE], there, TINY, **changes)) == wanted
 

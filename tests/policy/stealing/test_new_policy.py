@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -59,14 +60,7 @@ assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 
 )
 def test_random_victims(script: str) -> None:
     """In a process of its own: elsewhere the registry was read already."""
-    done = subprocess.run(
-        [sys.executable, "-c", LINE + script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
+    done = ran([sys.executable, "-c", LINE + script], cwd=ROOT, seconds=540)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     if script == PROPERTIES:
         assert "passed" in done.stdout, done.stdout[-2000:]

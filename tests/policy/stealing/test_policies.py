@@ -69,30 +69,18 @@ def moves(
         pytest.param([stand(a, *many(3), running=0.05) for a in "abc"], id="balanced queues"),
         pytest.param([stand(a, running=0.05) for a in "abc"], id="one task each and no queue"),
         pytest.param([stand("a", running=9.0), stand("b")], id="what runs"),
-        pytest.param(
-            [stand("a", *many(9), running=1.0), stand("b", accepts=False)], id="for a thief that is paused"
-        ),
-        pytest.param(
-            [stand("a", *many(9), running=1.0), stand("b", task("own"), running=0.0)],
-            id="for a worker that has a queue of its own",
-        ),
-        pytest.param(
-            [stand("a", *many(9), running=1.0), stand("b", running=5.0)],
-            id="for a worker that is busy for long",
-        ),
-        pytest.param(
-            [stand("a", *many(9, allowed=frozenset({"a"})), running=1.0), stand("b")],
-            id="what may run only where it is",
-        ),
-        pytest.param(
-            [stand("a", *many(9, allowed=frozenset()), running=1.0), stand("b")], id="what may run nowhere"
-        ),
-        pytest.param(
-            [stand("a", *many(9, origins=("b", "c")), running=1.0), stand("b"), stand("c")],
-            id="a task back to where it came from",
-        ),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", accepts=False)], id="for a thief that is paused"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", task("own"), running=0.0)],
+            id="for a worker that has a queue of its own"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("b", running=5.0)],
+            id="for a worker that is busy for long"),
+        pytest.param([stand("a", *many(9, allowed=frozenset({"a"})), running=1.0), stand("b")],
+            id="what may run only where it is"),
+        pytest.param([stand("a", *many(9, allowed=frozenset()), running=1.0), stand("b")], id="what may run nowhere"),
+        pytest.param([stand("a", *many(9, origins=("b", "c")), running=1.0), stand("b"), stand("c")],
+            id="a task back to where it came from"),
     ],
-)
+)  # fmt: skip
 def test_does_not_move(policy: Policy, stands: Sequence[Stand]) -> None:
     assert moves(policy, *stands) == []
 
@@ -139,88 +127,39 @@ UNKNOWN = {"known": False}
 @pytest.mark.parametrize(
     ("stands", "wanted"),
     [
-        pytest.param(
-            [stand("a", *many(8), running=0.05), stand("b")],
-            ["t0", "t1"],
-            id="takes the last to start first, up to its reach",
-        ),
-        pytest.param(
-            [stand("a", *many(8, 0.5), running=0.5), stand("b")],
-            ["t0"],
-            id="takes one task, however long",
-        ),
-        pytest.param(
-            [stand("a", *many(60, 0.004), running=0.0), stand("b")],
-            [f"t{n}" for n in range(25)],
-            id="takes many short ones at once",
-        ),
-        pytest.param(
-            [stand("a", *many(4, 0.02), running=0.01), stand("b")],
-            ["t0", "t1"],
-            id="takes no more than half of the surplus",
-        ),
-        pytest.param(
-            [stand("a", task("last"), running=0.0), stand("b")],
-            [],
-            id="leaves the only waiting task to a victim that would run dry",
-        ),
-        pytest.param(
-            [stand("a", task("last"), running=0.06), stand("b")],
-            ["last"],
-            id="takes the only waiting task of a victim that is busy for longer",
-        ),
-        pytest.param(
-            [stand("a", *many(9, 0.001), running=0.009), stand("b")],
-            [],
-            id="a task of 1 ms stays where it starts within a few times what its move costs",
-        ),
-        pytest.param(
-            [stand("a", *many(9, 0.001), running=0.1), stand("b")],
-            [f"t{n}" for n in range(9)],
-            id="tasks of 1 ms move from behind one that runs for long",
-        ),
-        pytest.param(
-            [stand("a", *many(30, 0.001), running=0.0), stand("b")],
-            [f"t{n}" for n in range(10)],
-            id="of a long queue of short tasks those move that would wait for long",
-        ),
-        pytest.param(
-            [stand("a", *many(9, 0.001), running=0.5, guessed=True), stand("b")],
-            [],
-            id="tasks of 1 ms stay behind one of which nobody knows how long it runs",
-        ),
-        pytest.param(
-            [stand("a", task("short", 0.001), task("long", 0.006), running=0.012), stand("b")],
-            ["long"],
-            id="goes past a short one",
-        ),
-        pytest.param(
-            [stand("a", task("t"), running=0.0105), stand("b", running=0.009)],
-            [],
-            id="a gain under the margin is none",
-        ),
-        pytest.param(
-            [stand("a", task("t"), running=0.0115), stand("b", running=0.009)],
-            ["t"],
-            id="a gain over the margin is one",
-        ),
-        pytest.param(
-            [stand("a", task("t"), running=0.051), stand("b", slowness=3.0)],
-            [],
-            id="a slow thief finishes later",
-        ),
-        pytest.param(
-            [stand("a", task("t"), running=0.051, slowness=3.0), stand("b")],
-            ["t"],
-            id="a slow victim is worth leaving",
-        ),
-        pytest.param(
-            [stand("a", *many(4, origins=("c",)), running=1.0), stand("b"), stand("c", running=1.0)],
-            ["t0", "t1"],
-            id="a moved task moves on, if not back",
-        ),
+        pytest.param([stand("a", *many(8), running=0.05), stand("b")], ["t0", "t1"],
+            id="takes the last to start first, up to its reach"),
+        pytest.param([stand("a", *many(8, 0.5), running=0.5), stand("b")], ["t0"], id="takes one task, however long"),
+        pytest.param([stand("a", *many(60, 0.004), running=0.0), stand("b")], [f"t{n}" for n in range(25)],
+            id="takes many short ones at once"),
+        pytest.param([stand("a", *many(4, 0.02), running=0.01), stand("b")], ["t0", "t1"],
+            id="takes no more than half of the surplus"),
+        pytest.param([stand("a", task("last"), running=0.0), stand("b")], [],
+            id="leaves the only waiting task to a victim that would run dry"),
+        pytest.param([stand("a", task("last"), running=0.06), stand("b")], ["last"],
+            id="takes the only waiting task of a victim that is busy for longer"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.009), stand("b")], [],
+            id="a task of 1 ms stays where it starts within a few times what its move costs"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.1), stand("b")], [f"t{n}" for n in range(9)],
+            id="tasks of 1 ms move from behind one that runs for long"),
+        pytest.param([stand("a", *many(30, 0.001), running=0.0), stand("b")], [f"t{n}" for n in range(10)],
+            id="of a long queue of short tasks those move that would wait for long"),
+        pytest.param([stand("a", *many(9, 0.001), running=0.5, guessed=True), stand("b")], [],
+            id="tasks of 1 ms stay behind one of which nobody knows how long it runs"),
+        pytest.param([stand("a", task("short", 0.001), task("long", 0.006), running=0.012), stand("b")], ["long"],
+            id="goes past a short one"),
+        pytest.param([stand("a", task("t"), running=0.0105), stand("b", running=0.009)], [],
+            id="a gain under the margin is none"),
+        pytest.param([stand("a", task("t"), running=0.0115), stand("b", running=0.009)], ["t"],
+            id="a gain over the margin is one"),
+        pytest.param([stand("a", task("t"), running=0.051), stand("b", slowness=3.0)], [],
+            id="a slow thief finishes later"),
+        pytest.param([stand("a", task("t"), running=0.051, slowness=3.0), stand("b")], ["t"],
+            id="a slow victim is worth leaving"),
+        pytest.param([stand("a", *many(4, origins=("c",)), running=1.0), stand("b"), stand("c", running=1.0)],
+            ["t0", "t1"], id="a moved task moves on, if not back"),
     ],
-)
+)  # fmt: skip
 def test_one_thief_takes(stands: Sequence[Stand], wanted: list[str]) -> None:
     assert [key for key, _, _ in moves(INFORMED, *stands)] == wanted
 
@@ -228,34 +167,19 @@ def test_one_thief_takes(stands: Sequence[Stand], wanted: list[str]) -> None:
 @pytest.mark.parametrize(
     ("tasks", "wanted"),
     [
-        pytest.param(
-            [task("far", inputs=(needs(MB, "a"),)), task("near", inputs=(needs(MB, "b"),))],
-            "near",
-            id="the one whose inputs it holds",
-        ),
-        pytest.param(
-            [task("large", inputs=(needs(2 * MB, "a"),)), task("small", inputs=(needs(MB, "a"),))],
-            "small",
-            id="the cheaper of two",
-        ),
+        pytest.param([task("far", inputs=(needs(MB, "a"),)), task("near", inputs=(needs(MB, "b"),))], "near",
+            id="the one whose inputs it holds"),
+        pytest.param([task("large", inputs=(needs(2 * MB, "a"),)), task("small", inputs=(needs(MB, "a"),))], "small",
+            id="the cheaper of two"),
         pytest.param([task("last"), task("first")], "last", id="of equally cheap ones the last to start"),
-        pytest.param(
-            [task("device", inputs=(needs(MB, "a", device="gpu"),)), task("host", inputs=(needs(MB, "a"),))],
-            "host",
-            id="the one whose input lies in no device",
-        ),
-        pytest.param(
-            [task("costly", inputs=(needs(100 * MB, "a"),)), task("free")],
-            "free",
-            id="not the one whose transfer takes longer than it gains",
-        ),
-        pytest.param(
-            [task("likes a", preferred=frozenset({"a"})), task("likes b", preferred=frozenset({"b"}))],
-            "likes b",
-            id="the one that does not prefer to stay",
-        ),
+        pytest.param([task("device", inputs=(needs(MB, "a", device="gpu"),)), task("host", inputs=(needs(MB, "a"),))],
+            "host", id="the one whose input lies in no device"),
+        pytest.param([task("costly", inputs=(needs(100 * MB, "a"),)), task("free")], "free",
+            id="not the one whose transfer takes longer than it gains"),
+        pytest.param([task("likes a", preferred=frozenset({"a"})), task("likes b", preferred=frozenset({"b"}))],
+            "likes b", id="the one that does not prefer to stay"),
     ],
-)
+)  # fmt: skip
 def test_of_two_tasks_a_thief_takes(tasks: list, wanted: str) -> None:
     assert moves(INFORMED, stand("a", *tasks, running=0.0), stand("b"))[0] == (wanted, "a", "b")
 
@@ -269,32 +193,18 @@ def test_a_transfer_that_costs_more_than_it_gains_keeps_a_task() -> None:
 @pytest.mark.parametrize(
     ("stands", "wanted"),
     [
-        pytest.param(
-            [stand("a", *many(1, **UNKNOWN), running=0.5, guessed=True), stand("b")], 0, id="stays alone"
-        ),
-        pytest.param(
-            [stand("a", *many(1, **UNKNOWN), running=0.5), stand("b")],
-            1,
-            id="leaves what is known to run for long",
-        ),
+        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.5, guessed=True), stand("b")], 0, id="stays alone"),
+        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.5), stand("b")], 1,
+            id="leaves what is known to run for long"),
         pytest.param([stand("a", *many(4, **UNKNOWN), running=0.5), stand("b")], 1, id="leaves a real queue"),
-        pytest.param(
-            [stand("a", *many(4, **UNKNOWN), running=0.5, nthreads=4, guessed=True), stand("b")],
-            0,
-            id="stays where each thread has one",
-        ),
-        pytest.param(
-            [stand("a", *many(4, known=False, origins=("c",)), running=0.5), stand("b")],
-            0,
-            id="moves but once",
-        ),
-        pytest.param(
-            [stand("a", *many(12, 0.05, **UNKNOWN)[:1], *many(1, 0.05), running=0.5), stand("b")],
-            1,
-            id="hides no known one",
-        ),
+        pytest.param([stand("a", *many(4, **UNKNOWN), running=0.5, nthreads=4, guessed=True), stand("b")], 0,
+            id="stays where each thread has one"),
+        pytest.param([stand("a", *many(4, known=False, origins=("c",)), running=0.5), stand("b")], 0,
+            id="moves but once"),
+        pytest.param([stand("a", *many(12, 0.05, **UNKNOWN)[:1], *many(1, 0.05), running=0.5), stand("b")], 1,
+            id="hides no known one"),
     ],
-)
+)  # fmt: skip
 def test_a_task_of_unknown_duration(stands: Sequence[Stand], wanted: int) -> None:
     guessed = [s._replace(queue=tuple(t._replace(seconds=0.5 if not t.known else 0.05) for t in s.queue))
                for s in stands]  # fmt: skip
@@ -489,19 +399,13 @@ def test_another_seed_asks_others() -> None:
         pytest.param({"starts_in": 0.0}, True, id="one with nothing to do"),
         pytest.param({"starts_in": 0.004}, True, id="one that will soon have nothing to do"),
         pytest.param({"starts_in": 0.006}, False, id="not one with more than its threshold"),
-        pytest.param(
-            {"starts_in": 0.004, "unlocks": True}, False, id="not one about to make work for itself"
-        ),
-        pytest.param(
-            {"starts_in": 0.0, "unlocks": True}, True, id="one with a free thread, whatever it makes"
-        ),
+        pytest.param({"starts_in": 0.004, "unlocks": True}, False, id="not one about to make work for itself"),
+        pytest.param({"starts_in": 0.0, "unlocks": True}, True, id="one with a free thread, whatever it makes"),
         pytest.param({"starts_in": 0.0, "accepts": False}, False, id="not a paused one"),
         pytest.param({"starts_in": 0.001, "waiting": 1, "busy": 1}, False, id="not one with a queue"),
-        pytest.param(
-            {"starts_in": 0.0, "waiting": 1, "busy": 0}, True, id="one whose queue waits for resources"
-        ),
+        pytest.param({"starts_in": 0.0, "waiting": 1, "busy": 0}, True, id="one whose queue waits for resources"),
     ],
-)
+)  # fmt: skip
 def test_who_is_a_thief(row: dict[str, Any], is_thief: bool) -> None:
     assert is_starving(stand("w").worker._replace(**row), 0.005) is is_thief
 
@@ -536,23 +440,16 @@ def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     ("waiting", "bears"),
     [
         pytest.param(task("t", 0.0), P.bears * P.shortest, id="a short one"),
-        pytest.param(
-            task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST, id="and its input lies there"
-        ),
+        pytest.param(task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST,
+            id="and its input lies there"),
         pytest.param(task("t", 0.5, known=False), P.bears * P.shortest, id="one of unknown duration"),
-        pytest.param(
-            task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"
-        ),
-        pytest.param(
-            task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"
-        ),
+        pytest.param(task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"),
+        pytest.param(task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"),
         pytest.param(task("t", 0.0, origins=("w",)), 2 * P.bears * P.shortest, id="one that came from there"),
-        pytest.param(
-            task("t", 0.0, origins=("w", "x", "w")), 8 * P.bears * P.shortest, id="and went to and fro"
-        ),
+        pytest.param(task("t", 0.0, origins=("w", "x", "w")), 8 * P.bears * P.shortest, id="and went to and fro"),
         pytest.param(task("t", 0.5, device="gpu"), P.bears * P.shortest, id="unknown on such a device"),
     ],
-)
+)  # fmt: skip
 def test_a_task_moves_when_it_waits_for_a_few_times_its_move(waiting: TaskFacts, bears: float) -> None:
     assert _behind(waiting, 0.99 * bears) == []
     assert _behind(waiting, 1.01 * bears) == [("t", "v", "w")]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from functools import partial
 
-import dask
 import pytest
-from distributed import Client, KilledWorker, Scheduler, Worker
+from distributed import KilledWorker, Worker
 
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.slurm.parsing import Row
+from tests.clusters import on_cluster
 from tests.waiting import BOUND_S, until_async
 
 DEATHS = 4  # Dask blames a task for three
+on_scheduler = partial(on_cluster, 0, roster=True, protocol="tcp")
 GO: dict[str, threading.Event] = {}
 
 
@@ -24,36 +25,26 @@ GO: dict[str, threading.Event] = {}
         pytest.param(False, True, id="nobody knows why they died"),
     ],
 )
-def test_a_task_survives_jobs_that_were_ended_under_it(takes_back, fails):
+@on_scheduler(config={"distributed.scheduler.allowed-failures": 3})
+async def test_a_task_survives_jobs_that_were_ended_under_it(client, scheduler, takes_back, fails):
     """https://github.com/dask/distributed/issues/5234: at the fourth preemption it fails with KilledWorker."""
-
     GO["all"] = threading.Event()
-
-    async def run():
-        async with (
-            Scheduler(port=0, dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            await client.register_plugin(Roster())
-            task = client.submit(waits, "all", key="task")
-            for n in range(DEATHS):
-                worker = await Worker(scheduler.address, nthreads=1, name=f"job-{n}")
-                await until_async(lambda n=n: is_on(scheduler, f"job-{n}"), "the task to be sent")
-                await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
-                if takes_back:
-                    assert await client.scheduler.ferro_unblame(names=[f"job-{n}", "another"]) == 1
-                    assert await client.scheduler.ferro_unblame(names=[f"job-{n}"]) == 0  # once
-                await worker.close(timeout=0, executor_wait=False)
-            GO["all"].set()
-            async with Worker(scheduler.address, nthreads=1):
-                if fails:
-                    with pytest.raises(KilledWorker):
-                        await task
-                else:
-                    assert await task
-
-    with dask.config.set({"distributed.scheduler.allowed-failures": 3}):
-        asyncio.run(run())
+    task = client.submit(waits, "all", key="task")
+    for n in range(DEATHS):
+        worker = await Worker(scheduler.address, nthreads=1, name=f"job-{n}")
+        await until_async(lambda n=n: is_on(scheduler, f"job-{n}"), "the task to be sent")
+        await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
+        if takes_back:
+            assert await client.scheduler.ferro_unblame(names=[f"job-{n}", "another"]) == 1
+            assert await client.scheduler.ferro_unblame(names=[f"job-{n}"]) == 0  # once
+        await worker.close(timeout=0, executor_wait=False)
+    GO["all"].set()
+    async with Worker(scheduler.address, nthreads=1):
+        if fails:
+            with pytest.raises(KilledWorker):
+                await task
+        else:
+            assert await task
 
 
 def waits(event: str) -> bool:
@@ -66,62 +57,41 @@ def is_on(scheduler, name):
     return ts is not None and ts.processing_on is not None and ts.processing_on.name == name
 
 
-def test_a_worker_that_its_nanny_starts_again_died_of_something_else():
-    async def run():
-        async with (
-            Scheduler(port=0, dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            plugin = Roster()
-            await client.register_plugin(plugin)
-            blame = scheduler.plugins[Roster.name].blame
-            blame.died("job-0", ["task"])
-            async with Worker(scheduler.address, nthreads=1, name="job-0"):
-                assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
-                assert blame._had == {}
-
-    asyncio.run(run())
+@on_scheduler()
+async def test_a_worker_that_its_nanny_starts_again_died_of_something_else(client, scheduler):
+    blame = scheduler.plugins[Roster.name].blame
+    blame.died("job-0", ["task"])
+    async with Worker(scheduler.address, nthreads=1, name="job-0"):
+        assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
+        assert blame._had == {}
 
 
 @pytest.mark.parametrize("knows_first", [True, False])
-def test_whoever_is_sooner_the_batch_system_or_the_connection(knows_first):
+@on_scheduler()
+async def test_whoever_is_sooner_the_batch_system_or_the_connection(client, scheduler, knows_first):
     """A node that is gone breaks no connection: the worker counts as there for a while."""
     GO["first"] = threading.Event()
-
-    async def run():
-        async with (
-            Scheduler(port=0, dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            await client.register_plugin(Roster())
-            worker = await Worker(scheduler.address, nthreads=1, name="job-0")
-            task = client.submit(waits, "first", key="task")
-            await until_async(lambda: is_on(scheduler, "job-0"), "the task to be sent")
-            if knows_first:
-                assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
-            await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
-            if not knows_first:
-                assert scheduler.tasks["task"].suspicious == 1
-                assert await client.scheduler.ferro_unblame(names=["job-0"]) == 1
-            assert scheduler.tasks["task"].suspicious == 0
-            GO["first"].set()
-            await worker.close(timeout=0, executor_wait=False)
-            await task.cancel()
-
-    asyncio.run(run())
+    worker = await Worker(scheduler.address, nthreads=1, name="job-0")
+    task = client.submit(waits, "first", key="task")
+    await until_async(lambda: is_on(scheduler, "job-0"), "the task to be sent")
+    if knows_first:
+        assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
+    await scheduler.remove_worker(worker.address, stimulus_id="died", expected=False, close=False)
+    if not knows_first:
+        assert scheduler.tasks["task"].suspicious == 1
+        assert await client.scheduler.ferro_unblame(names=["job-0"]) == 1
+    assert scheduler.tasks["task"].suspicious == 0
+    GO["first"].set()
+    await worker.close(timeout=0, executor_wait=False)
+    await task.cancel()
 
 
-def test_of_many_dead_workers_the_newest_are_remembered():
-    async def run():
-        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
-            plugin = Roster()
-            await plugin.start(scheduler)
-            for n in range(1100):
-                plugin.blame.died(f"job-{n}", ["task"])
-            assert next(iter(plugin.blame._had)) == "job-100"
-            await plugin.remove()
-
-    asyncio.run(run())
+@on_scheduler()
+async def test_of_many_dead_workers_the_newest_are_remembered(scheduler):
+    blame = scheduler.plugins[Roster.name].blame
+    for n in range(1100):
+        blame.died(f"job-{n}", ["task"])
+    assert next(iter(blame._had)) == "job-100"
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from distributed.deploy import Cluster
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
-from dask_ferro.runtime.elastic.controller import unrunnable
-from dask_ferro.runtime.elastic.facts import staffed
+from dask_ferro.runtime.elastic.facts import staffed, unrunnable
 from dask_ferro.runtime.elastic.options import check_room
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky
 from dask_ferro.testing import workload_kernels
+from tests.clusters import running
 from tests.waiting import BOUND_S, finished, opened, until, until_async
 
 KB = 1024
@@ -222,15 +222,12 @@ def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
 
 @pytest.mark.cluster
 def test_workers_follow_the_work_and_keep_what_they_made():
-    with (
-        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=2, interval=0.2)
+    with running(0, kind=ff.LocalCluster) as client:
+        elastic = client.cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=2, interval=0.2)
         futures = client.map(nap, range(40), seconds=0.5)
         counted(client, 2)
         finished(futures)
-        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
         counted(client, 1)
         assert client.gather(futures) == list(range(40))
         assert any("submit" in action for entry in elastic.decisions for action in entry["actions"])
@@ -243,17 +240,12 @@ def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_o
     """No copies are made ahead: what a worker reads moves when it is read, at most once to each."""
     graph = iterated_cholesky(nt=8, iterations=1, seconds=0.02, tile_bytes=tile_bytes)
     held = TaskGraph("tiles", tuple(task for task in graph.tasks if task.kernel == "tile"))
-    with (
-        ff.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster, processes=False) as client:
         client.amm.stop()  # it drops one of two copies, of its own choice
         tiles = workload_kernels.submit(client, held)
         finished(tiles)
-        first = set(cluster.scheduler.workers)
-        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
+        first = set(client.cluster.scheduler.workers)
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
         counted(client, 4)
         sent_ahead = sum(client.run(sent).values())
         with ff.trace(client) as recorded:
@@ -271,34 +263,30 @@ def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_o
 
 @pytest.mark.cluster
 def test_a_worker_that_dies_for_good_is_replaced():
-    with (
-        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
+    with running(0) as client:
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=1, interval=0.2)
         counted(client, 1)
-        (name,) = until(lambda: tuple(cluster.workers), "the worker to be known")
-        cluster.sync(cluster.workers[name].close)
+        (name,) = until(lambda: tuple(client.cluster.workers), "the worker to be known")
+        client.cluster.sync(client.cluster.workers[name].close)
         until(
-            lambda: count(client) == 1 and name not in cluster.workers,
+            lambda: count(client) == 1 and name not in client.cluster.workers,
             f"another worker in the place of {name}",
-            seen=lambda: list(cluster.workers),
+            seen=lambda: list(client.cluster.workers),
         )
         assert client.submit(nap, 5, 0.0).result(timeout=60) == 5
 
 
 @pytest.mark.cluster
 def test_bounds_change_while_a_worker_is_leaving():
-    with (
-        ff.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.2)
+    with running(0, kind=ff.LocalCluster) as client:
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.2)
         counted(client, 2)
         futures = client.map(held, range(2))
         until(lambda: all(client.processing().values()), "a task on each worker", seen=client.processing)
         for workers in (1, 2, 1, 1):
-            elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.1)
+            elastic = client.cluster.adapt(
+                Adaptive=ff.Elastic, minimum=workers, maximum=workers, interval=0.1
+            )
             looked(elastic, 2)  # the first may be that of the one before, which had begun
         Event("bounds", client).set()
         assert client.gather(futures) == [0, 1]
@@ -362,30 +350,26 @@ class LateSite(SpecPools):
 
 @pytest.mark.cluster
 def test_nobody_goes_in_the_place_of_one_that_went_while_the_site_was_asked():
-    with (
-        ff.LocalCluster(
-            n_workers=4, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        before = set(cluster.scheduler.workers)
-        site = LateSite(cluster)
+    with running(4, kind=ff.LocalCluster, processes=False) as client:
+        before = set(client.cluster.scheduler.workers)
+        site = LateSite(client.cluster)
         MAY_END.clear()
-        running = [
+        tasks = [
             client.submit(waiting, address, workers=[address], allow_other_workers=True) for address in before
         ]
         until(
-            lambda: all(ws.processing for ws in cluster.scheduler.workers.values()), "a task on each worker"
+            lambda: all(ws.processing for ws in client.cluster.scheduler.workers.values()),
+            "a task on each worker",
         )
-        cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = site
-        elastic = cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.05)
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.05)._pools = site
+        elastic = client.cluster.adapt(Adaptive=ff.Elastic, minimum=2, maximum=2, interval=0.05)
         counted(client, 2)
         looked(elastic, 3)
         assert (count(client), site.late > 0) == (2, True)
-        assert set(cluster.scheduler.workers) < before
+        assert set(client.cluster.scheduler.workers) < before
         verbs = Counter(action["kind"] for entry in elastic.decisions for action in entry["done"])
         assert verbs == {"drain": 1}
-        assert set(client.gather(running)) == before
+        assert set(client.gather(tasks)) == before
 
 
 async def request_and_release(pools: SpecPools, names: list[str]) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster, Status, Worker, wait
+from distributed import Status, Worker, wait
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.elastic import facts
 from dask_ferro.runtime.elastic.facts import PAUSED, staffed
 from dask_ferro.runtime.site_jobs import SiteJob
+from tests.clusters import running
 from tests.waiting import finished
 
 NOW = 1000.0
@@ -112,14 +113,13 @@ def test_tasks_that_nobody_takes_as_all_workers_pause_are_run_by_one_more(
     monkeypatch.setattr(facts, "PAUSED", 0.5)
     with (
         dask.config.set({"distributed.worker.memory.pause": False}),  # it would resume by itself
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
+        running(1, processes=False) as client,
     ):
-        cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=4, interval=0.1)
+        client.cluster.adapt(Adaptive=ff.Elastic, minimum=1, maximum=4, interval=0.1)
         held = client.submit(bytes, 1000)
         finished([held])
         client.run(pause)
         futures = client.map(int, range(5), pure=False)
         done, _ = wait(futures, timeout=20)
         assert len(done) == 5
-        assert len(cluster.scheduler.workers) == 2
+        assert len(client.cluster.scheduler.workers) == 2

@@ -7,27 +7,27 @@ import os
 import signal
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from math import inf
 
 import dask
 import psutil
 import pytest
 from dask.utils import parse_bytes
-from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker
+from distributed import Event, Status, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic import evacuation, scheduler_rpc
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.replication.recompute import Recompute
+from tests import clusters
+from tests.clusters import running
 from tests.waiting import finished, finished_async, opened, until_async
 
-CHECKED = {
-    "distributed.scheduler.validate": True,
-    "distributed.worker.validate": True,
-    # Workers in one process would pause for what another one holds.
-    "distributed.worker.memory.pause": False,
-}
+MEMORY = "distributed.worker.memory"
+NO_PAUSE = {f"{MEMORY}.pause": False}  # workers in one process would pause for what another one holds
+NO_SPILL = {**NO_PAUSE, f"{MEMORY}.spill": False}
 MB = 2**20
 RAN: Counter[str] = Counter()
 
@@ -59,30 +59,18 @@ def in_this_process(limit):
     return limit and parse_bytes(limit) + int(others / 0.6)
 
 
-def on_workers(test, *limits, installed=False, config=None, **options):
-    """Run an asynchronous test on in-process workers with these memory limits."""
+@asynccontextmanager
+async def workers(*limits, installed=False, config=None):
+    """Open workers with these memory limits."""
+    options = {"protocol": "tcp", "roster": True, "installed": installed}
     if config is None:
         limits = [in_this_process(limit) for limit in limits]
+    named = {str(i): {"memory_limit": limit} for i, limit in enumerate(limits)}
+    async with clusters.opened(named, config=NO_PAUSE | (config or {}), **options) as given:
+        yield given
 
-    async def run():
-        with dask.config.set(CHECKED | (config or {})):
-            async with (
-                Scheduler(port=0, dashboard_address=":0") as scheduler,
-                Client(scheduler.address, asynchronous=True) as client,
-            ):
-                await client.register_plugin(Roster())
-                if installed:
-                    await ff.install(client)
-                workers = [
-                    await Worker(scheduler.address, nthreads=1, name=str(i), memory_limit=limit, **options)
-                    for i, limit in enumerate(limits)
-                ]
-                try:
-                    await test(client, scheduler, workers)
-                finally:
-                    await asyncio.gather(*(worker.close() for worker in workers))
 
-    asyncio.run(run())
+on_workers = clusters.plays(workers, "client", "scheduler", "workers")
 
 
 def recomputed(scheduler):
@@ -118,20 +106,17 @@ async def started(name, count=1):
 @pytest.mark.cluster
 def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_killed_meanwhile():
     """Stock: of 4 -> 1 with 20 held results, 15 are lost and computed again."""
-    with (
-        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(4) as client:
         client.register_plugin(Roster())
-        *leavers, stays, killed = list(cluster.scheduler.workers)
+        *leavers, stays, killed = list(client.cluster.scheduler.workers)
         held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
         scattered = client.scatter(bytes(5000), workers=leavers[:1])
         finished(held)
-        pid = cluster.scheduler.workers[killed].pid
+        pid = client.cluster.scheduler.workers[killed].pid
 
         async def go():
-            going = asyncio.ensure_future(cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            moving = cluster.scheduler.plugins[scheduler_rpc.NAME].leaving.moving
+            going = asyncio.ensure_future(client.cluster.scheduler_comm.ferro_leave(addresses=leavers))
+            moving = client.cluster.scheduler.plugins[scheduler_rpc.NAME].leaving.moving
             await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
@@ -140,118 +125,90 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
         assert (sorted(answer["left"]), dict(answer["stayed"])) == (sorted(leavers), {})
         assert [len(value) for value in client.gather(held)] == [3 * MB + i for i in range(20)]
         assert len(client.gather(scattered)) == 5000
-        assert stays in cluster.scheduler.workers
-        assert recomputed(cluster.scheduler) == {}
-
-
-def test_what_leaves_is_spread_by_free_memory_one_copy_each():
-    """Stock: one empty receiver got 33 of 40 results, the others 4 and 3."""
-
-    async def test(client, scheduler, workers):
-        leaver, small, large, empty = workers
-        held = [client.submit(ran, str(i), nbytes=MB, workers=[leaver.address]) for i in range(60)]
-        others = [
-            client.submit(ran, f"of {w.name}", nbytes=20 * MB, workers=[w.address]) for w in (small, large)
-        ]
-        await finished_async([*held, *others])
-        assert await leave(client, leaver) == {}
-        keys = {f.key for f in held}
-        got = [len(keys & w.data.keys()) for w in (small, large, empty)]
-        assert got == pytest.approx([12, 36, 12], abs=1)
-        assert sum(got) == 60
-        assert set(RAN.values()) == {1}
-
-    on_workers(test, 8000 * MB, 4000 * MB, 12_000 * MB, 4000 * MB)
+        assert stays in client.cluster.scheduler.workers
+        assert recomputed(client.cluster.scheduler) == {}
 
 
 # ---- what leavers run -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(installed):
+@on_workers("1GB", "1GB")
+async def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_waits(
+    client, scheduler, workers, installed
+):
     """Stock: four scale-downs during one task are four deaths, and a KilledWorker."""
 
-    async def test(client, scheduler, workers):
-        leaver, other = workers
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        running = client.submit(held_up, "running", "four", **loosely)
-        await started("running")
-        waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(10)]
-        await until_async(
-            lambda: installed or len(leaver.state.tasks) >= 2, "tasks that wait at the leaver", every=0.005
-        )
-        going = [asyncio.ensure_future(leave(client, leaver)) for _ in range(4)]
-        await finished_async(waiting)
-        assert scheduler.workers[leaver.address].status == Status.closing_gracefully
-        assert (leaver.address in scheduler.workers, any(task.done() for task in going)) == (True, False)
-        await Event("four", client).set()
-        assert await asyncio.gather(*going) == [{}] * 4
-        assert list(scheduler.workers) == [other.address]
-        assert await running == "running"
-        assert set(RAN.values()) == {1}
-        assert scheduler.tasks[running.key].suspicious == 0
-        claimed = getattr(scheduler.stream_handlers["steal-response"], "unclaimed", None)
-        assert claimed is None
-
-    on_workers(test, "1GB", "1GB", installed=installed)
+    leaver, other = workers
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    running = client.submit(held_up, "running", "four", **loosely)
+    await started("running")
+    waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(10)]
+    await until_async(
+        lambda: installed or len(leaver.state.tasks) >= 2, "tasks that wait at the leaver", every=0.005
+    )
+    going = [asyncio.ensure_future(leave(client, leaver)) for _ in range(4)]
+    await finished_async(waiting)
+    assert scheduler.workers[leaver.address].status == Status.closing_gracefully
+    assert (leaver.address in scheduler.workers, any(task.done() for task in going)) == (True, False)
+    await Event("four", client).set()
+    assert await asyncio.gather(*going) == [{}] * 4
+    assert list(scheduler.workers) == [other.address]
+    assert await running == "running"
+    assert set(RAN.values()) == {1}
+    assert scheduler.tasks[running.key].suspicious == 0
+    claimed = getattr(scheduler.stream_handlers["steal-response"], "unclaimed", None)
+    assert claimed is None
 
 
-def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is_blamed():
-    async def test(client, scheduler, workers):
-        leaver, other = workers
-        kept = client.submit(ran, "kept", workers=[leaver.address])
-        running = client.submit(
-            held_up, "running", "late", workers=[leaver.address], allow_other_workers=True
-        )
-        await started("running")
-        assert await leave(client, leaver, seconds=0.1) == {}
-        await started("running", 2)
-        await Event("late", client).set()
-        assert await running == "running"
-        await kept
-        assert (RAN["running"], RAN["kept"]) == (2, 1)
-        assert scheduler.tasks[running.key].suspicious == 0
-        assert list(scheduler.workers) == [other.address]
-
-    on_workers(test, "1GB", "1GB")
+@on_workers("1GB", "1GB")
+async def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is_blamed(
+    client, scheduler, workers
+):
+    leaver, other = workers
+    kept = client.submit(ran, "kept", workers=[leaver.address])
+    running = client.submit(held_up, "running", "late", workers=[leaver.address], allow_other_workers=True)
+    await started("running")
+    assert await leave(client, leaver, seconds=0.1) == {}
+    await started("running", 2)
+    await Event("late", client).set()
+    assert await running == "running"
+    await kept
+    assert (RAN["running"], RAN["kept"]) == (2, 1)
+    assert scheduler.tasks[running.key].suspicious == 0
+    assert list(scheduler.workers) == [other.address]
 
 
-def test_a_later_call_may_leave_less_time():
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        running = client.submit(
-            held_up, "running", "less", workers=[leaver.address], allow_other_workers=True
-        )
-        await started("running")
-        patient = asyncio.ensure_future(leave(client, leaver))
-        await asyncio.sleep(0.05)
-        assert await leave(client, leaver, seconds=0.0) == {}
-        assert await patient == {}
-        await Event("less", client).set()
-        assert await running == "running"
-
-    on_workers(test, "1GB", "1GB")
+@on_workers("1GB", "1GB")
+async def test_a_later_call_may_leave_less_time(client, scheduler, workers):
+    leaver, _ = workers
+    running = client.submit(held_up, "running", "less", workers=[leaver.address], allow_other_workers=True)
+    await started("running")
+    patient = asyncio.ensure_future(leave(client, leaver))
+    await asyncio.sleep(0.05)
+    assert await leave(client, leaver, seconds=0.0) == {}
+    assert await patient == {}
+    await Event("less", client).set()
+    assert await running == "running"
 
 
-def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer():
-    async def test(client, scheduler, workers):
-        leaver = workers[0]
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        running = client.submit(held_up, "running", "install", **loosely)
-        await started("running")
-        waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(50)]
-        going = asyncio.ensure_future(leave(client, leaver))
-        for _ in range(2):
-            await ff.install(client)
-            await ff.uninstall(client)
-        await finished_async(waiting)
-        await Event("install", client).set()
-        assert await going == {}
-        await running
-        assert set(RAN.values()) == {1}
-        assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
-
-    on_workers(test, "1GB", "1GB")
+@on_workers("1GB", "1GB")
+async def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer(client, scheduler, workers):
+    leaver = workers[0]
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    running = client.submit(held_up, "running", "install", **loosely)
+    await started("running")
+    waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(50)]
+    going = asyncio.ensure_future(leave(client, leaver))
+    for _ in range(2):
+        await ff.install(client)
+        await ff.uninstall(client)
+    await finished_async(waiting)
+    await Event("install", client).set()
+    assert await going == {}
+    await running
+    assert set(RAN.values()) == {1}
+    assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
 
 
 # ---- who may not leave ----------------------------------------------------------------------------------
@@ -319,84 +276,79 @@ async def _needed(client, workers):
         pytest.param(_needed, id="one that a plugin needs"),
     ],
 )
-def test_stays_and_takes_tasks_again(scene, seconds):
-    async def test(client, scheduler, workers):
-        kept, leavers, why = await scene(client, workers)
-        stayed = await leave(client, *leavers, seconds=seconds)
-        assert set(stayed) == {w.address for w in leavers}
-        assert all(why in reason for reason in stayed.values())
-        assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
-        assert {ws.status for ws in scheduler.workers.values()} == {Status.running}
-        (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "stayed"]
-        assert event["workers"] == sorted(stayed)
-        assert set(RAN.values()) <= {1}
-        del kept
-
-    on_workers(test, 300 * MB, 300 * MB)
+@on_workers(300 * MB, 300 * MB)
+async def test_stays_and_takes_tasks_again(client, scheduler, workers, scene, seconds):
+    kept, leavers, why = await scene(client, workers)
+    stayed = await leave(client, *leavers, seconds=seconds)
+    assert set(stayed) == {w.address for w in leavers}
+    assert all(why in reason for reason in stayed.values())
+    assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
+    assert {ws.status for ws in scheduler.workers.values()} == {Status.running}
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "stayed"]
+    assert event["workers"] == sorted(stayed)
+    assert set(RAN.values()) <= {1}
+    del kept
 
 
-def test_without_results_and_tasks_all_may_leave_and_those_that_are_gone_have_left():
-    async def test(client, scheduler, workers):
-        assert await leave(client, *workers, "tcp://127.0.0.1:1") == {}
-        assert not scheduler.workers
-        later = client.submit(lambda: 7)
-        async with Worker(scheduler.address, nthreads=1):
-            assert await later == 7
+@on_workers("1GB", "1GB")
+async def test_without_results_and_tasks_all_may_leave_and_those_that_are_gone_have_left(
+    client, scheduler, workers
+):
+    assert await leave(client, *workers, "tcp://127.0.0.1:1") == {}
+    assert not scheduler.workers
+    later = client.submit(lambda: 7)
+    async with Worker(scheduler.address, nthreads=1):
+        assert await later == 7
 
-    on_workers(test, "1GB", "1GB")
 
-
-def test_those_of_the_same_moment_do_not_receive_from_each_other():
-    async def test(client, scheduler, workers):
-        first, second, third = workers
-        held = [client.submit(ran, str(i), nbytes=MB, workers=[first.address]) for i in range(20)]
-        await finished_async(held)
-        assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
-        assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
-        events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
-        assert sorted(e["keys"] for e in events) == [0, 20]
-
-    on_workers(test, "1GB", "1GB", "1GB")
+@on_workers("1GB", "1GB", "1GB")
+async def test_those_of_the_same_moment_do_not_receive_from_each_other(client, scheduler, workers):
+    first, second, third = workers
+    held = [client.submit(ran, str(i), nbytes=MB, workers=[first.address]) for i in range(20)]
+    await finished_async(held)
+    assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
+    assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
+    events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
+    assert sorted(e["keys"] for e in events) == [0, 20]
 
 
 # ---- who must leave -------------------------------------------------------------------------------------
 
 
-def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_any_more():
+@on_workers("4GB", "4GB", 300 * MB, config=NO_SPILL)
+async def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there(
+    client, scheduler, workers
+):
     """Both processes of a job are judged alike: the one without an actor stays as well."""
 
-    async def test(client, scheduler, workers):
-        leaver, second, other = workers
-        counter = await client.submit(Counting, actor=True, workers=[leaver.address])
-        scattered = await client.scatter(bytes(MB), workers=[leaver.address])
-        held = [client.submit(ran, str(i), nbytes=(20 + i) * MB, workers=[leaver.address]) for i in range(16)]
-        await finished_async(held)
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        task = client.submit(held_up, "task", "must", **loosely)
-        await started("task")
-        stayed = await leave(client, leaver, second, seconds=0.1, must=True)
-        assert stayed == dict.fromkeys([leaver.address, second.address], "actors cannot move: " + counter.key)
-        await started("task", 2)
-        await Event("must", client).set()
-        assert await task == "task"
-        moved = sum(len(other.data.get(f.key, b"")) for f in held)
-        assert 300 * MB - 36 * MB < moved < 300 * MB  # its limit, though 180 MB is where it begins to spill
-        assert scattered.key in other.data
-        assert {ws.name: ws.status.name for ws in scheduler.workers.values()} == {
-            "0": "closing_gracefully",
-            "1": "closing_gracefully",
-            "2": "running",
-        }
-        assert scheduler.tasks[task.key].suspicious == 0
-        # It is put off: they take tasks again.
-        for seconds in (100, 500):
-            await client.scheduler.ferro_ends(ends={"0": time.time() + seconds, "1": time.time() + seconds})
-        assert await client.submit(lambda: 7, workers=[leaver.address]) == 7
-        assert await leave(client, second) == {}
-        assert max(RAN[str(i)] for i in range(16)) == 1
-
-    memory = "distributed.worker.memory"  # all of them are one process, with more than the limit
-    on_workers(test, "4GB", "4GB", 300 * MB, config={f"{memory}.pause": False, f"{memory}.spill": False})
+    leaver, second, other = workers
+    counter = await client.submit(Counting, actor=True, workers=[leaver.address])
+    scattered = await client.scatter(bytes(MB), workers=[leaver.address])
+    held = [client.submit(ran, str(i), nbytes=(20 + i) * MB, workers=[leaver.address]) for i in range(16)]
+    await finished_async(held)
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    task = client.submit(held_up, "task", "must", **loosely)
+    await started("task")
+    stayed = await leave(client, leaver, second, seconds=0.1, must=True)
+    assert stayed == dict.fromkeys([leaver.address, second.address], "actors cannot move: " + counter.key)
+    await started("task", 2)
+    await Event("must", client).set()
+    assert await task == "task"
+    moved = sum(len(other.data.get(f.key, b"")) for f in held)
+    assert 300 * MB - 36 * MB < moved < 300 * MB  # its limit, though 180 MB is where it begins to spill
+    assert scattered.key in other.data
+    assert {ws.name: ws.status.name for ws in scheduler.workers.values()} == {
+        "0": "closing_gracefully",
+        "1": "closing_gracefully",
+        "2": "running",
+    }
+    assert scheduler.tasks[task.key].suspicious == 0
+    # It is put off: they take tasks again.
+    for seconds in (100, 500):
+        await client.scheduler.ferro_ends(ends={"0": time.time() + seconds, "1": time.time() + seconds})
+    assert await client.submit(lambda: 7, workers=[leaver.address]) == 7
+    assert await leave(client, second) == {}
+    assert max(RAN[str(i)] for i in range(16)) == 1
 
 
 @pytest.mark.parametrize(
@@ -406,8 +358,10 @@ def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_there_a
         pytest.param(30.0, ["scattered", "dear", "small", "large"], id="time is bounded, what is worth most"),
     ],
 )
-def test_of_leavers_is_fetched_first_where(seconds, wanted, monkeypatch):
+@on_workers("1GB", "1GB")
+async def test_of_leavers_is_fetched_first_where(client, scheduler, workers, seconds, wanted, monkeypatch):
     """Worth: the seconds of compute that would be spent again, by the byte."""
+
     fetched, copy_to = [], evacuation.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
@@ -415,258 +369,233 @@ def test_of_leavers_is_fetched_first_where(seconds, wanted, monkeypatch):
         copy_to(scheduler, address, keys, stimulus_id)
 
     monkeypatch.setattr(evacuation.upstream, "copy_to", spy)
-
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        held = []
-        for name, nbytes, takes in (("small", MB, 1.0), ("large", 9 * MB, 5.0), ("dear", 2 * MB, 60.0)):
-            with dask.annotate(ferro={"seconds": takes}):
-                held.append(client.submit(ran, name, nbytes=nbytes, workers=[leaver.address], key=name))
-        if "scattered" in wanted:
-            held.append(
-                (await client.scatter({"scattered": bytes(MB)}, workers=[leaver.address]))["scattered"]
-            )
-        await finished_async(held)
-        assert await leave(client, leaver, seconds=seconds) == {}
-        assert fetched == wanted
-
-    on_workers(test, "1GB", "1GB")
+    leaver, _ = workers
+    held = []
+    for name, nbytes, takes in (("small", MB, 1.0), ("large", 9 * MB, 5.0), ("dear", 2 * MB, 60.0)):
+        with dask.annotate(ferro={"seconds": takes}):
+            held.append(client.submit(ran, name, nbytes=nbytes, workers=[leaver.address], key=name))
+    if "scattered" in wanted:
+        held.append((await client.scatter({"scattered": bytes(MB)}, workers=[leaver.address]))["scattered"])
+    await finished_async(held)
+    assert await leave(client, leaver, seconds=seconds) == {}
+    assert fetched == wanted
 
 
-def test_a_result_stands_for_its_inputs_too_that_nobody_holds_any_more():
-    async def test(client, scheduler, workers):
-        with dask.annotate(ferro={"seconds": 8.0}):
-            source = client.submit(ran, "source", key="source")
-        with dask.annotate(ferro={"seconds": 1.0}):
-            left, right = (client.submit(lambda _: 1, source, key=key) for key in ("left", "right"))
-        scattered = await client.scatter(5)
-        await finished_async([left, right])
+@on_workers("1GB", "1GB")
+async def test_a_result_stands_for_its_inputs_too_that_nobody_holds_any_more(client, scheduler, workers):
+    with dask.annotate(ferro={"seconds": 8.0}):
+        source = client.submit(ran, "source", key="source")
+    with dask.annotate(ferro={"seconds": 1.0}):
+        left, right = (client.submit(lambda _: 1, source, key=key) for key in ("left", "right"))
+    scattered = await client.scatter(5)
+    await finished_async([left, right])
 
-        def seconds(key):
-            return Recompute(scheduler).seconds(scheduler.tasks[key])
+    def seconds(key):
+        return Recompute(scheduler).seconds(scheduler.tasks[key])
 
-        assert seconds("left") == 1.0  # its input is held
-        source.release()
-        await until_async(lambda: scheduler.tasks["source"].state == "released", "the input to be gone")
-        assert seconds("left") == seconds("right") == 1.0 + 8.0 / 2  # no second counts twice
-        assert seconds(scattered.key) == inf  # nobody could compute it
-
-    on_workers(test, "1GB", "1GB")
+    assert seconds("left") == 1.0  # its input is held
+    source.release()
+    await until_async(lambda: scheduler.tasks["source"].state == "released", "the input to be gone")
+    assert seconds("left") == seconds("right") == 1.0 + 8.0 / 2  # no second counts twice
+    assert seconds(scattered.key) == inf  # nobody could compute it
 
 
-def test_when_the_cluster_ends_nobody_leaves_any_more():
+@on_workers("1GB", "1GB")
+async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, workers):
     """Jobs are cancelled next, and wait for no answer that would come too late."""
 
-    async def test(client, scheduler, workers):
-        first, second = workers
-        task = client.submit(held_up, "task", "over", workers=[first.address], allow_other_workers=True)
-        await started("task")
-        leaving = asyncio.ensure_future(leave(client, first, must=True))
-        await until_async(lambda: scheduler.plugins[scheduler_rpc.NAME].leaving.is_on, "somebody to leave")
-        await client.scheduler.ferro_over()
-        assert await leaving == {first.address: "leaving was stopped"}
-        answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
-        assert (answer["stayed"], answer["over"]) == ({second.address: "the cluster ends"}, True)
-        await Event("over", client).set()
-        assert await task == "task"
-
-    on_workers(test, "1GB", "1GB")
+    first, second = workers
+    task = client.submit(held_up, "task", "over", workers=[first.address], allow_other_workers=True)
+    await started("task")
+    leaving = asyncio.ensure_future(leave(client, first, must=True))
+    await until_async(lambda: scheduler.plugins[scheduler_rpc.NAME].leaving.is_on, "somebody to leave")
+    await client.scheduler.ferro_over()
+    assert await leaving == {first.address: "leaving was stopped"}
+    answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
+    assert (answer["stayed"], answer["over"]) == ({second.address: "the cluster ends"}, True)
+    await Event("over", client).set()
+    assert await task == "task"
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_the_last_of_those_that_must_leave_goes_on_until_another_comes(together):
+@on_workers("1GB", "1GB", "1GB")
+async def test_the_last_of_those_that_must_leave_goes_on_until_another_comes(
+    client, scheduler, workers, together
+):
     """Their jobs were submitted together, and end together: a cluster of which nobody takes tasks waits for nothing."""
 
-    async def test(client, scheduler, workers):
-        held = [client.submit(ran, f"{w.name}", nbytes=MB, workers=[w.address]) for w in workers]
-        await finished_async(held)
-        if together:
-            stayed = set().union(
-                *await asyncio.gather(*(leave(client, w, seconds=60.0, must=True) for w in workers))
-            )
-        else:
-            stayed = set().union(*[await leave(client, w, seconds=60.0, must=True) for w in workers])
-        (last,) = (worker for worker in workers if worker.address in stayed)
-        assert [ws.status.name for ws in scheduler.workers.values()] == ["running"]
-        assert {f.key for f in held} <= last.data.keys()
-        assert await client.submit(lambda: 7) == 7
-        async with Worker(scheduler.address, nthreads=1, name="successor") as successor:
-            assert await leave(client, last, seconds=50.0, must=True) == {}
-            assert {f.key for f in held} <= successor.data.keys()
-            assert await client.gather(held) == [bytes(MB)] * len(held)
-        assert not recomputed(scheduler)
-
-    on_workers(test, "1GB", "1GB", "1GB")
+    held = [client.submit(ran, f"{w.name}", nbytes=MB, workers=[w.address]) for w in workers]
+    await finished_async(held)
+    if together:
+        stayed = set().union(
+            *await asyncio.gather(*(leave(client, w, seconds=60.0, must=True) for w in workers))
+        )
+    else:
+        stayed = set().union(*[await leave(client, w, seconds=60.0, must=True) for w in workers])
+    (last,) = (worker for worker in workers if worker.address in stayed)
+    assert [ws.status.name for ws in scheduler.workers.values()] == ["running"]
+    assert {f.key for f in held} <= last.data.keys()
+    assert await client.submit(lambda: 7) == 7
+    async with Worker(scheduler.address, nthreads=1, name="successor") as successor:
+        assert await leave(client, last, seconds=50.0, must=True) == {}
+        assert {f.key for f in held} <= successor.data.keys()
+        assert await client.gather(held) == [bytes(MB)] * len(held)
+    assert not recomputed(scheduler)
 
 
-def test_the_last_one_takes_no_tasks_at_its_very_end():
-    async def test(client, scheduler, workers):
-        held = client.submit(ran, "held", nbytes=MB)
-        await finished_async([held])
-        assert await leave(client, workers[0], seconds=0.1, must=True)
-        assert [ws.status.name for ws in scheduler.workers.values()] == ["closing_gracefully"]
-
-    on_workers(test, "1GB")
+@on_workers("1GB")
+async def test_the_last_one_takes_no_tasks_at_its_very_end(client, scheduler, workers):
+    held = client.submit(ran, "held", nbytes=MB)
+    await finished_async([held])
+    assert await leave(client, workers[0], seconds=0.1, must=True)
+    assert [ws.status.name for ws in scheduler.workers.values()] == ["closing_gracefully"]
 
 
-def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once():
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        with dask.annotate(ferro={"seconds": 7200.0}):
-            task = client.submit(held_up, "task", "hopeless", **loosely)
-        await started("task")
-        assert await leave(client, leaver, seconds=3600.0, must=True) == {}
-        await started("task", 2)
-        await Event("hopeless", client).set()
-        assert await task == "task"
-        assert scheduler.tasks[task.key].suspicious == 0
-
-    on_workers(test, "1GB", "1GB", installed=True)
+@on_workers("1GB", "1GB", installed=True)
+async def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once(client, scheduler, workers):
+    leaver, _ = workers
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    with dask.annotate(ferro={"seconds": 7200.0}):
+        task = client.submit(held_up, "task", "hopeless", **loosely)
+    await started("task")
+    assert await leave(client, leaver, seconds=3600.0, must=True) == {}
+    await started("task", 2)
+    await Event("hopeless", client).set()
+    assert await task == "task"
+    assert scheduler.tasks[task.key].suspicious == 0
 
 
-def test_who_must_leave_and_cannot_holds_nobody_up():
-    async def test(client, scheduler, workers):
-        first, second, third = workers
-        held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in (first, second)]
-        await finished_async(held)
-        counter = await client.submit(Counting, actor=True, workers=[first.address])
-        loosely = {"workers": [first.address], "allow_other_workers": True}
-        task = client.submit(held_up, "task", "nobody", **loosely)
-        await started("task")
-        must = asyncio.ensure_future(leave(client, first, must=True))
-        assert await leave(client, second) == {}
-        await Event("nobody", client).set()
-        assert list(await must) == [first.address]
-        assert await task == "task"
-        assert {f.key for f in held} <= third.data.keys()
-        assert await counter.add() == 1
-
-    on_workers(test, "1GB", "1GB", "1GB")
+@on_workers("1GB", "1GB", "1GB")
+async def test_who_must_leave_and_cannot_holds_nobody_up(client, scheduler, workers):
+    first, second, third = workers
+    held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in (first, second)]
+    await finished_async(held)
+    counter = await client.submit(Counting, actor=True, workers=[first.address])
+    loosely = {"workers": [first.address], "allow_other_workers": True}
+    task = client.submit(held_up, "task", "nobody", **loosely)
+    await started("task")
+    must = asyncio.ensure_future(leave(client, first, must=True))
+    assert await leave(client, second) == {}
+    await Event("nobody", client).set()
+    assert list(await must) == [first.address]
+    assert await task == "task"
+    assert {f.key for f in held} <= third.data.keys()
+    assert await counter.add() == 1
 
 
 # ---- who is ordered to leave ----------------------------------------------------------------------------
 
 
-def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told():
+@on_workers("4GB", 300 * MB, config=NO_SPILL)
+async def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told(client, scheduler, workers):
     """300 MB have room for 10 of 12 results of 27 MB; what is lost is computed again when it is asked for."""
 
-    async def test(client, scheduler, workers):
-        leaver, other = workers
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        held = [client.submit(ran, str(i), nbytes=27 * MB, **loosely) for i in range(12)]
-        await finished_async(held)
-        lost = await sent_away(client, leaver, seconds=30.0)
-        moved = [f for f in held if f.key in other.data]
-        count = len(held) - len(moved)
-        assert 1 <= count <= 4
-        assert (lost["results"], lost["for_good"]) == (count, 0)
-        assert count * 27 * MB <= lost["nbytes"] <= count * 28 * MB
-        assert [ws.name for ws in scheduler.workers.values()] == ["1"]
-        del moved
-        (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "left"]
-        assert (event["results"], event["nbytes"]) == (count, lost["nbytes"])
-        for future in held[:-1]:
-            future.release()  # room for one
-        assert len(await held[-1]) == 27 * MB
-
-    memory = "distributed.worker.memory"
-    on_workers(test, "4GB", 300 * MB, config={f"{memory}.pause": False, f"{memory}.spill": False})
+    leaver, other = workers
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    held = [client.submit(ran, str(i), nbytes=27 * MB, **loosely) for i in range(12)]
+    await finished_async(held)
+    lost = await sent_away(client, leaver, seconds=30.0)
+    moved = [f for f in held if f.key in other.data]
+    count = len(held) - len(moved)
+    assert 1 <= count <= 4
+    assert (lost["results"], lost["for_good"]) == (count, 0)
+    assert count * 27 * MB <= lost["nbytes"] <= count * 28 * MB
+    assert [ws.name for ws in scheduler.workers.values()] == ["1"]
+    del moved
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "left"]
+    assert (event["results"], event["nbytes"]) == (count, lost["nbytes"])
+    for future in held[:-1]:
+        future.release()  # room for one
+    assert len(await held[-1]) == 27 * MB
 
 
-def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewhere():
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        short = client.submit(ran, "short", 0.2, **loosely)
-        await started("short")
-        task = client.submit(held_up, "task", "order", **loosely)
-        await asyncio.wait_for(short, 30)
-        await started("task")
-        assert (await sent_away(client, leaver, seconds=0.3))["results"] == 0
-        await started("task", 2)
-        await Event("order", client).set()
-        assert await task == "task"
-        assert await short == b""
-        assert (RAN["short"], scheduler.tasks[task.key].suspicious) == (1, 0)
-
-    on_workers(test, "1GB", "1GB")
+@on_workers("1GB", "1GB")
+async def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewhere(client, scheduler, workers):
+    leaver, _ = workers
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    short = client.submit(ran, "short", 0.2, **loosely)
+    await started("short")
+    task = client.submit(held_up, "task", "order", **loosely)
+    await asyncio.wait_for(short, 30)
+    await started("task")
+    assert (await sent_away(client, leaver, seconds=0.3))["results"] == 0
+    await started("task", 2)
+    await Event("order", client).set()
+    assert await task == "task"
+    assert await short == b""
+    assert (RAN["short"], scheduler.tasks[task.key].suspicious) == (1, 0)
 
 
-def test_an_order_to_all_is_obeyed_at_once():
+@on_workers("1GB", "1GB")
+async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
     """Nobody stays who could take anything: neither the time nor the running task is waited for."""
 
-    async def test(client, scheduler, workers):
-        one, other = workers
-        held = client.submit(ran, "held", nbytes=MB)
-        await held
-        copied = await client.scatter(bytes(MB), broadcast=True)
-        counter = await client.submit(Counting, actor=True, workers=[one.address])
-        task = client.submit(held_up, "task", "all")
-        await started("task")
-        began = time.monotonic()
-        lost = await sent_away(client, one, other, seconds=3600.0)
-        assert time.monotonic() - began < 60.0  # of 3600
-        assert (lost["results"], lost["for_good"]) == (3, 2)  # of two copies one result, scattered; the actor
-        assert scheduler.workers == {}
-        async with Worker(scheduler.address, nthreads=1, memory_limit=0):
-            await Event("all", client).set()
-            assert (await task, len(await held)) == ("task", MB)
-        assert (RAN["task"], RAN["held"], scheduler.tasks[task.key].suspicious) == (2, 2, 0)
-        del copied, counter
-
-    on_workers(test, "1GB", "1GB")
+    one, other = workers
+    held = client.submit(ran, "held", nbytes=MB)
+    await held
+    copied = await client.scatter(bytes(MB), broadcast=True)
+    counter = await client.submit(Counting, actor=True, workers=[one.address])
+    task = client.submit(held_up, "task", "all")
+    await started("task")
+    began = time.monotonic()
+    lost = await sent_away(client, one, other, seconds=3600.0)
+    assert time.monotonic() - began < 60.0  # of 3600
+    assert (lost["results"], lost["for_good"]) == (3, 2)  # of two copies one result, scattered; the actor
+    assert scheduler.workers == {}
+    async with Worker(scheduler.address, nthreads=1, memory_limit=0):
+        await Event("all", client).set()
+        assert (await task, len(await held)) == ("task", MB)
+    assert (RAN["task"], RAN["held"], scheduler.tasks[task.key].suspicious) == (2, 2, 0)
+    del copied, counter
 
 
-def test_an_order_overtakes_a_leave_and_can_be_taken_back():
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        loosely = {"workers": [leaver.address], "allow_other_workers": True}
-        task = client.submit(held_up, "task", "overtaken", **loosely)
-        await started("task")
-        departure = asyncio.ensure_future(leave(client, leaver))
-        state = scheduler.workers[leaver.address]
-        await until_async(lambda: state.status == Status.closing_gracefully, "the leave to begin")
-        ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
-        ordered = asyncio.ensure_future(ordered)
-        await asyncio.sleep(0.1)
-        await client.scheduler.ferro_stay(addresses=[leaver.address])
-        assert await departure == {leaver.address: "recalled"}
-        assert dict((await ordered)["stayed"]) == {leaver.address: "recalled"}
-        await until_async(
-            lambda: state.status == Status.running, "a worker that runs again", seen=lambda: state.status
-        )
-        again = asyncio.ensure_future(leave(client, leaver))
-        assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
-        assert await again == {}
-        await started("task", 2)
-        await Event("overtaken", client).set()
-        assert await task == "task"
-
-    on_workers(test, "1GB", "1GB")
+@on_workers("1GB", "1GB")
+async def test_an_order_overtakes_a_leave_and_can_be_taken_back(client, scheduler, workers):
+    leaver, _ = workers
+    loosely = {"workers": [leaver.address], "allow_other_workers": True}
+    task = client.submit(held_up, "task", "overtaken", **loosely)
+    await started("task")
+    departure = asyncio.ensure_future(leave(client, leaver))
+    state = scheduler.workers[leaver.address]
+    await until_async(lambda: state.status == Status.closing_gracefully, "the leave to begin")
+    ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
+    ordered = asyncio.ensure_future(ordered)
+    await asyncio.sleep(0.1)
+    await client.scheduler.ferro_stay(addresses=[leaver.address])
+    assert await departure == {leaver.address: "recalled"}
+    assert dict((await ordered)["stayed"]) == {leaver.address: "recalled"}
+    await until_async(
+        lambda: state.status == Status.running, "a worker that runs again", seen=lambda: state.status
+    )
+    again = asyncio.ensure_future(leave(client, leaver))
+    assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
+    assert await again == {}
+    await started("task", 2)
+    await Event("overtaken", client).set()
+    assert await task == "task"
 
 
 # ---- all at once ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_while_workers_come_and_go_a_graph_is_computed_once_and_right(installed):
-    async def test(client, scheduler, workers):
-        layer = client.map(count_one, range(60), key=[f"a{i}" for i in range(60)])
-        for depth in range(4):
-            pairs = zip(layer, layer[1:] + layer[:1], strict=True)
-            layer = [client.submit(count_one, *pair, key=f"{depth}-{i}") for i, pair in enumerate(pairs)]
-        for turn in range(6):
-            gone = workers[turn : turn + 2]
-            workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
-            await asyncio.gather(*(leave(client, w) for w in gone))
-            workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
-        assert sum(await client.gather(layer)) == sum(range(60)) * 2**4
-        assert set(RAN.values()) == {1}
-        assert len(RAN) == 300
-        assert recomputed(scheduler) == {}
-
-    on_workers(test, "1GB", "1GB", "1GB", installed=installed)
+@on_workers("1GB", "1GB", "1GB")
+async def test_while_workers_come_and_go_a_graph_is_computed_once_and_right(
+    client, scheduler, workers, installed
+):
+    layer = client.map(count_one, range(60), key=[f"a{i}" for i in range(60)])
+    for depth in range(4):
+        pairs = zip(layer, layer[1:] + layer[:1], strict=True)
+        layer = [client.submit(count_one, *pair, key=f"{depth}-{i}") for i, pair in enumerate(pairs)]
+    for turn in range(6):
+        gone = workers[turn : turn + 2]
+        workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
+        await asyncio.gather(*(leave(client, w) for w in gone))
+        workers.append(await Worker(scheduler.address, nthreads=1, memory_limit="1GB"))
+    assert sum(await client.gather(layer)) == sum(range(60)) * 2**4
+    assert set(RAN.values()) == {1}
+    assert len(RAN) == 300
+    assert recomputed(scheduler) == {}
 
 
 def count_one(*parts):
@@ -677,24 +606,20 @@ def count_one(*parts):
     return sum(parts)
 
 
-def test_those_that_are_recalled_stay_and_take_tasks_again():
-    async def test(client, scheduler, workers):
-        leaver, _ = workers
-        running = client.submit(
-            held_up, "running", "recall", workers=[leaver.address], allow_other_workers=True
-        )
-        await started("running")
-        departure = asyncio.ensure_future(leave(client, leaver))
-        state = scheduler.workers[leaver.address]
-        await until_async(
-            lambda: state.status == Status.closing_gracefully, "the leave to begin", seen=lambda: state.status
-        )
-        assert not departure.done()
-        await client.scheduler.ferro_stay(addresses=[leaver.address])
-        assert await departure == {leaver.address: "recalled"}
-        await Event("recall", client).set()
-        assert await running == "running"
-        assert await client.submit(ran, "again", workers=[leaver.address]) == b""
-        assert (RAN["running"], len(scheduler.workers)) == (1, 2)
-
-    on_workers(test, "8GB", "8GB")
+@on_workers("8GB", "8GB")
+async def test_those_that_are_recalled_stay_and_take_tasks_again(client, scheduler, workers):
+    leaver, _ = workers
+    running = client.submit(held_up, "running", "recall", workers=[leaver.address], allow_other_workers=True)
+    await started("running")
+    departure = asyncio.ensure_future(leave(client, leaver))
+    state = scheduler.workers[leaver.address]
+    await until_async(
+        lambda: state.status == Status.closing_gracefully, "the leave to begin", seen=lambda: state.status
+    )
+    assert not departure.done()
+    await client.scheduler.ferro_stay(addresses=[leaver.address])
+    assert await departure == {leaver.address: "recalled"}
+    await Event("recall", client).set()
+    assert await running == "running"
+    assert await client.submit(ran, "again", workers=[leaver.address]) == b""
+    assert (RAN["running"], len(scheduler.workers)) == (1, 2)

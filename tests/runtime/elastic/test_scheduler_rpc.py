@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from functools import partial
 from math import inf, nan
 
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Client, Event, LocalCluster, Scheduler, Status, Worker, secede
+from distributed import Event, Scheduler, Status, Worker, secede
 from distributed.protocol.pickle import dumps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,30 +21,10 @@ from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.scheduler_rpc import Kept, Roster
 from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
+from tests import clusters
 from tests.waiting import finished_async, opened, until_async
 
-
-def on_cluster(test, **options):
-    """Run an asynchronous test with the roster on an in-process cluster that checks its own state."""
-
-    async def run():
-        checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
-        options.setdefault("n_workers", 2)
-        with dask.config.set(checked):
-            async with (
-                LocalCluster(
-                    threads_per_worker=1,
-                    processes=False,
-                    asynchronous=True,
-                    dashboard_address=":0",
-                    **options,
-                ) as cluster,
-                Client(cluster, asynchronous=True) as client,
-            ):
-                await client.register_plugin(Roster())
-                await test(client, cluster)
-
-    asyncio.run(run())
+on_cluster = partial(clusters.on_cluster, roster=True)
 
 
 async def busy(client, cluster):
@@ -141,209 +121,188 @@ def clock(monkeypatch):
     return made
 
 
-def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(clock):
-    async def test(client, cluster):
-        one, two = sorted(cluster.scheduler.workers)
-        alone = client.submit(bytes, 5000, workers=[one])
-        shared = client.submit(bytes, 7000, workers=[one])
-        used = client.submit(len, shared, workers=[two])
-        await finished_async([alone, shared, used])
-        clock.ahead += 300.0
-        facts = await cluster.scheduler_comm.ferro_roster()
-        row, other = facts["workers"][one], facts["workers"][two]
-        assert (facts.keys(), row.keys()) == (RosterAnswer.__required_keys__, WorkerRow.__required_keys__)
-        tasks = cluster.scheduler.tasks
-        sizes = {f.key: tasks[f.key].nbytes for f in (alone, shared, used)}
-        assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}
-        assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
-        assert other["unique"] == sizes[used.key]
-        assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
-        assert 300.0 <= row["idle_for"] < 400.0
-        assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
-        assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
-        assert (len(facts["demands"]), facts["queue"]) == (0, 0)
-
-    on_cluster(test)
+@on_cluster()
+async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(client, cluster, clock):
+    one, two = sorted(cluster.scheduler.workers)
+    alone = client.submit(bytes, 5000, workers=[one])
+    shared = client.submit(bytes, 7000, workers=[one])
+    used = client.submit(len, shared, workers=[two])
+    await finished_async([alone, shared, used])
+    clock.ahead += 300.0
+    facts = await cluster.scheduler_comm.ferro_roster()
+    row, other = facts["workers"][one], facts["workers"][two]
+    assert (facts.keys(), row.keys()) == (RosterAnswer.__required_keys__, WorkerRow.__required_keys__)
+    tasks = cluster.scheduler.tasks
+    sizes = {f.key: tasks[f.key].nbytes for f in (alone, shared, used)}
+    assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}
+    assert (row["nbytes"], row["unique"]) == (sizes[alone.key] + sizes[shared.key], sizes[alone.key])
+    assert other["unique"] == sizes[used.key]
+    assert (row["threads"], row["status"], row["processing"]) == (1, "running", 0)
+    assert 300.0 <= row["idle_for"] < 400.0
+    assert (row["device"], row["resources"], row["ends_in"]) == ("cpu", {}, None)
+    assert 0 < row["free"] < 0.6 * cluster.scheduler.workers[one].memory_limit
+    assert (len(facts["demands"]), facts["queue"]) == (0, 0)
 
 
-def test_a_row_tells_for_how_long_a_worker_has_paused(clock):
-    async def test(client, cluster):
-        scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
-        told = scheduler.plugins[scheduler_rpc.NAME].roster
+@on_cluster(config={"distributed.worker.memory.pause": False})
+async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clock):
+    scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
+    told = scheduler.plugins[scheduler_rpc.NAME].roster
 
-        def paused():
-            return {address: row["paused_for"] for address, row in told()["workers"].items()}
+    def paused():
+        return {address: row["paused_for"] for address, row in told()["workers"].items()}
 
-        assert paused() == {one: 0.0, two: 0.0}
-        cluster.workers[0].status = Status.paused
-        await until_async(lambda: scheduler.workers[one].status == Status.paused, "word of the pause")
-        clock.ahead += 300.0
-        assert 300.0 <= paused()[one] < 400.0
-        assert paused()[two] == 0.0
-        cluster.workers[0].status = Status.running
-        await until_async(lambda: scheduler.workers[one].status == Status.running, "word of its end")
-        assert paused()[one] == 0.0
-
-    with dask.config.set({"distributed.worker.memory.pause": False}):  # it would resume by itself
-        on_cluster(test)
+    assert paused() == {one: 0.0, two: 0.0}
+    cluster.workers[0].status = Status.paused
+    await until_async(lambda: scheduler.workers[one].status == Status.paused, "word of the pause")
+    clock.ahead += 300.0
+    assert 300.0 <= paused()[one] < 400.0
+    assert paused()[two] == 0.0
+    cluster.workers[0].status = Status.running
+    await until_async(lambda: scheduler.workers[one].status == Status.running, "word of its end")
+    assert paused()[one] == 0.0
 
 
-def test_demands_are_apart_by_what_their_workers_must_have():
-    async def test(client, cluster):
-        event, held = await busy(client, cluster)
-        address = next(iter(cluster.scheduler.workers))
-        with annotated(0.5):
-            anywhere = client.map(hold, ["roster"] * 300, range(300))
-        with annotated(2.0, resources={"GPU": 1}):
-            gpu = client.map(hold, ["roster"] * 3, range(3), pure=False)
-        with annotated(9.0):
-            bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
-            loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
-        await submitted(cluster.scheduler, 307)
-        facts = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()
-        rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
-        assert set(rows) == {(False,), (True,), ("GPU", False)}
-        assert facts["queue"] == 307
-        assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
-        assert (rows[False,]["longest"], rows[False,]["device"]) == (9.0, None)
-        assert rows["GPU", False]["profile"] == [(2.0, 3.0)]
-        assert (rows["GPU", False]["device"], rows["GPU", False]["resources"]) == ("gpu", {"GPU": 1})
-        assert rows[True,]["workers"] == sorted(cluster.scheduler.workers)
-        assert rows[True,]["longest"] == 9.0
-        await event.set()
-        await client.gather([*held, *anywhere, bound, loose])
-        del gpu
-
-    on_cluster(test)
+@on_cluster()
+async def test_demands_are_apart_by_what_their_workers_must_have(client, cluster):
+    event, held = await busy(client, cluster)
+    address = next(iter(cluster.scheduler.workers))
+    with annotated(0.5):
+        anywhere = client.map(hold, ["roster"] * 300, range(300))
+    with annotated(2.0, resources={"GPU": 1}):
+        gpu = client.map(hold, ["roster"] * 3, range(3), pure=False)
+    with annotated(9.0):
+        bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
+        loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
+    await submitted(cluster.scheduler, 307)
+    facts = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()
+    rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
+    assert set(rows) == {(False,), (True,), ("GPU", False)}
+    assert facts["queue"] == 307
+    assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
+    assert (rows[False,]["longest"], rows[False,]["device"]) == (9.0, None)
+    assert rows["GPU", False]["profile"] == [(2.0, 3.0)]
+    assert (rows["GPU", False]["device"], rows["GPU", False]["resources"]) == ("gpu", {"GPU": 1})
+    assert rows[True,]["workers"] == sorted(cluster.scheduler.workers)
+    assert rows[True,]["longest"] == 9.0
+    await event.set()
+    await client.gather([*held, *anywhere, bound, loose])
+    del gpu
 
 
-def test_a_demand_knows_the_whole_graph_and_what_has_run():
-    async def test(client, cluster):
-        event, held = await busy(client, cluster)
-        graph = {("a", i): Task(("a", i), hold, "roster", i) for i in range(4)}
-        graph |= {("b", i): Task(("b", i), int, TaskRef(("a", i))) for i in range(4)}
-        graph["c"] = Task("c", max, *(TaskRef(("b", i)) for i in range(4)))
-        with annotated(1.0):
-            last = client.get(graph, "c", sync=False)
-        await submitted(cluster.scheduler, 11)
-        demands = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()["demands"]
-        (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
-        assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
-        # Nobody knows what `hold` takes: at least as long again as the two have run.
-        assert bound["longest"] > 0.2
-        await event.set()
-        assert await last == 3
-        await client.gather(held)
-
-    on_cluster(test)
+@on_cluster()
+async def test_a_demand_knows_the_whole_graph_and_what_has_run(client, cluster):
+    event, held = await busy(client, cluster)
+    graph = {("a", i): Task(("a", i), hold, "roster", i) for i in range(4)}
+    graph |= {("b", i): Task(("b", i), int, TaskRef(("a", i))) for i in range(4)}
+    graph["c"] = Task("c", max, *(TaskRef(("b", i)) for i in range(4)))
+    with annotated(1.0):
+        last = client.get(graph, "c", sync=False)
+    await submitted(cluster.scheduler, 11)
+    demands = cluster.scheduler.plugins[scheduler_rpc.NAME].roster()["demands"]
+    (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
+    assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
+    # Nobody knows what `hold` takes: at least as long again as the two have run.
+    assert bound["longest"] > 0.2
+    await event.set()
+    assert await last == 3
+    await client.gather(held)
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(installed):
-    async def test(client, cluster):
-        if installed:
-            await ff.install(client)
-        event, held = await busy(client, cluster)
-        graph = {}
-        for chain in range(200):
-            for step in range(10):
-                key = (f"step-{step}", chain)
-                before = TaskRef((f"step-{step - 1}", chain)) if step else 0
-                graph[key] = Task(key, int, before)
-        with annotated(0.1):
-            last = client.get(graph, [("step-9", chain) for chain in range(200)], sync=False)
-        await submitted(cluster.scheduler, 2002)
-        rows = {}
-        for exact in (20_000, 400):
-            (row,) = [d for d in Demands(cluster.scheduler, exact).rows() if d["workers"] is None]
-            rows[exact] = row["profile"]
-        seconds = {exact: sum(s for s, _ in steps) for exact, steps in rows.items()}
-        work = {exact: sum(s * w for s, w in steps) for exact, steps in rows.items()}
-        assert seconds[20_000] == pytest.approx(1.0)
-        assert seconds[400] == pytest.approx(1.0, rel=0.1)
-        assert work[20_000] == pytest.approx(200.0)
-        assert work[400] == pytest.approx(200.0, rel=0.15)
-        assert rows[400][0][1] == pytest.approx(200.0, rel=0.3)
-        await event.set()
-        await client.gather([*last, *held])
-
-    on_cluster(test)
+@on_cluster()
+async def test_a_sample_of_a_large_graph_has_about_its_work_and_depth(client, cluster, installed):
+    event, held = await busy(client, cluster)
+    graph = {}
+    for chain in range(200):
+        for step in range(10):
+            key = (f"step-{step}", chain)
+            before = TaskRef((f"step-{step - 1}", chain)) if step else 0
+            graph[key] = Task(key, int, before)
+    with annotated(0.1):
+        last = client.get(graph, [("step-9", chain) for chain in range(200)], sync=False)
+    await submitted(cluster.scheduler, 2002)
+    rows = {}
+    for exact in (20_000, 400):
+        (row,) = [d for d in Demands(cluster.scheduler, exact).rows() if d["workers"] is None]
+        rows[exact] = row["profile"]
+    seconds = {exact: sum(s for s, _ in steps) for exact, steps in rows.items()}
+    work = {exact: sum(s * w for s, w in steps) for exact, steps in rows.items()}
+    assert seconds[20_000] == pytest.approx(1.0)
+    assert seconds[400] == pytest.approx(1.0, rel=0.1)
+    assert work[20_000] == pytest.approx(200.0)
+    assert work[400] == pytest.approx(200.0, rel=0.15)
+    assert rows[400][0][1] == pytest.approx(200.0, rel=0.3)
+    await event.set()
+    await client.gather([*last, *held])
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_a_required_device_class_is_a_need_where_somebody_honours_it(installed):
-    async def test(client, cluster):
-        if installed:
-            await ff.install(client)
-        event, held = await busy(client, cluster)
-        with annotated(2.0), ff.Require("gpu"):
-            required = client.map(hold, ["roster"] * 3, range(3), pure=False)
-        with annotated(2.0):
-            free = client.submit(hold, "roster", 0, pure=False)
-        await submitted(cluster.scheduler, 6)
-        rows = {d["device"]: d for d in Demands(cluster.scheduler).rows() if d["workers"] is None}
-        if installed:
-            assert {device: row["profile"] for device, row in rows.items()} == {
-                "gpu": [(2.0, 3.0)],
-                None: [(2.0, 1.0)],
-            }
-            assert rows["gpu"]["resources"] == {}
-        else:
-            assert {device: row["profile"] for device, row in rows.items()} == {None: [(2.0, 4.0)]}
-        await event.set()
-        await client.gather([*held, free])
-        del required
-
-    on_cluster(test)
+@on_cluster()
+async def test_a_required_device_class_is_a_need_where_somebody_honours_it(client, cluster, installed):
+    event, held = await busy(client, cluster)
+    with annotated(2.0), ff.Require("gpu"):
+        required = client.map(hold, ["roster"] * 3, range(3), pure=False)
+    with annotated(2.0):
+        free = client.submit(hold, "roster", 0, pure=False)
+    await submitted(cluster.scheduler, 6)
+    rows = {d["device"]: d for d in Demands(cluster.scheduler).rows() if d["workers"] is None}
+    if installed:
+        assert {device: row["profile"] for device, row in rows.items()} == {
+            "gpu": [(2.0, 3.0)],
+            None: [(2.0, 1.0)],
+        }
+        assert rows["gpu"]["resources"] == {}
+    else:
+        assert {device: row["profile"] for device, row in rows.items()} == {None: [(2.0, 4.0)]}
+    await event.set()
+    await client.gather([*held, free])
+    del required
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_the_demand_reads_annotations_as_placement_does(installed):
+@on_cluster()
+async def test_the_demand_reads_annotations_as_placement_does(client, cluster, installed):
     """Operations count where a device's speed is known; what makes no sense says nothing."""
 
-    async def test(client, cluster):
-        if installed:
-            await ff.install(client)
-            durations = cluster.scheduler.extensions["stealing"].ledger.durations
-            durations.speeds["cpu"] = Speed(1e9, 1e9)
-        tasks = []
-        for number, told in enumerate(
-            [
-                {"flops": 3e9},
-                {"seconds": 4.0, "bytes": 2e9},
-                {"seconds": nan},
-                {"seconds": inf},
-                {"seconds": -1.0},
-            ]
-        ):
-            with dask.annotate(ferro=told):
-                tasks.append(client.submit(hold, "roster", number, resources={f"none-{number}": 1}))
-        await until_async(
-            lambda: len(cluster.scheduler.unrunnable) >= len(tasks), "all tasks to be without a worker"
-        )
-        found = {next(iter(d["resources"])): d for d in Demands(cluster.scheduler).rows()}
-        known = [3.0, 2.0] if installed else [0.5, 4.0]
-        for number, seconds in enumerate([*known, 0.5, 0.5, 0.5]):
-            row = found[f"none-{number}"]
-            assert (row["profile"], row["longest"]) == ([(seconds, 1.0)], seconds)
-
-    on_cluster(test)
-
-
-def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_say():
-    async def test(client, cluster):
+    if installed:
         await ff.install(client)
-        ledger = cluster.scheduler.extensions["stealing"].ledger
-        with dask.annotate(ferro={"flops": 4e9}):
-            task = client.submit(hold, "roster", 0, resources={"none": 1})
-        await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
-        ledger.durations.speeds.update({"cpu": Speed(1e9, 1e9), "gpu": Speed(8e9, 8e9)})
-        ledger.set_device(next(iter(ledger.rows)), "gpu")  # until it says itself what it is
-        (row,) = Demands(cluster.scheduler).rows()
-        assert (row["profile"], row["speeds"]) == ([(4.0, 1.0)], {"gpu": 8.0})
-        del task
+        durations = cluster.scheduler.extensions["stealing"].ledger.durations
+        durations.speeds["cpu"] = Speed(1e9, 1e9)
+    tasks = []
+    for number, told in enumerate(
+        [
+            {"flops": 3e9},
+            {"seconds": 4.0, "bytes": 2e9},
+            {"seconds": nan},
+            {"seconds": inf},
+            {"seconds": -1.0},
+        ]
+    ):
+        with dask.annotate(ferro=told):
+            tasks.append(client.submit(hold, "roster", number, resources={f"none-{number}": 1}))
+    await until_async(
+        lambda: len(cluster.scheduler.unrunnable) >= len(tasks), "all tasks to be without a worker"
+    )
+    found = {next(iter(d["resources"])): d for d in Demands(cluster.scheduler).rows()}
+    known = [3.0, 2.0] if installed else [0.5, 4.0]
+    for number, seconds in enumerate([*known, 0.5, 0.5, 0.5]):
+        row = found[f"none-{number}"]
+        assert (row["profile"], row["longest"]) == ([(seconds, 1.0)], seconds)
 
-    on_cluster(test)
+
+@on_cluster()
+async def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_say(client, cluster):
+    await ff.install(client)
+    ledger = cluster.scheduler.extensions["stealing"].ledger
+    with dask.annotate(ferro={"flops": 4e9}):
+        task = client.submit(hold, "roster", 0, resources={"none": 1})
+    await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
+    ledger.durations.speeds.update({"cpu": Speed(1e9, 1e9), "gpu": Speed(8e9, 8e9)})
+    ledger.set_device(next(iter(ledger.rows)), "gpu")  # until it says itself what it is
+    (row,) = Demands(cluster.scheduler).rows()
+    assert (row["profile"], row["speeds"]) == ([(4.0, 1.0)], {"gpu": 8.0})
+    del task
 
 
 def seceding(number):
@@ -353,39 +312,37 @@ def seceding(number):
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(installed):
+@on_cluster()
+async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client, cluster, installed):
     """Stock Dask counts them as no work either."""
 
-    async def test(client, cluster):
-        if installed:
-            await ff.install(client)
-        scheduler = cluster.scheduler
-        away = [client.submit(seceding, number, pure=False) for number in range(6)]
-        await until_async(
-            lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
-        )
-        assert Demands(scheduler).rows() == []
-        facts = scheduler.plugins[scheduler_rpc.NAME].roster()
-        holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
-        assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
-        with annotated(2.0):
-            after = client.submit(sum, away)
-        await until_async(lambda: "sum" in scheduler.task_prefixes, "the sum to be submitted")
-        (row,) = Demands(scheduler).rows()  # later, but it comes
-        assert row["profile"][0][1] == 0.0
-        assert row["profile"][-1] == pytest.approx((2.0, 1.0))
-        event, held = await busy(client, cluster)
-        with annotated(0.1):
-            others = client.map(hold, ["roster"] * 40, range(40))
-        await submitted(scheduler, 49)
-        (sample,) = [d for d in Demands(scheduler, 20).rows() if d["workers"] is None]
-        assert sample["profile"][0][1] * 0.1 == pytest.approx(4.0, rel=0.15)
-        await event.set()
-        await Event("coordinators").set()
-        assert await after == 15
-        await client.gather([*held, *others])
-
-    on_cluster(test)
+    if installed:
+        await ff.install(client)
+    scheduler = cluster.scheduler
+    away = [client.submit(seceding, number, pure=False) for number in range(6)]
+    await until_async(
+        lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
+    )
+    assert Demands(scheduler).rows() == []
+    facts = scheduler.plugins[scheduler_rpc.NAME].roster()
+    holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
+    assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
+    with annotated(2.0):
+        after = client.submit(sum, away)
+    await until_async(lambda: "sum" in scheduler.task_prefixes, "the sum to be submitted")
+    (row,) = Demands(scheduler).rows()  # later, but it comes
+    assert row["profile"][0][1] == 0.0
+    assert row["profile"][-1] == pytest.approx((2.0, 1.0))
+    event, held = await busy(client, cluster)
+    with annotated(0.1):
+        others = client.map(hold, ["roster"] * 40, range(40))
+    await submitted(scheduler, 49)
+    (sample,) = [d for d in Demands(scheduler, 20).rows() if d["workers"] is None]
+    assert sample["profile"][0][1] * 0.1 == pytest.approx(4.0, rel=0.15)
+    await event.set()
+    await Event("coordinators").set()
+    assert await after == 15
+    await client.gather([*held, *others])
 
 
 def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
@@ -417,135 +374,111 @@ def about(seconds):
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["stock", "with the scheduler plugin"])
-def test_ends_are_kept_by_name_for_workers_that_come_later_too(installed):
+@on_cluster()
+async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, cluster, installed):
     """Of the last seconds a tenth, at most five, is for moving what a worker holds; the earliest end counts."""
 
-    async def test(client, cluster):
-        scheduler = cluster.scheduler
-        now = time.time()
-        await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
-        if installed:
-            await ff.install(client)
-        async with Worker(scheduler.address, name="late", nthreads=1):
-            rows = (await cluster.scheduler_comm.ferro_roster())["workers"].values()
-            left = {str(row["name"]): row["ends_in"] for row in rows}
-            assert left == {"0": about(95), "1": None, "late": about(45)}
-            if installed:
-                ledger = scheduler.extensions["stealing"].ledger
-                names = {str(ws.name): address for address, ws in scheduler.workers.items()}
-                known = {name: ledger.worker(address, now).ends_in for name, address in names.items()}
-                assert known == {"0": about(95), "1": inf, "late": about(45)}
-                assert ledger.fresh == 195.0
-                await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, by="worker")
-                assert ledger.worker(names["0"], now).ends_in == about(18)
-                await cluster.scheduler_comm.ferro_ends(ends={"0": None}, by="worker")
-                assert ledger.worker(names["0"], now).ends_in == about(95)
-                await cluster.scheduler_comm.ferro_ends(ends={"0": None})
-                assert ledger.worker(names["0"], now).ends_in == inf
-                await cluster.scheduler_comm.ferro_roster_remove()
-                assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
-
-    on_cluster(test)
-
-
-def test_an_end_that_is_taken_back_is_taken_out_of_the_ledger():
-    async def test(client, cluster):
+    scheduler = cluster.scheduler
+    now = time.time()
+    await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "late": now + 50}, fresh=200.0)
+    if installed:
         await ff.install(client)
-        ledger = cluster.scheduler.extensions["stealing"].ledger
-        told = cluster.scheduler_comm.ferro_ends
-        await told(ends={"0": time.time() + 20}, fresh=100.0)
-        assert (len(ledger.ends), ledger.fresh) == (1, 95.0)
-        await told(ends={"0": None}, fresh=0.0)
-        assert (ledger.ends, ledger.fresh) == ({}, 0.0)
-        assert {row.ends_at for row in ledger.rows.values()} == {inf}
+    async with Worker(scheduler.address, name="late", nthreads=1):
+        rows = (await cluster.scheduler_comm.ferro_roster())["workers"].values()
+        left = {str(row["name"]): row["ends_in"] for row in rows}
+        assert left == {"0": about(95), "1": None, "late": about(45)}
+        if installed:
+            ledger = scheduler.extensions["stealing"].ledger
+            names = {str(ws.name): address for address, ws in scheduler.workers.items()}
+            known = {name: ledger.worker(address, now).ends_in for name, address in names.items()}
+            assert known == {"0": about(95), "1": inf, "late": about(45)}
+            assert ledger.fresh == 195.0
+            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, by="worker")
+            assert ledger.worker(names["0"], now).ends_in == about(18)
+            await cluster.scheduler_comm.ferro_ends(ends={"0": None}, by="worker")
+            assert ledger.worker(names["0"], now).ends_in == about(95)
+            await cluster.scheduler_comm.ferro_ends(ends={"0": None, "late": None}, fresh=0.0)
+            assert {row.ends_at for row in ledger.rows.values()} == {inf}
+            assert (ledger.ends, ledger.fresh) == ({}, 0.0)
+            await cluster.scheduler_comm.ferro_ends(ends={"0": now + 20}, fresh=200.0)
+            await cluster.scheduler_comm.ferro_roster_remove()
+            assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
 
-    on_cluster(test)
 
-
-def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(monkeypatch):
+@on_cluster()
+async def test_ends_are_forgotten_with_those_that_left_or_whose_end_has_passed(client, cluster, monkeypatch):
     monkeypatch.setattr(scheduler_rpc, "_ABSENT", 3)
-
-    async def test(client, cluster):
-        known = cluster.scheduler.plugins[scheduler_rpc.NAME]._ends
-        now = time.time()
-        told = cluster.scheduler_comm.ferro_ends
-        await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
-        assert list(known) == ["0", "1", "next"]
-        addresses = {str(ws.name): address for address, ws in cluster.scheduler.workers.items()}
-        await cluster.scheduler_comm.ferro_leave(addresses=[addresses["0"]])
-        await cluster.scheduler.remove_worker(addresses["1"], stimulus_id="died")
-        assert list(known) == ["1", "next"]  # a nanny starts it again
-        await told(ends={f"later-{i}": now + 60 for i in range(5)})
-        assert list(known) == ["later-2", "later-3", "later-4"]
-
-    on_cluster(test)
+    known = cluster.scheduler.plugins[scheduler_rpc.NAME]._ends
+    now = time.time()
+    told = cluster.scheduler_comm.ferro_ends
+    await told(ends={"0": now + 100, "1": now + 100, "passed": now - 1, "next": now + 50})
+    assert list(known) == ["0", "1", "next"]
+    addresses = {str(ws.name): address for address, ws in cluster.scheduler.workers.items()}
+    await cluster.scheduler_comm.ferro_leave(addresses=[addresses["0"]])
+    await cluster.scheduler.remove_worker(addresses["1"], stimulus_id="died")
+    assert list(known) == ["1", "next"]  # a nanny starts it again
+    await told(ends={f"later-{i}": now + 60 for i in range(5)})
+    assert list(known) == ["later-2", "later-3", "later-4"]
 
 
 # ---- on and off -----------------------------------------------------------------------------------------
 
 
-def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is_there_stays():
-    async def test(client, cluster):
-        fail = cluster.scheduler_comm.ferro_fail
-        held = client.submit(abs, -1, key="held")
-        tied = client.submit(abs, -2, key="tied", resources={"GPU": 1})
-        assert await held == 1
-        await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
-        assert await fail(why="no") == 0  # there is a worker
-        more = client.submit(abs, -3, key="more", resources={"GPU": 2})
-        here = client.submit(abs, -4, key="here", resources={"GPU": 1}, workers=["tcp://10.0.0.9:1"])
-        await until_async(lambda: len(cluster.scheduler.unrunnable) == 3, "three tasks without a worker")
-        assert await fail(why="gpu is closed", resources={"GPU": 1}) == 1
-        assert str(await tied.exception()) == "gpu is closed"
-        assert (more.status, here.status) == ("pending", "pending")
-        del held
-        cluster.scale(0)
-        await until_async(lambda: not cluster.scheduler.workers, "the end of the worker")
-        roots = client.map(abs, range(5))
-        total = client.submit(sum, roots)
-        await until_async(lambda: len(cluster.scheduler.queued) == 5, "tasks in the queue")
-        assert await fail(why="cpu is closed") == 7
-        for future in (more, here, *roots, total):
-            error = await future.exception()
-            assert (type(error), str(error)) == (ff.ConfigError, "cpu is closed")
-        assert not cluster.scheduler.unrunnable
-        assert not cluster.scheduler.queued
-        cluster.scale(1)
-        assert await client.submit(abs, -3) == 3  # what comes later is not concerned
-
-    on_cluster(test, n_workers=1)
+@on_cluster(workers=1)
+async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is_there_stays(client, cluster):
+    fail = cluster.scheduler_comm.ferro_fail
+    held = client.submit(abs, -1, key="held")
+    tied = client.submit(abs, -2, key="tied", resources={"GPU": 1})
+    assert await held == 1
+    await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
+    assert await fail(why="no") == 0  # there is a worker
+    more = client.submit(abs, -3, key="more", resources={"GPU": 2})
+    here = client.submit(abs, -4, key="here", resources={"GPU": 1}, workers=["tcp://10.0.0.9:1"])
+    await until_async(lambda: len(cluster.scheduler.unrunnable) == 3, "three tasks without a worker")
+    assert await fail(why="gpu is closed", resources={"GPU": 1}) == 1
+    assert str(await tied.exception()) == "gpu is closed"
+    assert (more.status, here.status) == ("pending", "pending")
+    del held
+    cluster.scale(0)
+    await until_async(lambda: not cluster.scheduler.workers, "the end of the worker")
+    roots = client.map(abs, range(5))
+    total = client.submit(sum, roots)
+    await until_async(lambda: len(cluster.scheduler.queued) == 5, "tasks in the queue")
+    assert await fail(why="cpu is closed") == 7
+    for future in (more, here, *roots, total):
+        error = await future.exception()
+        assert (type(error), str(error)) == (ff.ConfigError, "cpu is closed")
+    assert not cluster.scheduler.unrunnable
+    assert not cluster.scheduler.queued
+    cluster.scale(1)
+    assert await client.submit(abs, -3) == 3  # what comes later is not concerned
 
 
-def test_it_comes_on_once_and_leaves_nothing_behind():
-    async def test(client, cluster):
-        scheduler = cluster.scheduler
-        own = {scheduler_rpc.ROSTER, scheduler_rpc.LEAVE, scheduler_rpc.ENDS, scheduler_rpc.REMOVE}
-        first = scheduler.plugins[scheduler_rpc.NAME]
-        register = cluster.scheduler_comm.register_scheduler_plugin
-        await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
-        assert scheduler.plugins[scheduler_rpc.NAME] is first
-        await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
-        await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
-        second = scheduler.plugins[scheduler_rpc.NAME]
-        assert second is not first
-        assert scheduler.handlers[scheduler_rpc.ROSTER].__self__ is second
-        ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
-        assert sorted(ends, key=str) == [about(95), None]
-        await cluster.scheduler_comm.ferro_roster_remove()
-        assert not own & set(scheduler.handlers)
-        assert scheduler_rpc.NAME not in scheduler.plugins
-        assert await client.submit(lambda: 7) == 7
-
-    on_cluster(test)
+@on_cluster()
+async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
+    scheduler = cluster.scheduler
+    own = {scheduler_rpc.ROSTER, scheduler_rpc.LEAVE, scheduler_rpc.ENDS, scheduler_rpc.REMOVE}
+    first = scheduler.plugins[scheduler_rpc.NAME]
+    register = cluster.scheduler_comm.register_scheduler_plugin
+    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
+    assert scheduler.plugins[scheduler_rpc.NAME] is first
+    await cluster.scheduler_comm.ferro_ends(ends={"0": time.time() + 100})
+    await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
+    second = scheduler.plugins[scheduler_rpc.NAME]
+    assert second is not first
+    assert scheduler.handlers[scheduler_rpc.ROSTER].__self__ is second
+    ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
+    assert sorted(ends, key=str) == [about(95), None]
+    await cluster.scheduler_comm.ferro_roster_remove()
+    assert not own & set(scheduler.handlers)
+    assert scheduler_rpc.NAME not in scheduler.plugins
+    assert await client.submit(lambda: 7) == 7
 
 
-def test_as_a_preload_it_is_there_from_the_first_moment():
-    async def test():
-        async with (
-            Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
-            Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
-        ):
-            rows = scheduler.plugins[scheduler_rpc.NAME].roster()["workers"]
-            assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}
-
-    asyncio.run(test())
+async def test_as_a_preload_it_is_there_from_the_first_moment():
+    async with (
+        Scheduler(port=0, dashboard_address=":0", preload=[scheduler_rpc.__name__]) as scheduler,
+        Worker(scheduler.address, nthreads=3, resources={"GPU": 1}) as worker,
+    ):
+        rows = scheduler.plugins[scheduler_rpc.NAME].roster()["workers"]
+        assert {a: (w["threads"], w["device"]) for a, w in rows.items()} == {worker.address: (3, "gpu")}

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed import Client, Nanny, Scheduler, Worker
+from distributed import Nanny, Worker
 
 from dask_ferro.runtime.elastic import evacuation
-from dask_ferro.runtime.elastic.scheduler_rpc import NAME, Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import NAME
 from dask_ferro.runtime.jobs import job_preload
 from dask_ferro.runtime.jobs import sigterm as term
+from tests.clusters import on_cluster
 from tests.waiting import finished_async, until_async
 
 PLUGIN = str(Path(__file__).resolve().parents[3] / "plugins" / "ferro_job.py")
@@ -53,18 +54,6 @@ def workers(address, name, *options, **environ):
             process.kill()
 
 
-def with_scheduler(test):
-    async def run():
-        async with (
-            Scheduler(port=0, host="127.0.0.1", dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            await client.register_plugin(Roster())
-            await test(client, scheduler)
-
-    asyncio.run(run())
-
-
 def slow(seconds):
     time.sleep(seconds)
     return 7
@@ -79,86 +68,84 @@ def lost(scheduler):
 @pytest.mark.parametrize(
     "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
 )
-def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task_is_done(options):
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task_is_done(
+    client, scheduler, options
+):
     """Stock: a preempted worker gets no warning, and all its results are lost."""
 
-    async def test(client, scheduler):
-        count = 2 if options is KEEPS else 1
-        ends = time.time() + 500
-        with (
-            workers(scheduler.address, "job-1", *options, FERRO_JOB_ENDS=str(ends)) as process,
-            workers(scheduler.address, "other", "--no-nanny"),
-        ):
-            await client.wait_for_workers(count + 1)
-            rows = scheduler.plugins[NAME].roster()["workers"]
-            own = [a for a, row in rows.items() if str(row["name"]).startswith("job-1")]
-            assert [rows[a]["ends_in"] for a in own] == [
-                pytest.approx(ends - time.time(), abs=10)
-            ] * count  # less what leaving takes
-            held = [client.submit(bytes, 10_000 + i, workers=[own[i % count]]) for i in range(8)]
-            await finished_async(held)
-            running = client.submit(slow, 0.5, workers=own)
-            await until_async(
-                lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
-            )
-            process.send_signal(signal.SIGUSR1)
-            assert await asyncio.to_thread(process.wait, 30) == 0
-            assert len(scheduler.workers) == 1
-            assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
-            assert await running == 7
-            assert lost(scheduler) == [set()] * count
-
-    with_scheduler(test)
+    count = 2 if options is KEEPS else 1
+    ends = time.time() + 500
+    with (
+        workers(scheduler.address, "job-1", *options, FERRO_JOB_ENDS=str(ends)) as process,
+        workers(scheduler.address, "other", "--no-nanny"),
+    ):
+        await client.wait_for_workers(count + 1)
+        rows = scheduler.plugins[NAME].roster()["workers"]
+        own = [a for a, row in rows.items() if str(row["name"]).startswith("job-1")]
+        assert [rows[a]["ends_in"] for a in own] == [
+            pytest.approx(ends - time.time(), abs=10)
+        ] * count  # less what leaving takes
+        held = [client.submit(bytes, 10_000 + i, workers=[own[i % count]]) for i in range(8)]
+        await finished_async(held)
+        running = client.submit(slow, 0.5, workers=own)
+        await until_async(
+            lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
+        )
+        process.send_signal(signal.SIGUSR1)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert len(scheduler.workers) == 1
+        assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
+        assert await running == 7
+        assert lost(scheduler) == [set()] * count
 
 
 @pytest.mark.cluster
-def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(monkeypatch):
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(
+    client, scheduler, monkeypatch
+):
     """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
+
     looks, address_of = [], job_preload.address_of
     monkeypatch.setattr(
         job_preload, "address_of", lambda server: looks.append(address_of(server)) or looks[-1]
     )
-
-    async def test(client, scheduler):
-        async with (
-            Worker(scheduler.address, name="other", nthreads=1),
-            Nanny(scheduler.address, name="job", nthreads=1) as nanny,
-        ):
-            address, nanny.process.worker_address = nanny.process.worker_address, None
-            held = client.submit(bytes, 10_000, workers=[address])
-            await finished_async(held)
-            job_preload._servers.add(nanny)
-            leaving = asyncio.create_task(job_preload._leave(20.0))
-            await until_async(lambda: len(looks) >= 2, "two looks for the worker's address")
-            assert (set(looks), leaving.done()) == ({None}, False)
-            nanny.process.worker_address = address
-            await leaving
-            assert [ws.name for ws in scheduler.workers.values()] == ["other"]
-            assert lost(scheduler) == [set()]
-            assert len(await held) == 10_000
-            assert not job_preload._there()
-
-    with_scheduler(test)
+    async with (
+        Worker(scheduler.address, name="other", nthreads=1),
+        Nanny(scheduler.address, name="job", nthreads=1) as nanny,
+    ):
+        address, nanny.process.worker_address = nanny.process.worker_address, None
+        held = client.submit(bytes, 10_000, workers=[address])
+        await finished_async(held)
+        job_preload._servers.add(nanny)
+        leaving = asyncio.create_task(job_preload._leave(20.0))
+        await until_async(lambda: len(looks) >= 2, "two looks for the worker's address")
+        assert (set(looks), leaving.done()) == ({None}, False)
+        nanny.process.worker_address = address
+        await leaving
+        assert [ws.name for ws in scheduler.workers.values()] == ["other"]
+        assert lost(scheduler) == [set()]
+        assert len(await held) == 10_000
+        assert not job_preload._there()
 
 
 @pytest.mark.cluster
-def test_it_is_tried_again_until_somebody_has_room():
-    async def test(client, scheduler):
-        with workers(scheduler.address, "job-1", *BARE) as process:
-            held = client.map(bytes, range(1000, 1008))
-            await finished_async(held)
-            process.send_signal(signal.SIGUSR1)
-            await until_async(
-                lambda: any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")),
-                "word that the worker stays",
-                seen=lambda: scheduler.get_events("ferro"),
-            )
-            with workers(scheduler.address, "replacement", "--no-nanny"):
-                assert await asyncio.to_thread(process.wait, 30) == 0
-                assert [len(value) for value in await client.gather(held)] == list(range(1000, 1008))
-                assert lost(scheduler) == [set()]
-
-    with_scheduler(test)
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_it_is_tried_again_until_somebody_has_room(client, scheduler):
+    with workers(scheduler.address, "job-1", *BARE) as process:
+        held = client.map(bytes, range(1000, 1008))
+        await finished_async(held)
+        process.send_signal(signal.SIGUSR1)
+        await until_async(
+            lambda: any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")),
+            "word that the worker stays",
+            seen=lambda: scheduler.get_events("ferro"),
+        )
+        with workers(scheduler.address, "replacement", "--no-nanny"):
+            assert await asyncio.to_thread(process.wait, 30) == 0
+            assert [len(value) for value in await client.gather(held)] == list(range(1000, 1008))
+            assert lost(scheduler) == [set()]
 
 
 # -- SIGTERM -------------------------------------------------------------------------------------------------
@@ -190,28 +177,28 @@ async def held_on(client, scheduler, count, name="job-1"):
 @pytest.mark.parametrize(
     "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
 )
-def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhere(options):
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhere(
+    client, scheduler, options
+):
     """Stock: all end at once, and all their results are lost."""
 
-    async def test(client, scheduler):
-        count = 2 if options is KEEPS else 1
-        with (
-            workers(scheduler.address, "job-1", *options) as process,
-            workers(scheduler.address, "other", "--no-nanny"),
-        ):
-            held = await held_on(client, scheduler, count + 1)
-            own = [ws.address for ws in scheduler.workers.values() if str(ws.name) != "other"]
-            running = client.submit(slow, 0.5, workers=own)
-            await until_async(
-                lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
-            )
-            terminate(process)
-            assert await ended(process) == 0
-            assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
-            assert await running == 7
-            assert lost(scheduler) == [set()] * count
-
-    with_scheduler(test)
+    count = 2 if options is KEEPS else 1
+    with (
+        workers(scheduler.address, "job-1", *options) as process,
+        workers(scheduler.address, "other", "--no-nanny"),
+    ):
+        held = await held_on(client, scheduler, count + 1)
+        own = [ws.address for ws in scheduler.workers.values() if str(ws.name) != "other"]
+        running = client.submit(slow, 0.5, workers=own)
+        await until_async(
+            lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
+        )
+        terminate(process)
+        assert await ended(process) == 0
+        assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
+        assert await running == 7
+        assert lost(scheduler) == [set()] * count
 
 
 async def _over(scheduler, process):
@@ -237,24 +224,23 @@ async def _twice(scheduler, process):
         pytest.param(None, 3, id="the time is over"),
     ],
 )
-def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(before, wait):
-    async def test(client, scheduler):
-        with workers(scheduler.address, "job-1", *KEEPS, FERRO_JOB_KILLWAIT=str(wait)) as process:
-            held = await held_on(client, scheduler, 2)
-            if before is not None:
-                await before(scheduler, process)
-            began = time.monotonic()
-            if process.poll() is None:  # without a scheduler it may have ended
-                terminate(process)
-            await ended(process)
-            assert before is not None or time.monotonic() - began > 2.0
-            del held
-
-    with_scheduler(test)
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_with_results_that_nobody_takes_sigterm_ends_a_job_when(client, scheduler, before, wait):
+    with workers(scheduler.address, "job-1", *KEEPS, FERRO_JOB_KILLWAIT=str(wait)) as process:
+        held = await held_on(client, scheduler, 2)
+        if before is not None:
+            await before(scheduler, process)
+        began = time.monotonic()
+        if process.poll() is None:  # without a scheduler it may have ended
+            terminate(process)
+        await ended(process)
+        assert before is not None or time.monotonic() - began > 2.0
+        del held
 
 
 @pytest.mark.cluster
-def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
+@on_cluster(0, roster=True, protocol="tcp")
+async def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(client, scheduler, monkeypatch):
     told, copy_to = [], evacuation.upstream.copy_to
 
     def spy(scheduler, address, keys, stimulus_id):
@@ -262,23 +248,19 @@ def test_jobs_that_are_ended_at_a_time_send_nothing_to_one_another(monkeypatch):
         copy_to(scheduler, address, keys, stimulus_id)
 
     monkeypatch.setattr(evacuation.upstream, "copy_to", spy)
-
-    async def test(client, scheduler):
-        with (
-            workers(scheduler.address, "job-1", *BARE) as one,
-            workers(scheduler.address, "job-2", *BARE) as two,
-            workers(scheduler.address, "other", "--no-nanny"),
-        ):
-            held = await held_on(client, scheduler, 3, "job-")
-            stays = scheduler.aliases["other"]
-            terminate(one)
-            terminate(two)
-            assert [await ended(one), await ended(two)] == [0, 0]
-            assert len(await client.gather(held)) == 8
-            assert set(told) == {stays}
-            assert lost(scheduler) == [set(), set()]
-
-    with_scheduler(test)
+    with (
+        workers(scheduler.address, "job-1", *BARE) as one,
+        workers(scheduler.address, "job-2", *BARE) as two,
+        workers(scheduler.address, "other", "--no-nanny"),
+    ):
+        held = await held_on(client, scheduler, 3, "job-")
+        stays = scheduler.aliases["other"]
+        terminate(one)
+        terminate(two)
+        assert [await ended(one), await ended(two)] == [0, 0]
+        assert len(await client.gather(held)) == 8
+        assert set(told) == {stays}
+        assert lost(scheduler) == [set(), set()]
 
 
 HOLDS = """
@@ -327,16 +309,13 @@ def test_a_worker_outlives_sigterm_by(again):
         pytest.param(([job_preload.__name__], None), ([job_preload.__name__], None), id="once"),
     ],
 )
-def test_a_nannys_worker_loads_it(given, wanted):
-    async def run():
-        nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
-        try:
-            job_preload._on_its_worker(nanny)
-            assert (nanny.preload, nanny.preload_argv or None) == wanted
-        finally:
-            await nanny.close()
-
-    asyncio.run(run())
+async def test_a_nannys_worker_loads_it(given, wanted):
+    nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
+    try:
+        job_preload._on_its_worker(nanny)
+        assert (nanny.preload, nanny.preload_argv or None) == wanted
+    finally:
+        await nanny.close()
 
 
 @pytest.mark.parametrize(

@@ -113,21 +113,16 @@ ROWS = [
     pytest.param({"log_directory": "logs"}, id="log_directory"),
     pytest.param({"shebang": "#!/bin/zsh"}, id="shebang"),
     pytest.param({"protocol": "tls://"}, id="protocol"),
-    pytest.param(
-        {"security": Security(tls_ca_file="ca", tls_worker_cert="cert", tls_worker_key="key")}, id="security"
-    ),
+    pytest.param({"security": Security(tls_ca_file="ca", tls_worker_cert="cert", tls_worker_key="key")},
+        id="security"),
     pytest.param({"job_name": "mine"}, id="job_name"),
     pytest.param({"name": "run"}, id="name"),
     pytest.param({"scheduler_options": {"port": 8786, "dashboard_address": ":8"}}, id="scheduler_options"),
-    pytest.param(
-        {"scheduler_options": {"interface": "lo"}, "interface": "eth0"}, id="interface of each side"
-    ),
+    pytest.param({"scheduler_options": {"interface": "lo"}, "interface": "eth0"}, id="interface of each side"),
     pytest.param({"scheduler_cls": OwnScheduler}, id="scheduler_cls"),
     pytest.param({"silence_logs": "info", "n_workers": 0, "loop": None}, id="silence_logs, n_workers, loop"),
-    pytest.param(
-        {"config_name": "custom", **dict.fromkeys(("cores", "memory", "processes"))}, id="config_name"
-    ),
-]
+    pytest.param({"config_name": "custom", **dict.fromkeys(("cores", "memory", "processes"))}, id="config_name"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", ROWS)
@@ -364,18 +359,13 @@ NOON = time.mktime((2026, 11, 23, 12, 30, 0, 0, 0, -1))
             "pools: default, gpu 1..4",
             id="jobs in the order of their life, with reasons",
         ),
-        pytest.param(
-            Known((), (PoolWords("gpu", closed="job 7: " + "x" * 200, until=NOON),), (2, float("inf"))),
+        pytest.param(Known((), (PoolWords("gpu", closed="job 7: " + "x" * 200, until=NOON),), (2, float("inf"))),
             f"jobs: none, bounds: 2.. workers, pools: gpu closed until 12:30:00: job 7: {'x' * 113}...",
-            id="a pool that is closed, until when and why",
-        ),
-        pytest.param(
-            Known((), (PoolWords("gpu", closed="timed out"),), (3, 3)),
-            "jobs: none, bounds: 3 workers, pools: gpu closed: timed out",
-            id="or nobody knows until when",
-        ),
+            id="a pool that is closed, until when and why"),
+        pytest.param(Known((), (PoolWords("gpu", closed="timed out"),), (3, 3)),
+            "jobs: none, bounds: 3 workers, pools: gpu closed: timed out", id="or nobody knows until when"),
     ],
-)
+)  # fmt: skip
 def test_a_cluster_is_described_on_one_line(known, words) -> None:
     assert in_words(known) == words
 

@@ -48,27 +48,17 @@ def test_the_script_names_all_that_a_worker_is_told():
 @pytest.mark.parametrize(
     ("options", "there", "not_there"),
     [
-        pytest.param(
-            {"nanny": False},
-            "--preload dask_ferro.runtime.jobs.job_preload",
-            "--preload-nanny",
-            id="without a nanny",
-        ),
-        pytest.param(
-            {"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"
-        ),
+        pytest.param({"nanny": False}, "--preload dask_ferro.runtime.jobs.job_preload", "--preload-nanny",
+            id="without a nanny"),
+        pytest.param({"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"),
         pytest.param({"signal_ahead": 0}, "trap", "--signal", id="no signal"),
         pytest.param({"walltime": "2"}, "--signal=B:USR1@30", "USR1@60", id="a quarter of a short walltime"),
-        pytest.param(
-            {"job_extra_directives": ["--signal=B:USR1@200"]},
-            "FERRO_JOB_NOTICE=200",
-            "USR1@60",
-            id="the user's signal",
-        ),
+        pytest.param({"job_extra_directives": ["--signal=B:USR1@200"]}, "FERRO_JOB_NOTICE=200", "USR1@60",
+            id="the user's signal"),
         pytest.param({}, "FERRO_JOB_GRACE=30\n", "FERRO_JOB_GRACE=5", id="a preempted job's time is a guess"),
         pytest.param({"grace": 240}, "FERRO_JOB_GRACE=240\n", "FERRO_JOB_GRACE=30", id="or what is said"),
     ],
-)
+)  # fmt: skip
 def test_options_change_the_script(options, there, not_there):
     script = job(**options).job_script()
     assert there in script

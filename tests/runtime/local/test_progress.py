@@ -19,15 +19,13 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
+from tests.clusters import running
 from tests.waiting import finished, opened, until
 
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, processes=False) as client:
         yield client
 
 
@@ -189,44 +187,19 @@ def counts(elapsed, tasks, ops, seconds, left, status="running"):
 @pytest.mark.parametrize(
     ("looks", "wanted"),
     [
-        pytest.param(
-            [counts(0.0, 0, 0, 0.0, None)], (0.0, None), id="nothing is known before something is done"
-        ),
-        pytest.param(
-            [counts(0.0, 0, 0, 0.0, 8.0), counts(2.0, 10, 100, 4.0, 6.0)],
-            (50.0, 3.0),
-            id="two threads work, so six seconds of tasks take three",
-        ),
-        pytest.param(
-            [
-                counts(0.0, 0, 0, 0.0, 99.0),
-                counts(20.0, 10, 100, 20.0, 90.0),
-                counts(25.0, 60, 600, 70.0, 40.0),
-            ],
-            (100.0, 4.0),
-            id="rates are those of the last seconds",
-        ),
-        pytest.param(
-            [counts(0.0, 0, 0, 0.0, 9.0), counts(5.0, 10, 100, 10.0, 8.0), counts(20.0, 10, 100, 10.0, 8.0)],
-            (5.0, 16.0),
-            id="of all of it while one long task runs",
-        ),
-        pytest.param(
-            [counts(0.0, 0, 0, 0.0, 9.0), counts(20.0, 100, 1000, 9.0, 0.0, "finished")],
-            (50.0, 0.0),
-            id="at the end of all of it",
-        ),
-        pytest.param(
-            [
-                counts(0.0, 0, 0, 0.0, None, "waiting"),
-                counts(1.0, 50, 500, 0.0, 9.0),
-                counts(2.0, 60, 600, 1.0, 8.0),
-            ],
-            (100.0, 8.0),
-            id="what was done before it was looked at is no speed",
-        ),
+        pytest.param([counts(0.0, 0, 0, 0.0, None)], (0.0, None), id="nothing is known before something is done"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 8.0), counts(2.0, 10, 100, 4.0, 6.0)], (50.0, 3.0),
+            id="two threads work, so six seconds of tasks take three"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 99.0), counts(20.0, 10, 100, 20.0, 90.0),
+            counts(25.0, 60, 600, 70.0, 40.0)], (100.0, 4.0), id="rates are those of the last seconds"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 9.0), counts(5.0, 10, 100, 10.0, 8.0), counts(20.0, 10, 100, 10.0, 8.0)],
+            (5.0, 16.0), id="of all of it while one long task runs"),
+        pytest.param([counts(0.0, 0, 0, 0.0, 9.0), counts(20.0, 100, 1000, 9.0, 0.0, "finished")], (50.0, 0.0),
+            id="at the end of all of it"),
+        pytest.param([counts(0.0, 0, 0, 0.0, None, "waiting"), counts(1.0, 50, 500, 0.0, 9.0),
+            counts(2.0, 60, 600, 1.0, 8.0)], (100.0, 8.0), id="what was done before it was looked at is no speed"),
     ],
-)
+)  # fmt: skip
 def test_pace(looks, wanted):
     pace = Pace()
     for look in looks:
@@ -240,26 +213,15 @@ RUNNING = Progress("running", 2.0, (13, 65), (12, 64), (340, 1280), 0, 1234.0, 6
 @pytest.mark.parametrize(
     ("seen", "wanted"),
     [
-        pytest.param(
-            RUNNING, "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  3.21 s left", id="bundles and ops"
-        ),
-        pytest.param(
-            RUNNING._replace(bundles=(0, 0), remaining=None),
-            "tasks 13/65  6 tasks/s  - left",
-            id="tasks without",
-        ),
-        pytest.param(
-            RUNNING._replace(status="finished", failed=2),
-            "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  2 failed  in 2 s",
-            id="the end, with failures",
-        ),
-        pytest.param(
-            RUNNING._replace(status="waiting"),
-            "waiting for the scheduler to have all of the graph",
-            id="waiting",
-        ),
+        pytest.param(RUNNING, "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  3.21 s left", id="bundles and ops"),
+        pytest.param(RUNNING._replace(bundles=(0, 0), remaining=None), "tasks 13/65  6 tasks/s  - left",
+            id="tasks without"),
+        pytest.param(RUNNING._replace(status="finished", failed=2),
+            "bundles 12/64  ops 340/1.28 k  1.23 k ops/s  2 failed  in 2 s", id="the end, with failures"),
+        pytest.param(RUNNING._replace(status="waiting"), "waiting for the scheduler to have all of the graph",
+            id="waiting"),
     ],
-)
+)  # fmt: skip
 def test_words(seen, wanted):
     assert words(seen) == wanted
 
@@ -294,17 +256,13 @@ def test_what_does_not_run_is_refused(client):
 
 
 @pytest.mark.cluster
-def test_an_asynchronous_client_awaits_it(capsys):
-    import asyncio
+async def test_an_asynchronous_client_awaits_it(capsys):
 
-    async def run():
-        async with (
-            LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await progress(client.map(lambda i: i, range(4)))
-
-    asyncio.run(run())
+    async with (
+        LocalCluster(n_workers=1, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        await progress(client.map(lambda i: i, range(4)))
     assert capsys.readouterr().err.startswith("tasks 4/4")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from dask_ferro.runtime.worker import calibration
 from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing import declared_device
 from dask_ferro.testing.declared_device import Block, DeclaredDevice, OutOfMemory, compute
+from tests import clusters
 from tests.waiting import until_async
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -50,28 +51,16 @@ PATIENCE_S = 20.0
         pytest.param({"device-bytes": -1}, NOTHING, id="no bytes below zero"),
         pytest.param({"device-bytes": float("inf")}, NOTHING, id="nor without end"),
         pytest.param({"prefer": "tpu"}, NOTHING, id="no device that there is none of"),
-        pytest.param(
-            {"region": "encoder/1", "signals": (("encoder*", "require", "gpu"),)},
-            Wish("gpu"),
-            id="its region's",
-        ),
-        pytest.param(
-            {"region": "decoder", "signals": (("encoder*", "require", "gpu"),)},
-            NOTHING,
-            id="no other region's",
-        ),
-        pytest.param(
-            {"region": "a", "signals": (("*", "prefer", "cpu"), ("a", "require", "gpu"))},
-            Wish("", "cpu"),
-            id="the first rule's that matches",
-        ),
-        pytest.param(
-            {"prefer": "cpu", "region": "a", "signals": (("a", "require", "gpu"),)},
-            Wish("", "cpu"),
-            id="its own before its region's",
-        ),
+        pytest.param({"region": "encoder/1", "signals": (("encoder*", "require", "gpu"),)}, Wish("gpu"),
+            id="its region's"),
+        pytest.param({"region": "decoder", "signals": (("encoder*", "require", "gpu"),)}, NOTHING,
+            id="no other region's"),
+        pytest.param({"region": "a", "signals": (("*", "prefer", "cpu"), ("a", "require", "gpu"))}, Wish("", "cpu"),
+            id="the first rule's that matches"),
+        pytest.param({"prefer": "cpu", "region": "a", "signals": (("a", "require", "gpu"),)}, Wish("", "cpu"),
+            id="its own before its region's"),
     ],
-)
+)  # fmt: skip
 def test_an_annotation_wishes_for(annotation: Any, wanted: Wish) -> None:
     assert wish_of(None if annotation is None else {"ferro": annotation}) == wanted
 
@@ -194,148 +183,123 @@ class Site:
             return list(await self.client.gather(list(futures)))
 
 
+APART = {f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")}
+
+
 @asynccontextmanager
 async def site(*devices: DeclaredDevice) -> AsyncIterator[Site]:
-    limits = {
-        f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")
+    config = {**APART, **clusters.UNCHECKED, "distributed.worker.profile.enabled": False}
+    async with clusters.opened(0, installed={"tick": 0.02}, config=config) as given:
+        made = Site(given["scheduler"], given["client"])
+        try:
+            await made.join(*devices)
+            yield made
+        finally:
+            await ff.uninstall(made.client)
+            await asyncio.gather(*(worker.close(nanny=False) for worker in made.workers))
+
+
+@asynccontextmanager
+async def _scene(*devices: DeclaredDevice) -> AsyncIterator[dict[str, Site]]:
+    async with site(*devices) as made:
+        yield {"s": made}
+
+
+on_site = clusters.plays(_scene, "s")
+
+
+@on_site(CPU, DeclaredDevice("gpu", 20.0, total=400 * MB, bandwidth=1e9))
+async def test_what_workers_say_of_their_devices_reaches_the_ledger(s: Site) -> None:
+    rows = {str(ws.name): s.ledger.rows[ws.address] for ws in s.scheduler.workers.values()}
+    assert {name: (row.device, row.most) for name, row in rows.items()} == {
+        "cpu-0": ("cpu", None),
+        "gpu-1": ("gpu", 400 * MB),
     }
-    with dask.config.set({**limits, "distributed.worker.profile.enabled": False}):
-        async with (
-            Scheduler(protocol="inproc://", dashboard=False, dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            await ff.install(client, tick=0.02)
-            made = Site(scheduler, client)
-            try:
-                await made.join(*devices)
-                yield made
-            finally:
-                await ff.uninstall(client)
-                await asyncio.gather(*(worker.close(nanny=False) for worker in made.workers))
+    speeds = s.ledger.durations.speeds
+    assert speeds["gpu"].flops / speeds["cpu"].flops == 20.0
+    assert s.stealing.links.classes["device"].bandwidth < 6e9  # it was told of a slower one
+    told = s.scheduler.workers[s.workers[1].address].metrics[METRIC]["gpu"]
+    assert told["model"] == "stand-in, 20 times a core"
 
 
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Make a test of a coroutine."""
-
-    def test() -> None:
-        asyncio.run(scene())
-
-    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
-    return test
-
-
-@play
-async def test_what_workers_say_of_their_devices_reaches_the_ledger() -> None:
-    async with site(CPU, DeclaredDevice("gpu", 20.0, total=400 * MB, bandwidth=1e9)) as s:
-        rows = {str(ws.name): s.ledger.rows[ws.address] for ws in s.scheduler.workers.values()}
-        assert {name: (row.device, row.most) for name, row in rows.items()} == {
-            "cpu-0": ("cpu", None),
-            "gpu-1": ("gpu", 400 * MB),
-        }
-        speeds = s.ledger.durations.speeds
-        assert speeds["gpu"].flops / speeds["cpu"].flops == 20.0
-        assert s.stealing.links.classes["device"].bandwidth < 6e9  # it was told of a slower one
-        told = s.scheduler.workers[s.workers[1].address].metrics[METRIC]["gpu"]
-        assert told["model"] == "stand-in, 20 times a core"
-
-
-@play
-async def test_results_in_a_devices_memory_are_known_as_such() -> None:
-    async with site(CPU, GPU) as s:
-        with Require("gpu"):
-            made = s.client.submit(compute, 0.0, MB, key="made")
-        plain = s.client.submit(bytes, MB, key="plain", workers=[s.workers[0].address])
-        await s.gather([plain])
-        await s.gather([made])
-        await s.workers[1].heartbeat()
-        tasks = s.scheduler.tasks
-        await until_async(
-            lambda: s.stealing.devices.kind(tasks["made"]) == "gpu", "the kind of what was made"
-        )
-        assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
-        assert types_on_device(s.workers[1]) == ["dask_ferro.testing.declared_device.Block"]
-        await until_async(lambda: s.stealing.devices.live(s.workers[1].address) == MB, "the bytes on the GPU")
+@on_site(CPU, GPU)
+async def test_results_in_a_devices_memory_are_known_as_such(s: Site) -> None:
+    with Require("gpu"):
+        made = s.client.submit(compute, 0.0, MB, key="made")
+    plain = s.client.submit(bytes, MB, key="plain", workers=[s.workers[0].address])
+    await s.gather([plain])
+    await s.gather([made])
+    await s.workers[1].heartbeat()
+    tasks = s.scheduler.tasks
+    await until_async(lambda: s.stealing.devices.kind(tasks["made"]) == "gpu", "the kind of what was made")
+    assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
+    assert types_on_device(s.workers[1]) == ["dask_ferro.testing.declared_device.Block"]
+    await until_async(lambda: s.stealing.devices.live(s.workers[1].address) == MB, "the bytes on the GPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_required_tasks_run_on_their_class_alone(device: str) -> None:
-    async def scene() -> None:
-        async with site(CPU, CPU, GPU) as s:
-            with Require(device):
-                futures = s.client.map(compute, [0.001] * 60, [8] * 60, pure=False)
-            await s.gather(futures)
-            assert {name.partition("-")[0] for name in s.ran()} == {device}
-
-    asyncio.run(scene())
+@on_site(CPU, CPU, GPU)
+async def test_required_tasks_run_on_their_class_alone(s: Site, device: str) -> None:
+    with Require(device):
+        futures = s.client.map(compute, [0.001] * 60, [8] * 60, pure=False)
+    await s.gather(futures)
+    assert {name.partition("-")[0] for name in s.ran()} == {device}
 
 
-@play
-async def test_a_required_class_that_is_not_there_is_waited_for() -> None:
-    async with site(CPU) as s:
-        with Require("gpu"):
-            futures = s.client.map(compute, [0.001] * 5, [8] * 5, pure=False)
-        await until_async(lambda: len(s.scheduler.unrunnable) == 5, "five tasks without a worker")
-        await s.gather([s.client.submit(compute, 0.001, 8, pure=False)])  # others pass
-        assert len(s.scheduler.unrunnable) == 5
-        await s.join(GPU)
-        await s.gather(futures)
-        assert all(type(result) is Block for result in await s.gather(futures))
+@on_site(CPU)
+async def test_a_required_class_that_is_not_there_is_waited_for(s: Site) -> None:
+    with Require("gpu"):
+        futures = s.client.map(compute, [0.001] * 5, [8] * 5, pure=False)
+    await until_async(lambda: len(s.scheduler.unrunnable) == 5, "five tasks without a worker")
+    await s.gather([s.client.submit(compute, 0.001, 8, pure=False)])  # others pass
+    assert len(s.scheduler.unrunnable) == 5
+    await s.join(GPU)
+    await s.gather(futures)
+    assert all(type(result) is Block for result in await s.gather(futures))
 
 
-@play
-async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_where_one_is_set() -> None:
-    async with site(CPU) as s:
-        with Require("gpu"):
-            future = s.client.submit(compute, 0.001, 8, pure=False)
-        await until_async(lambda: len(s.scheduler.unrunnable) == 1, "one task without a worker")
-        s.scheduler.no_workers_timeout = 0.2  # ten ticks of ours
-        with pytest.raises(NoValidWorkerError):
-            await s.gather([future])
+@on_site(CPU)
+async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_where_one_is_set(
+    s: Site,
+) -> None:
+    with Require("gpu"):
+        future = s.client.submit(compute, 0.001, 8, pure=False)
+    await until_async(lambda: len(s.scheduler.unrunnable) == 1, "one task without a worker")
+    s.scheduler.no_workers_timeout = 0.2  # ten ticks of ours
+    with pytest.raises(NoValidWorkerError):
+        await s.gather([future])
 
 
-@play
-async def test_a_preference_gives_way_where_the_class_is_not_there() -> None:
-    async with site(CPU) as s:
-        with Prefer("gpu"):
-            await s.gather(s.client.map(compute, [0.001] * 5, [8] * 5, pure=False))
-        assert s.ran() == {"cpu-0"}
+@on_site(CPU, DeclaredDevice("gpu", 0.5))
+async def test_a_preference_holds_where_both_are_free(s: Site) -> None:
+    rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
+    with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
+        await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
+    assert s.ran() == {"gpu-1"}
 
 
-@play
-async def test_a_preference_holds_where_both_are_free() -> None:
-    async with site(CPU, DeclaredDevice("gpu", 0.5)) as s:
-        rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
-        with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
-            await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
-        assert s.ran() == {"gpu-1"}
-
-
-@play
-async def test_forty_blocks_pass_through_a_device_of_four() -> None:
+@on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000))
+async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     """Nothing is known of them before, and nothing of them is queued; a kernel that does not fit is an error."""
-    async with site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB + 1000)) as s:
-        start = s.client.submit(compute, 0.0, 8, key="start-0")
-        with Require("gpu"):
-            loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(40)]
-            worked = [
-                s.client.submit(compute, 0.02, MB, one, key=f"work-{n}") for n, one in enumerate(loaded)
-            ]
-            summed = [s.client.submit(compute, 0.02, 8, one, key=f"sum-{n}") for n, one in enumerate(worked)]
-        del loaded, worked
-        await s.gather(summed)
-        assert len(summed) == 40
+    start = s.client.submit(compute, 0.0, 8, key="start-0")
+    with Require("gpu"):
+        loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(40)]
+        worked = [s.client.submit(compute, 0.02, MB, one, key=f"work-{n}") for n, one in enumerate(loaded)]
+        summed = [s.client.submit(compute, 0.02, 8, one, key=f"sum-{n}") for n, one in enumerate(worked)]
+    del loaded, worked
+    await s.gather(summed)
+    assert len(summed) == 40
 
 
-@play
-async def test_results_that_stay_do_not_stop_the_rest() -> None:
+@on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))
+async def test_results_that_stay_do_not_stop_the_rest(s: Site) -> None:
     """They are spilled by who can: a device with nothing else to do is given the next task, full or not."""
-    async with site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True)) as s:
-        start = s.client.submit(compute, 0.0, 8, key="start-0")
-        kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
-        await s.gather(kept)
-        (ws,) = s.scheduler.workers.values()
-        assert len(ws.has_what) == 13
-        assert s.ledger.worker(ws.address, 0.0).room < MB
+    start = s.client.submit(compute, 0.0, 8, key="start-0")
+    kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
+    await s.gather(kept)
+    (ws,) = s.scheduler.workers.values()
+    assert len(ws.has_what) == 13
+    assert s.ledger.worker(ws.address, 0.0).room < MB
 
 
 # ---- the stand-in itself -----------------------------------------------------------------------------------

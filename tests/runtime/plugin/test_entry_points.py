@@ -7,22 +7,23 @@ version of Dask adds has no row, and fails.
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
-import dask
 import pytest
-from distributed import Client, Event, LocalCluster, secede, wait
+from distributed import Event, secede, wait
 from distributed.stealing import WorkStealing
 
 import dask_ferro as ff
-from dask_ferro.policy.scheduling_core import _Asked
+from dask_ferro.runtime.plugin.stealing import Stealing
+from tests import clusters
 from tests.waiting import until_async
 
 
 class Scene:
     """Two or more workers; a task that blocks the first one, and some that wait behind it."""
 
-    def __init__(self, client, scheduler):
-        self.client, self.scheduler = client, scheduler
+    def __init__(self, client, cluster, scheduler, workers):
+        self.client, self.scheduler, self.workers = client, scheduler, workers
         self.stealing = scheduler.extensions["stealing"]
         self.first, self.second, *_ = scheduler.workers.values()
 
@@ -62,20 +63,14 @@ def same(i):
     return i
 
 
-def on_a_scene(test, workers=3, options=None, **worker_options):
-    async def run():
-        with dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}):
-            async with (
-                LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=False, asynchronous=True,
-                    dashboard_address=":0", **worker_options,
-                ) as cluster,
-                Client(cluster, asynchronous=True) as client,
-            ):  # fmt: skip
-                await ff.install(client, **({"shortest": 0.0, "margin": 0.0} if options is None else options))
-                await test(Scene(client, cluster.scheduler))
+@asynccontextmanager
+async def scene(workers=3, options=None, **worker_options):
+    plugin = {"shortest": 0.0, "margin": 0.0} if options is None else options
+    async with clusters.opened(workers, installed=plugin, **worker_options) as given:
+        yield {"s": Scene(**given)}
 
-    asyncio.run(run())
+
+on_a_scene = clusters.plays(scene, "s")
 
 
 async def moves_on_request(s):
@@ -107,22 +102,6 @@ async def steals_again_after_a_stop(s):
     await s.stealing.start()
     await s.stealing.start()
     await until_async(lambda: s.stealing.counts["confirmed"] > 0, "a move, without a tick")
-    await s.done(futures)
-
-
-async def keeps_few_outcomes_while_stopped(s):
-    """`stop`: what comes of moves that are asked for from outside does not pile up, and the next step reads it."""
-    await s.stealing.stop()
-    futures = await s.pile(allow_other_workers=False)
-    s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
-    await until_async(lambda: s.task("go-9").state == "memory", "the moved task to be done")
-    asked = _Asked(s.first.address, s.second.address, 1.0, 0.1)
-    for _ in range(5000):
-        s.stealing.core._settle("refused", "go-9", asked, 0.0)
-    assert 0 < len(s.stealing.core._outcomes) <= 1000
-    s.stealing.balance()
-    assert not s.stealing.core._outcomes
-    assert s.stealing.state.thresholds[s.second.address] == s.stealing.settings.parameters.threshold_least
     await s.done(futures)
 
 
@@ -187,8 +166,8 @@ async def hears_of_workers_and_restarts(s):
     await s.pile(name="before")
     await Event("before", s.client).set()
     await s.client.restart(wait_for_workers=False)
-    assert not s.stealing.ledger.entries
-    assert not s.stealing.in_flight
+    assert isinstance(s.scheduler.extensions["stealing"], Stealing)
+    assert (s.stealing.ledger.entries, s.stealing.ledger.waiting, s.stealing.in_flight) == ({}, 0, {})
     assert not any(level for levels in s.stealing.stealable.values() for level in levels)
     assert sorted(s.stealing.stealable) == sorted(s.scheduler.workers) == sorted(s.stealing.ledger.rows)
 
@@ -206,7 +185,6 @@ async def ends(s):
 NAMES = {
     moves_on_request: ("move_task_request", "move_task_confirm", "in_flight_tasks", "in_flight_occupancy"),
     steals_again_after_a_stop: ("start", "stop"),
-    keeps_few_outcomes_while_stopped: ("stop",),
     balances_by_hand: ("balance", "count", "metrics", "log", "story"),
     lists_what_may_move: ("stealable", "key_stealable"),
     takes_out_and_puts_back: (
@@ -220,7 +198,7 @@ NAMES = {
 
 @pytest.mark.parametrize("names", [pytest.param(names, id=", ".join(names)) for names in NAMES.values()])
 def test_names_of_dasks_stealing_work_on_ours(names):
-    on_a_scene(next(test for test, own in NAMES.items() if own == names))
+    on_a_scene()(next(test for test, own in NAMES.items() if own == names))()
 
 
 def test_every_public_name_of_dasks_stealing_has_its_row():
@@ -229,25 +207,21 @@ def test_every_public_name_of_dasks_stealing_has_its_row():
     assert public == {name for names in NAMES.values() for name in names}
 
 
-def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere():
+@on_a_scene()
+async def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere(s):
     """A silent worker's row is closed while Dask calls it running: log, pages and counts agree."""
 
-    async def test(s):
-        await s.stealing.stop()
-        futures = await s.pile(allow_other_workers=False)
-        stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
-        s.stealing.ledger.set_accepts(s.second.address, False)
-        await until_async(lambda: s.stealing.counts["stale"], "the answer")
-        assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
-        assert [moved.outcome for moved in s.stealing.moves.moves] == ["stale"]
-        assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
-        assert any(
-            stimulus in line for line in s.scheduler.story("go-9")
-        )  # it was placed anew by that answer
-        s.stealing.ledger.set_accepts(s.second.address, True)
-        await s.done(futures)
-
-    on_a_scene(test)
+    await s.stealing.stop()
+    futures = await s.pile(allow_other_workers=False)
+    stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
+    s.stealing.ledger.set_accepts(s.second.address, False)
+    await until_async(lambda: s.stealing.counts["stale"], "the answer")
+    assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
+    assert [moved.outcome for moved in s.stealing.moves.moves] == ["stale"]
+    assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
+    assert any(stimulus in line for line in s.scheduler.story("go-9"))  # it was placed anew by that answer
+    s.stealing.ledger.set_accepts(s.second.address, True)
+    await s.done(futures)
 
 
 # ---- what move_task_request refuses --------------------------------------------------------------------------
@@ -263,32 +237,30 @@ def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere():
         pytest.param("needy", 0, 1, "needs {'R': 1}", id="a worker that could never run it"),
     ],
 )
-def test_a_move_that_would_lose_the_task_is_refused(key, victim, thief, said):
-    async def test(s):
-        await s.stealing.stop()
-        here = {"workers": [s.first.address]}
-        await s.client.submit(same, 1, key="done", **here)
-        keep = s.client.submit(same, 1, key="done", **here)
-        await keep
-        gone = s.client.submit(left, "leave", key="gone", **here)
-        await until_async(lambda: s.first.long_running, "a task to secede")
-        futures = await s.pile(4)
-        s.first.resources["R"] = s.first.used_resources["R"] = 0
-        needy = s.task("go-0") if key == "needy" else None
-        if needy is not None:
-            needy.resource_restrictions = {"R": 1}
-        workers = list(s.scheduler.workers.values())
-        with pytest.raises(ff.ConfigError, match="move_task_request") as caught:
-            s.stealing.move_task_request(needy or s.task(key), workers[victim], workers[thief])
-        assert said in str(caught.value)
-        assert not s.stealing.in_flight
-        if needy is not None:
-            needy.resource_restrictions = None
-        await Event("leave", s.client).set()
-        await gone
-        await s.done(futures)
-
-    on_a_scene(test)
+@on_a_scene()
+async def test_a_move_that_would_lose_the_task_is_refused(s, key, victim, thief, said):
+    await s.stealing.stop()
+    here = {"workers": [s.first.address]}
+    await s.client.submit(same, 1, key="done", **here)
+    keep = s.client.submit(same, 1, key="done", **here)
+    await keep
+    gone = s.client.submit(left, "leave", key="gone", **here)
+    await until_async(lambda: s.first.long_running, "a task to secede")
+    futures = await s.pile(4)
+    s.first.resources["R"] = s.first.used_resources["R"] = 0
+    needy = s.task("go-0") if key == "needy" else None
+    if needy is not None:
+        needy.resource_restrictions = {"R": 1}
+    workers = list(s.scheduler.workers.values())
+    with pytest.raises(ff.ConfigError, match="move_task_request") as caught:
+        s.stealing.move_task_request(needy or s.task(key), workers[victim], workers[thief])
+    assert said in str(caught.value)
+    assert not s.stealing.in_flight
+    if needy is not None:
+        needy.resource_restrictions = None
+    await Event("leave", s.client).set()
+    await gone
+    await s.done(futures)
 
 
 def left(name):

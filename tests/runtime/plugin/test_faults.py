@@ -11,9 +11,10 @@ import time
 import dask
 import pytest
 from dask._task_spec import Task, TaskRef
-from distributed import Client, LocalCluster, Status, wait
+from distributed import Status, wait
 
 import dask_ferro as ff
+from tests.clusters import running
 from tests.waiting import ended, until
 
 pytestmark = pytest.mark.cluster
@@ -118,14 +119,11 @@ def _books(dask_scheduler):
 def test_random_graphs_under_disturbance_are_right_and_leave_clean_books(caplog):
     with (
         dask.config.set(CHECKED),
-        LocalCluster(
-            n_workers=3, threads_per_worker=2, dashboard_address=":0", resources={"R": 2}
-        ) as cluster,
-        Client(cluster) as client,
+        running(3, threads=2, resources={"R": 2}) as client,
     ):
         ff.install(client, shortest=0.0, margin=0.0)
         rng = random.Random(7)
-        with Disturbance(client, cluster, 11) as disturbance:
+        with Disturbance(client, client.cluster, 11) as disturbance:
             for seed in range(GRAPHS):
                 tasks, keys, values = random_graph(seed)
                 resources = {"R": 1} if rng.random() < 0.3 else None
@@ -142,7 +140,7 @@ def test_random_graphs_under_disturbance_are_right_and_leave_clean_books(caplog)
         assert client.run_on_scheduler(_books) == {
             "in flight": 0, "entries": 0, "waiting": 0, "rows": True, "resources": {0}, "processing": 0,
         }  # fmt: skip
-        assert cluster.scheduler.extensions["stealing"].counts["confirmed"] > 0
+        assert client.cluster.scheduler.extensions["stealing"].counts["confirmed"] > 0
     assert "AssertionError" not in caplog.text
     assert "Plugin failed" not in caplog.text
     ours = ("dask_ferro", "tornado.application")

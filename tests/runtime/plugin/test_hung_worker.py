@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
 from dask_ferro.lower.shipping import ask_workers, sees
 from dask_ferro.runtime.plugin import reach
-from tests.hung import processes, stopped
+from tests.clusters import running, stopped
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -40,7 +40,7 @@ def bounded(call, *arguments, **options):
 
 
 def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
-    with processes() as client:
+    with running(2) as client:
         pids = client.run(os.getpid)
         hung, well = sorted(pids)
         with stopped(pids[hung]):
@@ -76,15 +76,24 @@ def sleeps(worker, seed):
     ff.from_onnx(SLEEPS, granularity="model")(x).compute(workers=[worker])
 
 
-def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
-    with processes() as client:
+NONE_RECORDS = "no worker records"
+
+
+@contextmanager
+def warmed():
+    """Two worker processes that have imported what a trace of ops takes, and were asked for the model's file."""
+    with running(2) as client:
         pids = client.run(os.getpid)
         client.run(imported)  # what took seconds
         ff.install(client, answer=2.0)
-        hung, well = sorted(pids)
-        recording = ff.trace(client, ops=True)
-        for worker in pids:  # they import what it takes, and are asked whether they see the model's file
+        for worker in pids:
             sleeps(worker, 0)
+        yield client, pids, *sorted(pids)
+
+
+def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
+    with warmed() as (client, pids, hung, well):
+        recording = ff.trace(client, ops=True)
         with stopped(pids[hung]):
             with pytest.warns(
                 RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*from when it"
@@ -97,31 +106,19 @@ def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
                 bounded(recording.__exit__, None, None, None)
         assert [(op.worker, op.prefix) for op in recording.trace.of("op")] == [(well, "Sleep")] * 2
         assert recording.trace.counts["workers_without_ops"] == 1
-        until(
-            lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()),
-            "no worker records",
-        )
+        until(lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()), NONE_RECORDS)
 
 
 def test_a_worker_that_hangs_within_the_block_holds_up_no_trace_and_the_next_one_has_its_ops():
-    with processes() as client:
-        pids = client.run(os.getpid)
-        client.run(imported)  # what took seconds
-        ff.install(client, answer=2.0)
-        hung, well = sorted(pids)
+    with warmed() as (client, pids, hung, well):
         recording = ff.trace(client, ops=True)
-        for worker in pids:
-            sleeps(worker, 0)
         recording.__enter__()
         sleeps(hung, 1)
         sleeps(well, 2)
         with stopped(pids[hung]), pytest.warns(RuntimeWarning, match=rf"ff\.trace: {hung} did not"):
             bounded(recording.__exit__, None, None, None)
         assert {op.worker for op in recording.trace.of("op")} == {well}
-        until(
-            lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()),
-            "no worker records",
-        )
+        until(lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()), NONE_RECORDS)
         with ff.trace(client, ops=True) as again:
             sleeps(hung, 3)
         assert {op.worker for op in again.trace.of("op")} == {hung}
@@ -143,8 +140,7 @@ async def refused(plugin, dask_scheduler=None):
 
 def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_connection():
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, timeout=WAITS) as client,
+        running(1) as client,
         pytest.raises(RuntimeError, match=r"FileNotFoundError.*no such file on this worker") as told,
     ):
         bounded(client.run_on_scheduler, refused, dumps(Refusing()))
@@ -153,7 +149,7 @@ def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_co
 
 def test_what_workers_see_is_not_asked_for_longer_than_that():
     """Whether they see the model's file is asked at its first use: one that hangs held up every compute."""
-    with processes() as client:
+    with running(2) as client:
         pids = client.run(os.getpid)
         assert set(ask_workers(client, sees, __file__).values()) == {True}
         hung = min(pids)

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import dask
-import distributed
 import pytest
-from distributed import Client, Event, LocalCluster, Scheduler
+from distributed import Client, Event, Scheduler
 from distributed.stealing import WorkStealing
 from tornado.httpclient import AsyncHTTPClient
 
@@ -25,31 +24,11 @@ from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.scheduler import FerroScheduler
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
-from tests.waiting import finished_async, opened, ticks, until, until_async
+from tests.clusters import on_cluster
+from tests.waiting import finished_async, opened, until, until_async
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
-
-
-def on_cluster(test, *, workers=2, threads=1, scheduler_kwargs=None, **worker_kwargs):
-    """Run an asynchronous test on an in-process cluster whose scheduler and workers check their own state."""
-
-    async def run():
-        with dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}):
-            async with (
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=threads,
-                    processes=False,
-                    asynchronous=True,
-                    dashboard_address=":0",
-                    scheduler_kwargs=scheduler_kwargs or {},
-                    **worker_kwargs,
-                ) as cluster,
-                Client(cluster, asynchronous=True) as client,
-            ):
-                await test(client, cluster.scheduler)
-
-    asyncio.run(run())
+NO_STEALING = {"distributed.scheduler.work-stealing": False}
 
 
 def _dependents(client, event, count, worker, **kwargs):
@@ -63,238 +42,144 @@ def _dependents(client, event, count, worker, **kwargs):
     return blocker, [client.submit(lambda i: i, i, key=f"one-{i}", **kwargs) for i in range(count)]
 
 
-def test_install_takes_over_and_uninstall_gives_stock_dask_back():
-    async def test(client, scheduler):
-        before = (
-            type(upstream.stealing_of(scheduler)),
-            set(scheduler.handlers),
-            sorted(map(str, scheduler.plugins)),
-        )
+@on_cluster()
+async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, scheduler):
+    before = (
+        type(upstream.stealing_of(scheduler)),
+        set(scheduler.handlers),
+        sorted(map(str, scheduler.plugins)),
+    )
+    await ff.install(client)
+    await ff.install(client)  # twice is once
+    assert isinstance(scheduler.extensions["stealing"], Stealing)
+    assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
+    assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
+    assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
+    assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
+    assert "ferro-worker" in scheduler.worker_plugins
+    await ff.uninstall(client)
+    await ff.uninstall(client)
+    stock = scheduler.extensions["stealing"]
+    assert type(stock) is WorkStealing
+    assert scheduler.stream_handlers["steal-response"].__self__ is stock
+    assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
+    assert "ferro-worker" not in scheduler.worker_plugins
+    assert "decide_worker_non_rootish" not in vars(scheduler)
+    assert "decide_worker_rootish_queuing_enabled" not in vars(scheduler)
+    assert {s.interval for s in scheduler.stream_comms.values()} == {upstream.WORKER_SENDS}
+    after = (
+        type(upstream.stealing_of(scheduler)),
+        set(scheduler.handlers),
+        sorted(map(str, scheduler.plugins)),
+    )
+    assert [a for a in after[2] if "ferro" in a] == []
+    assert (after[0], after[1], len(after[2])) == (before[0], before[1], len(before[2]))
+    assert await client.submit(lambda: 7) == 7
+
+
+@on_cluster()
+async def test_install_and_uninstall_in_the_middle_of_work_lose_nothing(client, scheduler):
+    worker = next(iter(scheduler.workers))
+    blocker, tasks = _dependents(client, "mid", 40, worker)
+    await asyncio.sleep(0.05)
+    for _ in range(3):
         await ff.install(client)
-        await ff.install(client)  # twice is once
-        assert isinstance(scheduler.extensions["stealing"], Stealing)
-        assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
-        assert [type(p) for p in scheduler.plugins.values()].count(Stealing) == 1
-        assert WorkStealing not in [type(p) for p in scheduler.plugins.values()]
-        assert {s.interval for s in scheduler.stream_comms.values()} == {0.001}
-        assert "ferro-worker" in scheduler.worker_plugins
+        await asyncio.sleep(0.02)
         await ff.uninstall(client)
-        await ff.uninstall(client)
-        stock = scheduler.extensions["stealing"]
-        assert type(stock) is WorkStealing
-        assert scheduler.stream_handlers["steal-response"].__self__ is stock
-        assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
-        assert "ferro-worker" not in scheduler.worker_plugins
-        assert "decide_worker_non_rootish" not in vars(scheduler)
-        assert "decide_worker_rootish_queuing_enabled" not in vars(scheduler)
-        assert {s.interval for s in scheduler.stream_comms.values()} == {upstream.WORKER_SENDS}
-        after = (
-            type(upstream.stealing_of(scheduler)),
-            set(scheduler.handlers),
-            sorted(map(str, scheduler.plugins)),
-        )
-        assert [a for a in after[2] if "ferro" in a] == []
-        assert (after[0], after[1], len(after[2])) == (before[0], before[1], len(before[2]))
-        assert await client.submit(lambda: 7) == 7
-
-    on_cluster(test)
+    await ff.install(client)
+    await Event("mid").set()
+    assert await client.gather(tasks) == list(range(40))
+    await blocker
+    stealing = scheduler.extensions["stealing"]
+    assert not stealing.in_flight
+    assert not stealing.ledger.entries
+    await ff.uninstall(client)
 
 
-def test_install_and_uninstall_in_the_middle_of_work_lose_nothing():
-    async def test(client, scheduler):
-        worker = next(iter(scheduler.workers))
-        blocker, tasks = _dependents(client, "mid", 40, worker)
-        await asyncio.sleep(0.05)
-        for _ in range(3):
-            await ff.install(client)
-            await asyncio.sleep(0.02)
-            await ff.uninstall(client)
-        await ff.install(client)
-        await Event("mid").set()
-        assert await client.gather(tasks) == list(range(40))
-        await blocker
-        stealing = scheduler.extensions["stealing"]
-        assert not stealing.in_flight
-        assert not stealing.ledger.entries
-        await ff.uninstall(client)
-
-    on_cluster(test)
-
-
-def test_clients_that_install_and_uninstall_at_once_leave_one_stealer():
-    async def test(client, scheduler):
-        async with Client(scheduler.address, asynchronous=True) as other:
-            await asyncio.gather(ff.install(client, margin=0.001), ff.install(other, margin=0.003))
-            stealing = scheduler.extensions["stealing"]
-            assert isinstance(stealing, Stealing)
-            assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stealing]
-            assert scheduler.periodic_callbacks["stealing"].callback == stealing._tick
-            assert scheduler.stream_handlers["steal-response"] == stealing.move_task_confirm
-            await asyncio.gather(ff.uninstall(client), ff.uninstall(other))
-            stock = scheduler.extensions["stealing"]
-            assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stock]
-            assert type(stock) is WorkStealing
-            assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
-
-    on_cluster(test)
-
-
-def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0, stealing="informed")
-        first = next(iter(scheduler.workers))
-        stealing = scheduler.extensions["stealing"]
-        blocker, tasks = _dependents(client, "mid-steal", 20, first)
-        await until_async(lambda: stealing.in_flight, "a request", every=0)
-        await ff.uninstall(client)
-        await Event("mid-steal").set()
-        assert await client.gather(tasks) == list(range(20))
-        await blocker
-        assert len(scheduler.workers) == 2
-
-    on_cluster(test)
-    with dask.config.set({"distributed.scheduler.work-stealing": False}):  # nobody is there for late answers
-        on_cluster(test)
-
-
-def test_a_thief_that_left_before_the_answer_came_has_no_threshold_again():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
-        first = next(iter(scheduler.workers))
-        stealing = scheduler.extensions["stealing"]
-        blocker, tasks = _dependents(client, "thief-left", 20, first)
-        await until_async(lambda: stealing.in_flight, "a request", every=0)
-        ((_, info), *_) = stealing.in_flight.items()
-        thief = info["thief"].address
-        await scheduler.remove_worker(thief, stimulus_id="it died")
-        await until_async(lambda: not stealing.in_flight, "the answers")
-        stealing.balance()
-        assert thief not in stealing.state.thresholds
-        await Event("thief-left").set()
-        assert await client.gather(tasks) == list(range(20))
-        await blocker
-
-    on_cluster(test)
-
-
-def test_an_install_that_fails_leaves_stock_dask():
-    async def test(client, scheduler):
-        plugin = FerroScheduler(replace(Settings.configured(), tick=0))
-        with pytest.raises(ValueError, match="positive"):
-            await plugin.start(scheduler)
-        assert type(scheduler.extensions["stealing"]) is WorkStealing
-        assert scheduler.periodic_callbacks["stealing"].callback == scheduler.extensions["stealing"].balance
-        await ff.install(client)
-        assert isinstance(scheduler.extensions["stealing"], Stealing)
-
-    on_cluster(test)
-
-
-def test_a_restart_empties_the_book():
-    async def test(client, scheduler):
-        await ff.install(client)
-        first = next(iter(scheduler.workers))
-        _, tasks = _dependents(client, "restart", 5, first)
-        ledger = scheduler.extensions["stealing"].ledger
-        await until_async(
-            lambda: len(scheduler.tasks) == 6 and "blocker" in ledger.entries,
-            "six tasks, one of them assigned",
-        )
-        await Event("restart").set()
-        await client.restart(wait_for_workers=False)  # without nannies the workers do not come back
+@on_cluster()
+async def test_clients_that_install_and_uninstall_at_once_leave_one_stealer(client, scheduler):
+    async with Client(scheduler.address, asynchronous=True) as other:
+        await asyncio.gather(ff.install(client, margin=0.001), ff.install(other, margin=0.003))
         stealing = scheduler.extensions["stealing"]
         assert isinstance(stealing, Stealing)
-        assert (len(stealing.ledger.entries), stealing.ledger.waiting, len(stealing.in_flight)) == (0, 0, 0)
-        assert sorted(stealing.ledger.rows) == sorted(scheduler.workers)
-        del tasks
-
-    on_cluster(test)
-
-
-def test_a_task_that_secedes_frees_its_thread_in_the_book():
-    async def test(client, scheduler):
-        await ff.install(client)
-
-        def seceding():
-            distributed.secede()
-            Event("seceded").set()
-            opened("go")
-
-        future = client.submit(seceding)
-        await Event("seceded").wait(timeout=60)
-        ledger = scheduler.extensions["stealing"].ledger
-        await until_async(lambda: not ledger.entries, "an empty ledger", seen=lambda: list(ledger.entries))
-        assert [row.starts_in(0.0) for row in ledger.rows.values()] == [0.0, 0.0]
-        await Event("go").set()
-        await future
-
-    on_cluster(test)
+        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stealing]
+        assert scheduler.periodic_callbacks["stealing"].callback == stealing._tick
+        assert scheduler.stream_handlers["steal-response"] == stealing.move_task_confirm
+        await asyncio.gather(ff.uninstall(client), ff.uninstall(other))
+        stock = scheduler.extensions["stealing"]
+        assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == [stock]
+        assert type(stock) is WorkStealing
+        assert scheduler.periodic_callbacks["stealing"].callback == stock.balance
 
 
-def test_stock_stealing_that_was_off_stays_off_afterwards():
-    async def test(client, scheduler):
-        assert "stealing" not in scheduler.extensions
-        await ff.install(client)
-        assert isinstance(scheduler.extensions["stealing"], Stealing)
-        await ff.uninstall(client)
-        assert "stealing" not in scheduler.extensions
-        assert "stealing" not in scheduler.periodic_callbacks
-
-    with dask.config.set({"distributed.scheduler.work-stealing": False}):
-        on_cluster(test)
-
-
-def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
-        first, second = scheduler.workers
-        blocker, tasks = _dependents(client, "backlog", 20, first)
-        await finished_async(tasks)
-        assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
-        assert (await figures(client))["counts"]["confirmed"] >= 10
-        await Event("backlog").set()
-        await blocker
-
-    on_cluster(test)
+@pytest.mark.parametrize("config", [{}, NO_STEALING], ids=["stock", "nobody is there for late answers"])
+@on_cluster()
+async def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker(client, scheduler, config):
+    await ff.install(client, shortest=0.0, stealing="informed")
+    first = next(iter(scheduler.workers))
+    stealing = scheduler.extensions["stealing"]
+    blocker, tasks = _dependents(client, "mid-steal", 20, first)
+    await until_async(lambda: stealing.in_flight, "a request", every=0)
+    await ff.uninstall(client)
+    await Event("mid-steal").set()
+    assert await client.gather(tasks) == list(range(20))
+    await blocker
+    assert len(scheduler.workers) == 2
 
 
-def test_restricted_tasks_are_never_moved():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
+@on_cluster()
+async def test_an_install_that_fails_leaves_stock_dask(client, scheduler):
+    plugin = FerroScheduler(replace(Settings.configured(), tick=0))
+    with pytest.raises(ValueError, match="positive"):
+        await plugin.start(scheduler)
+    assert type(scheduler.extensions["stealing"]) is WorkStealing
+    assert scheduler.periodic_callbacks["stealing"].callback == scheduler.extensions["stealing"].balance
+    await ff.install(client)
+    assert isinstance(scheduler.extensions["stealing"], Stealing)
+
+
+@on_cluster(config=NO_STEALING)
+async def test_stock_stealing_that_was_off_stays_off_afterwards(client, scheduler):
+    assert "stealing" not in scheduler.extensions
+    await ff.install(client)
+    assert isinstance(scheduler.extensions["stealing"], Stealing)
+    await ff.uninstall(client)
+    assert "stealing" not in scheduler.extensions
+    assert "stealing" not in scheduler.periodic_callbacks
+
+
+@on_cluster()
+async def test_idle_workers_take_over_a_backlog_shorter_than_stock_dask_looks_at(client, scheduler):
+    await ff.install(client, shortest=0.0)
+    first, second = scheduler.workers
+    blocker, tasks = _dependents(client, "backlog", 20, first)
+    await finished_async(tasks)
+    assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {second}
+    assert (await figures(client))["counts"]["confirmed"] >= 10
+    await Event("backlog").set()
+    await blocker
+
+
+@on_cluster(resources={"GPU": 1})
+async def test_resource_accounting_stays_exact_through_moves(client, scheduler):
+    await ff.install(client, shortest=0.0)
+
+    def work(i):
+
+        time.sleep(0.01)
+        return i
+
+    with dask.annotate(resources={"GPU": 1}):
         first = next(iter(scheduler.workers))
-        blocker, tasks = _dependents(client, "strict", 10, first, allow_other_workers=False)
-        await ticks(scheduler)
-        assert not any(t.done() for t in tasks)
-        assert scheduler.extensions["stealing"].counts["requests"] == 0
-        await Event("strict").set()
-        await finished_async([blocker, *tasks])
-        assert {ws.address for t in tasks for ws in scheduler.tasks[t.key].who_has} == {first}
-
-    on_cluster(test)
-
-
-def test_resource_accounting_stays_exact_through_moves():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
-
-        def work(i):
-
-            time.sleep(0.01)
-            return i
-
-        with dask.annotate(resources={"GPU": 1}):
-            first = next(iter(scheduler.workers))
-            tasks = [
-                client.submit(
-                    work, i, key=f"gpu-{i}", workers=[first], allow_other_workers=True, resources={"GPU": 1}
-                )
-                for i in range(40)
-            ]
-        assert await client.gather(tasks) == list(range(40))
-        assert scheduler.extensions["stealing"].counts["confirmed"] > 0
-        assert [dict(ws.used_resources) for ws in scheduler.workers.values()] == [{"GPU": 0}] * 2
-
-    on_cluster(test, resources={"GPU": 1})
+        tasks = [
+            client.submit(
+                work, i, key=f"gpu-{i}", workers=[first], allow_other_workers=True, resources={"GPU": 1}
+            )
+            for i in range(40)
+        ]
+    assert await client.gather(tasks) == list(range(40))
+    assert scheduler.extensions["stealing"].counts["confirmed"] > 0
+    assert [dict(ws.used_resources) for ws in scheduler.workers.values()] == [{"GPU": 0}] * 2
 
 
 def test_an_option_that_does_not_exist_is_refused():
@@ -308,63 +193,52 @@ def test_an_option_that_does_not_exist_is_refused():
         ff.install("tcp://localhost:8786")
 
 
-def test_without_the_plugin_there_are_no_figures():
-    async def test(client, scheduler):
-        with pytest.raises(ConfigError, match="not installed"):
-            await figures(client)
-
-    on_cluster(test)
+@on_cluster()
+async def test_without_the_plugin_there_are_no_figures(client, scheduler):
+    with pytest.raises(ConfigError, match="not installed"):
+        await figures(client)
 
 
-def test_by_configuration_the_plugin_is_on_from_the_start():
-    async def test(client, scheduler):
-        assert isinstance(scheduler.extensions["stealing"], Stealing)
-        assert [t for t in scheduler.periodic_callbacks if t == "stealing"] == ["stealing"]
-        assert (await figures(client))["stealing"] == "informed"
-        await ff.uninstall(client)
-        assert type(scheduler.extensions["stealing"]) is WorkStealing
-
-    with dask.config.set({"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]}):
-        on_cluster(test)
+@on_cluster(config={"distributed.scheduler.preload": ["dask_ferro.runtime.preload"]})
+async def test_by_configuration_the_plugin_is_on_from_the_start(client, scheduler):
+    assert isinstance(scheduler.extensions["stealing"], Stealing)
+    assert [t for t in scheduler.periodic_callbacks if t == "stealing"] == ["stealing"]
+    assert (await figures(client))["stealing"] == "informed"
+    await ff.uninstall(client)
+    assert type(scheduler.extensions["stealing"]) is WorkStealing
 
 
-def test_dasks_own_stealing_page_and_metrics_go_on_working():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0)
-        first = next(iter(scheduler.workers))
-        blocker, tasks = _dependents(client, "metrics", 20, first)
-        await finished_async(tasks)
-        fetch = AsyncHTTPClient().fetch
-        root = f"http://127.0.0.1:{scheduler.http_server.port}"
-        assert (await fetch(f"{root}/stealing")).code == 200
-        metrics = (await fetch(f"{root}/metrics")).body.decode()
-        counts = [
-            line.split() for line in metrics.splitlines() if line.startswith("dask_stealing_request_count")
-        ]
-        assert sum(float(value) for name, value in counts if "_created" not in name) >= 10
-        requests = [entry for _, entry in scheduler.get_events("stealing") if entry[0] == "request"]
-        assert {len(line) for _, lines in requests for line in lines} == {8}
-        await Event("metrics").set()
-        await blocker
-
-    on_cluster(test)
+@on_cluster()
+async def test_dasks_own_stealing_page_and_metrics_go_on_working(client, scheduler):
+    await ff.install(client, shortest=0.0)
+    first = next(iter(scheduler.workers))
+    blocker, tasks = _dependents(client, "metrics", 20, first)
+    await finished_async(tasks)
+    fetch = AsyncHTTPClient().fetch
+    root = f"http://127.0.0.1:{scheduler.http_server.port}"
+    assert (await fetch(f"{root}/stealing")).code == 200
+    metrics = (await fetch(f"{root}/metrics")).body.decode()
+    counts = [line.split() for line in metrics.splitlines() if line.startswith("dask_stealing_request_count")]
+    assert sum(float(value) for name, value in counts if "_created" not in name) >= 10
+    requests = [entry for _, entry in scheduler.get_events("stealing") if entry[0] == "request"]
+    assert {len(line) for _, lines in requests for line in lines} == {8}
+    await Event("metrics").set()
+    await blocker
 
 
-def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept():
-    async def test(client, scheduler):
-        await ff.install(client, shortest=0.0, threshold=0.2)
-        first, second = scheduler.workers
-        blocker, tasks = _dependents(client, "adapts", 40, first)
-        await finished_async(tasks)
-        await Event("adapts").set()
-        await blocker
-        stealing = scheduler.extensions["stealing"]
-        await client.submit(str)
-        stealing.balance()
-        assert stealing.state.thresholds[second] < 0.2
-        assert set(stealing.state.thresholds) == {second}
-
-    on_cluster(test)
+@on_cluster()
+async def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept(client, scheduler):
+    await ff.install(client, shortest=0.0, threshold=0.2)
+    first, second = scheduler.workers
+    blocker, tasks = _dependents(client, "adapts", 40, first)
+    await finished_async(tasks)
+    await Event("adapts").set()
+    await blocker
+    stealing = scheduler.extensions["stealing"]
+    await client.submit(str)
+    stealing.balance()
+    assert stealing.state.thresholds[second] < 0.2
+    assert set(stealing.state.thresholds) == {second}
 
 
 def test_by_a_real_preload():
@@ -386,17 +260,14 @@ def test_by_a_real_preload():
             process.wait(20)
 
 
-def test_by_the_scheduler_options_of_dask_jobqueue():
+async def test_by_the_scheduler_options_of_dask_jobqueue():
     jobqueue = importlib.import_module("dask_jobqueue")
 
-    async def run():
-        options = {"preload": ["dask_ferro.runtime.preload"], "dashboard_address": ":0"}
-        async with jobqueue.SLURMCluster(
-            cores=1, memory="1GB", processes=1, interface="lo", scheduler_options=options, asynchronous=True
-        ) as cluster:
-            assert isinstance(cluster.scheduler.extensions["stealing"], Stealing)
-
-    asyncio.run(run())
+    options = {"preload": ["dask_ferro.runtime.preload"], "dashboard_address": ":0"}
+    async with jobqueue.SLURMCluster(
+        cores=1, memory="1GB", processes=1, interface="lo", scheduler_options=options, asynchronous=True
+    ) as cluster:
+        assert isinstance(cluster.scheduler.extensions["stealing"], Stealing)
 
 
 def test_our_local_cluster_has_it_from_the_start():

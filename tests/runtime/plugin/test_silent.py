@@ -4,101 +4,93 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
 from functools import partial
 
 from distributed import Event, wait
 
 import dask_ferro as ff
 from dask_ferro.runtime.plugin import waits as module
-from tests.hung import processes, stopped
-from tests.runtime.plugin.test_scheduler import on_cluster
+from tests.clusters import on_cluster, running, stopped
 from tests.runtime.plugin.test_waits import SOON, _block, _inc, _running, _soon
 from tests.waiting import finished_async, until, until_async
 
 _until = partial(until_async, seconds=SOON)
 
 
-def test_a_scheduler_that_was_busy_takes_no_worker_for_silent():
+@on_cluster(workers=2)
+async def test_a_scheduler_that_was_busy_takes_no_worker_for_silent(client, scheduler):
     """It reads no answer meanwhile: an answer that came in time counts, and the task is not placed twice."""
 
-    async def test(client, scheduler):
-        await ff.install(client)
-        stealing = scheduler.extensions["stealing"]
-        victim, thief = (scheduler.workers[a] for a in sorted(scheduler.workers))
-        blocker = client.submit(_block, "stall", workers=[victim.address], key="blocker-stall")
-        await _running(scheduler, blocker.key)
-        held = client.submit(_inc, 1, workers=[victim.address], key="held")
-        await _running(scheduler, held.key)
-        await _until(lambda: scheduler.workers[victim.address].executing, "a heartbeat of the busy worker")
-        ts = scheduler.tasks[held.key]
-        stealing.move_task_request(ts, victim, thief)
-        time.sleep(module._SILENT + 0.7)  # the scheduler's loop is held up
-        closed = []
-        try:
+    await ff.install(client)
+    stealing = scheduler.extensions["stealing"]
+    victim, thief = (scheduler.workers[a] for a in sorted(scheduler.workers))
+    blocker = client.submit(_block, "stall", workers=[victim.address], key="blocker-stall")
+    await _running(scheduler, blocker.key)
+    held = client.submit(_inc, 1, workers=[victim.address], key="held")
+    await _running(scheduler, held.key)
+    await _until(lambda: scheduler.workers[victim.address].executing, "a heartbeat of the busy worker")
+    ts = scheduler.tasks[held.key]
+    stealing.move_task_request(ts, victim, thief)
+    time.sleep(module._SILENT + 0.7)  # the scheduler's loop is held up
+    closed = []
+    try:
 
-            def answered():
-                if ts not in stealing.in_flight and ts.state != "processing":
-                    return True
-                closed.extend(stealing.waits.silent)
-                return False
+        def answered():
+            if ts not in stealing.in_flight and ts.state != "processing":
+                return True
+            closed.extend(stealing.waits.silent)
+            return False
 
-            await _until(answered, "the answer, and the task", every=0)
-            counts = stealing.counts
-            assert (counts["confirmed"], counts["stale"], closed) == (1, 0, [])
-        finally:
-            await Event("stall", client=client).set()
-        assert await _soon(held, "the one that moved") == 2
-
-    on_cluster(test, workers=2)
+        await _until(answered, "the answer, and the task", every=0)
+        counts = stealing.counts
+        assert (counts["confirmed"], counts["stale"], closed) == (1, 0, [])
+    finally:
+        await Event("stall", client=client).set()
+    assert await _soon(held, "the one that moved") == 2
 
 
-def test_a_stolen_task_counts_as_running_although_nothing_else_happens():
+@on_cluster(workers=2)
+async def test_a_stolen_task_counts_as_running_although_nothing_else_happens(client, scheduler):
     """No transition tells of its message; for ever at its start, what waits behind it would not be seen to wait."""
 
-    async def test(client, scheduler):
-        await ff.install(client)
-        stealing = scheduler.extensions["stealing"]
-        victim, thief = sorted(scheduler.workers)
-        first = client.submit(_block, "alone", workers=[victim], key="blocker-alone")
-        await _running(scheduler, first.key)
-        second = client.submit(
-            _block, "alone", workers=[victim], allow_other_workers=True, key="second-alone"
+    await ff.install(client)
+    stealing = scheduler.extensions["stealing"]
+    victim, thief = sorted(scheduler.workers)
+    first = client.submit(_block, "alone", workers=[victim], key="blocker-alone")
+    await _running(scheduler, first.key)
+    second = client.submit(_block, "alone", workers=[victim], allow_other_workers=True, key="second-alone")
+    entries = stealing.ledger.entries
+    try:
+        await _until(
+            lambda: second.key in entries and entries[second.key].worker.address == thief, "the move"
         )
-        entries = stealing.ledger.entries
-        try:
-            await _until(
-                lambda: second.key in entries and entries[second.key].worker.address == thief, "the move"
-            )
-            await _until(
-                lambda: entries[second.key].started < float("inf"), "the stolen task to count as running"
-            )
-        finally:
-            await Event("alone", client=client).set()
-        await finished_async([first, second], "both")
-
-    on_cluster(test, workers=2)
+        await _until(
+            lambda: entries[second.key].started < float("inf"), "the stolen task to count as running"
+        )
+    finally:
+        await Event("alone", client=client).set()
+    await finished_async([first, second], "both")
 
 
-def test_each_task_that_waits_is_counted_once():
+@on_cluster(workers=2)
+async def test_each_task_that_waits_is_counted_once(client, scheduler):
     """Of many, each tick shows others: one that is shown again is none that began to wait."""
 
-    async def test(client, scheduler):
-        await ff.install(client, tick=0.05, patience=0.1)
-        busy = sorted(scheduler.workers)[0]
-        waits = scheduler.extensions["stealing"].waits
-        blocker = client.submit(_block, "many", workers=[busy], key="blocker-many")
-        await _running(scheduler, blocker.key)
-        held = client.map(_inc, range(60), workers=[busy], pure=False)
-        core = scheduler.extensions["stealing"].core
-        sweeps = core.sweeps
-        try:
-            await _until(lambda: core.sweeps > sweeps + 40, "40 ticks")
-            assert 40 <= waits.began["restricted"] <= len(held)
-        finally:
-            await Event("many", client=client).set()
-        await finished_async(held, "those that waited")
-
-    on_cluster(test, workers=2)
+    await ff.install(client, tick=0.05, patience=0.1)
+    busy = sorted(scheduler.workers)[0]
+    waits = scheduler.extensions["stealing"].waits
+    blocker = client.submit(_block, "many", workers=[busy], key="blocker-many")
+    await _running(scheduler, blocker.key)
+    held = client.map(_inc, range(60), workers=[busy], pure=False)
+    core = scheduler.extensions["stealing"].core
+    sweeps = core.sweeps
+    try:
+        await _until(lambda: core.sweeps > sweeps + 40, "40 ticks")
+        assert 40 <= waits.began["restricted"] <= len(held)
+    finally:
+        await Event("many", client=client).set()
+    await finished_async(held, "those that waited")
 
 
 def _slow(i):
@@ -106,15 +98,21 @@ def _slow(i):
     return i
 
 
+@contextmanager
+def _to_hang():
+    """Two worker processes, and of one that may be stopped its address and its process."""
+    with running(2) as client:
+        ff.install(client)
+        pids = client.run(os.getpid)
+        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
+        yield client, *min(pids.items())
+
+
 def test_all_that_waits_at_a_silent_worker_leaves_soon():
     """Silence is found out once: each further task does not wait for as long again."""
     count = 40
-    with processes() as client:
-        ff.install(client)
-        pids = client.run(os.getpid)
-        hung = min(pids)
-        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        with stopped(pids[hung]):
+    with _to_hang() as (client, hung, pid):
+        with stopped(pid):
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(count)]
             until(
@@ -128,12 +126,8 @@ def test_all_that_waits_at_a_silent_worker_leaves_soon():
 
 def test_roots_that_are_queued_pass_a_silent_worker_by():
     """It has a slot, as far as Dask knows; what is put there would wait until it is found out again."""
-    with processes() as client:
-        ff.install(client)
-        pids = client.run(os.getpid)
-        hung = min(pids)
-        wait(client.map(_slow, range(4), pure=False), timeout=SOON)  # their duration is known
-        with stopped(pids[hung]):
+    with _to_hang() as (client, hung, pid):
+        with stopped(pid):
             waits = client.cluster.scheduler.extensions["stealing"].waits
             where = {"workers": [hung], "allow_other_workers": True, "pure": False}
             behind = [client.submit(_slow, i, **where) for i in range(2)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import dask
@@ -14,33 +13,10 @@ from distributed.metrics import monotonic
 
 import dask_ferro as ff
 from dask_ferro.policy.ledger import Ledger
+from tests import clusters
 from tests.waiting import opened, ticks, until_async
 
-Test = Callable[[LocalCluster, Client, Scheduler], Awaitable[None]]
-
-
-def on_cluster(test: Test, *, validate: bool = True) -> None:
-    """Run an asynchronous test on an in-process cluster of two workers with the plugin on.
-
-    Not with Dask's check of its own state where tasks stay queued: it takes a free slot beside a queue for an error.
-    """
-
-    async def run() -> None:
-        with dask.config.set({"distributed.scheduler.validate": validate}):
-            async with (
-                LocalCluster(
-                    n_workers=2,
-                    threads_per_worker=1,
-                    processes=False,
-                    asynchronous=True,
-                    dashboard_address=":0",
-                ) as cluster,
-                Client(cluster, asynchronous=True) as client,
-            ):
-                await ff.install(client)
-                await test(cluster, client, cluster.scheduler)
-
-    asyncio.run(run())
+on_cluster = partial(clusters.on_cluster, installed=True)
 
 
 def ledger(scheduler: Scheduler) -> Ledger:
@@ -95,115 +71,70 @@ async def given(scheduler: Scheduler, tasks: int) -> dict[str, int]:
     return found()
 
 
-@pytest.mark.parametrize(
-    ("count", "had"), [pytest.param(4, 4, id="ready ones"), pytest.param(20, 2, id="roots, two at a time")]
-)
-def test_tasks_go_to_the_worker_that_lasts(count: int, had: int) -> None:
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        short, long = scheduler.workers
-        end(scheduler, 5.0, short)
-        futures = blocked(client, count, 8.0)
-        assert await given(scheduler, had) == {short: 0, long: had}
-        await Event("go").set()
-        await client.gather(futures)
-
-    on_cluster(test, validate=had == count)
-
-
 @pytest.mark.parametrize("then", ["a fresh one joins", "nobody comes after all", "stock Dask is back"])
-def test_a_task_for_which_no_worker_has_the_time_waits_until(then: str) -> None:
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        old = set(scheduler.workers)
-        end(scheduler, 5.0)
-        ledger(scheduler).fresh = 60.0
-        futures = submit(client, 3, 8.0)
-        await states(scheduler, futures, "no-worker")
-        if then == "a fresh one joins":
-            cluster.scale(3)
-            assert set(await client.gather(futures)) == set(scheduler.workers) - old
-        elif then == "nobody comes after all":
-            ledger(scheduler).fresh = 0.0
-            assert set(await client.gather(futures)) <= old
-        else:
-            await ff.uninstall(client)
-            assert set(await client.gather(futures)) <= old
-
-    on_cluster(test)
-
-
-def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_without_workers() -> None:
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        end(scheduler, 5.0)
-        ledger(scheduler).fresh = 60.0
-        futures = submit(client, 3, 8.0)
-        await states(scheduler, futures, "no-worker")
-        scheduler.no_workers_timeout = 30.0
-        for ts in scheduler.unrunnable:  # with ten seconds to go
-            scheduler.unrunnable[ts] -= 20.0
-        await until_async(
-            lambda: all(since >= monotonic() - 15.0 for since in scheduler.unrunnable.values()),
-            "the tasks' waiting to count from now on",
-        )
-        assert {scheduler.tasks[future.key].state for future in futures} == {"no-worker"}
-        ledger(scheduler).fresh = 0.0
-        await client.gather(futures)
-
-    on_cluster(test)
-
-
-def test_roots_for_which_no_worker_has_the_time_stay_queued() -> None:
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        old = set(scheduler.workers)
-        end(scheduler, 5.0)
-        ledger(scheduler).fresh = 60.0
-        futures = blocked(client, 20, 8.0)
-        await states(scheduler, futures, "queued")
-        await ticks(scheduler)
-        await states(scheduler, futures, "queued")
+@on_cluster()
+async def test_a_task_for_which_no_worker_has_the_time_waits_until(
+    cluster: LocalCluster, client: Client, scheduler: Scheduler, then: str
+) -> None:
+    old = set(scheduler.workers)
+    end(scheduler, 5.0)
+    ledger(scheduler).fresh = 60.0
+    futures = submit(client, 3, 8.0)
+    await states(scheduler, futures, "no-worker")
+    if then == "a fresh one joins":
         cluster.scale(3)
-        given_to = await given(scheduler, 2)
-        assert {given_to[address] for address in old} == {0}
-        await Event("go").set()
-        await client.gather(futures)
-
-    on_cluster(test, validate=False)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "tied"),
-    [
-        pytest.param(8.0, True, id="it must run on a worker that is there"),
-        pytest.param(99.0, False, id="a fresh worker would not have it either"),
-        pytest.param(None, False, id="nobody knows how long it takes"),
-    ],
-)
-def test_a_task_does_not_wait_where(seconds: float | None, tied: bool) -> None:
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        end(scheduler, 5.0)
-        ledger(scheduler).fresh = 60.0
-        worker = next(iter(scheduler.workers))
-        options = {"workers": [worker]} if tied else {}
-        (found,) = await client.gather(submit(client, 1, seconds, **options))
-        assert found == worker or not tied
-
-    on_cluster(test)
+        assert set(await client.gather(futures)) == set(scheduler.workers) - old
+    elif then == "nobody comes after all":
+        ledger(scheduler).fresh = 0.0
+        assert set(await client.gather(futures)) <= old
+    else:
+        await ff.uninstall(client)
+        assert set(await client.gather(futures)) <= old
 
 
-def test_what_waits_at_a_worker_that_is_about_to_end_is_stolen_however_short() -> None:
-    def block(name: str) -> None:
-        opened(name)
+@on_cluster()
+async def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_without_workers(
+    client: Client, scheduler: Scheduler
+) -> None:
+    end(scheduler, 5.0)
+    ledger(scheduler).fresh = 60.0
+    futures = submit(client, 3, 8.0)
+    await states(scheduler, futures, "no-worker")
+    scheduler.no_workers_timeout = 30.0
+    for ts in scheduler.unrunnable:  # with ten seconds to go
+        scheduler.unrunnable[ts] -= 20.0
+    await until_async(
+        lambda: all(since >= monotonic() - 15.0 for since in scheduler.unrunnable.values()),
+        "the tasks' waiting to count from now on",
+    )
+    assert {scheduler.tasks[future.key].state for future in futures} == {"no-worker"}
+    ledger(scheduler).fresh = 0.0
+    await client.gather(futures)
 
-    async def test(cluster: LocalCluster, client: Client, scheduler: Scheduler) -> None:
-        await ff.install(client, bears=1e9)  # else they leave soon in any case, as somebody is idle
-        victim, thief = scheduler.workers
-        blocker = client.submit(block, "stolen", workers=[victim], key="blocker")
-        await states(scheduler, [blocker], "processing")
-        futures = submit(client, 5, 0.001, workers=[victim], allow_other_workers=True)
-        await ticks(scheduler)
-        await states(scheduler, futures, "processing")
-        end(scheduler, 0.2, victim)
-        assert set(await client.gather(futures)) == {thief}
-        await Event("stolen").set()
-        await blocker
 
-    on_cluster(test)
+@on_cluster(config=clusters.UNCHECKED)
+async def test_roots_for_which_no_worker_has_the_time_stay_queued(
+    cluster: LocalCluster, client: Client, scheduler: Scheduler
+) -> None:
+    old = set(scheduler.workers)
+    end(scheduler, 5.0)
+    ledger(scheduler).fresh = 60.0
+    futures = blocked(client, 20, 8.0)
+    await states(scheduler, futures, "queued")
+    await ticks(scheduler)
+    await states(scheduler, futures, "queued")
+    cluster.scale(3)
+    given_to = await given(scheduler, 2)
+    assert {given_to[address] for address in old} == {0}
+    await Event("go").set()
+    await client.gather(futures)
+
+
+@on_cluster()
+async def test_a_task_that_must_run_on_a_worker_that_is_there_waits_for_no_other(
+    client: Client, scheduler: Scheduler
+) -> None:
+    end(scheduler, 5.0)
+    ledger(scheduler).fresh = 60.0
+    worker = next(iter(scheduler.workers))
+    assert await client.gather(submit(client, 1, 8.0, workers=[worker])) == [worker]

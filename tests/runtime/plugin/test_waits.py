@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, as_completed, wait
+from distributed import Client, Event, LocalCluster
 from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.top import look
+from tests.clusters import on_cluster
 from tests.graphs import model
-from tests.hung import processes, stopped
-from tests.runtime.plugin.test_scheduler import on_cluster
 from tests.runtime.telemetry.test_events import published
 from tests.runtime.telemetry.test_prometheus import scraped
 from tests.waiting import finished_async, opened, until_async
@@ -64,22 +61,20 @@ async def _running(scheduler, key):
 
 
 @pytest.mark.parametrize("nbytes", [800, 246_000, 4_000_000])
-def test_readers_of_what_a_busy_worker_holds_do_not_wait_for_it(nbytes):
-    async def test(client, scheduler):
-        await ff.install(client)
-        busy = sorted(scheduler.workers)[0]
-        data, blocker = await _behind_a_long_task(client, busy, nbytes)
-        await _running(scheduler, blocker.key)
-        try:
-            found = client.map(_read, data, pure=False)
-            got = await _soon(client.gather(found), "readers of what lies on a busy worker")
-            assert got == [float(i) for i in range(len(data))]
-            assert blocker.status == "pending"
-        finally:
-            await Event(f"long-{nbytes}", client=client).set()
-        await _soon(finished_async(blocker), "the long task")
-
-    on_cluster(test, workers=3)
+@on_cluster(workers=3)
+async def test_readers_of_what_a_busy_worker_holds_do_not_wait_for_it(client, scheduler, nbytes):
+    await ff.install(client)
+    busy = sorted(scheduler.workers)[0]
+    data, blocker = await _behind_a_long_task(client, busy, nbytes)
+    await _running(scheduler, blocker.key)
+    try:
+        found = client.map(_read, data, pure=False)
+        got = await _soon(client.gather(found), "readers of what lies on a busy worker")
+        assert got == [float(i) for i in range(len(data))]
+        assert blocker.status == "pending"
+    finally:
+        await Event(f"long-{nbytes}", client=client).set()
+    await _soon(finished_async(blocker), "the long task")
 
 
 def _images():
@@ -113,26 +108,6 @@ def test_calls_of_a_model_do_not_wait_for_a_task_that_sleeps():
         blocker.result(timeout=SOON)
 
 
-def test_tasks_leave_a_worker_that_does_not_answer():
-    """A worker process that hangs keeps the one that it was to start first, and none that wait behind it."""
-    with processes() as client:
-        ff.install(client)
-        pids = client.run(os.getpid)
-        hung = min(pids)
-        wait(client.map(_short, range(4), pure=False), timeout=SOON)  # their duration is known
-        with stopped(pids[hung]):
-            where = {"workers": [hung], "allow_other_workers": True, "pure": False}
-            behind = [client.submit(_short, i, **where) for i in range(6)]
-            done = as_completed(behind, with_results=True, timeout=SOON)
-            assert len([result for _, (_, result) in zip(range(5), done, strict=False)]) == 5
-        assert client.gather(behind) == list(range(6))
-
-
-def _short(i):
-    time.sleep(0.001)
-    return i
-
-
 # -- a quiet cluster, and one that is busy with itself ------------------------------------------------------
 
 
@@ -141,75 +116,67 @@ def _inc(x):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_quiet_cluster_uses_all_of_its_workers(kept):
-    async def test(client, scheduler):
-        await ff.install(client)
-        results, where = [], dict.fromkeys(scheduler.workers, 0)
-        for i in range(40):
-            future = client.submit(_inc, i, pure=False)
-            await _soon(finished_async(future), f"task {i}")
-            (ws,) = scheduler.tasks[future.key].who_has
-            where[ws.address] += 1
-            results += [future] if kept else []
-        assert min(where.values()) >= 3, where
-
-    on_cluster(test, workers=4)
+@on_cluster(workers=4)
+async def test_a_quiet_cluster_uses_all_of_its_workers(client, scheduler, kept):
+    await ff.install(client)
+    results, where = [], dict.fromkeys(scheduler.workers, 0)
+    for i in range(40):
+        future = client.submit(_inc, i, pure=False)
+        await _soon(finished_async(future), f"task {i}")
+        (ws,) = scheduler.tasks[future.key].who_has
+        where[ws.address] += 1
+        results += [future] if kept else []
+    assert min(where.values()) >= 3, where
 
 
-def test_large_results_that_are_kept_lie_on_all_workers():
-    async def test(client, scheduler):
-        await ff.install(client)
-        kept = []
-        for i in range(12):
-            kept.append(client.submit(_made, 4_000_000, i, pure=False))
-            await _soon(finished_async(kept[-1]), f"task {i}")
-        held = sorted(ws.nbytes for ws in scheduler.workers.values())
-        assert held[-1] <= 2 * held[0], held
-
-    on_cluster(test, workers=4)
+@on_cluster(workers=4)
+async def test_large_results_that_are_kept_lie_on_all_workers(client, scheduler):
+    await ff.install(client)
+    kept = []
+    for i in range(12):
+        kept.append(client.submit(_made, 4_000_000, i, pure=False))
+        await _soon(finished_async(kept[-1]), f"task {i}")
+    held = sorted(ws.nbytes for ws in scheduler.workers.values())
+    assert held[-1] <= 2 * held[0], held
 
 
 def _nothing(x, y=None):
     pass
 
 
-def test_short_tasks_stay_with_their_inputs_while_the_scheduler_is_busy():
+@on_cluster(workers=10)
+async def test_short_tasks_stay_with_their_inputs_while_the_scheduler_is_busy(client, scheduler):
     """A task counts as running from when its message has left: before, it is not overdue, however long that takes."""
 
-    async def test(client, scheduler):
-        await ff.install(client)
-        first = sorted(scheduler.workers)[0]
-        found = []
-        for _ in range(3):  # on a machine that stalls for some ten milliseconds tasks leave, and are right to
-            xs = client.map(_nothing, range(10), workers=[first], pure=False)
-            await finished_async(xs)
-            readers = client.map(_nothing, range(100), y=xs, pure=False)
-            await _soon(finished_async(readers), "100 tasks that do nothing")
-            found.append(len({ws.address for x in xs for ws in scheduler.tasks[x.key].who_has}))
-        assert min(found) <= 3, found
-
-    on_cluster(test, workers=10)
+    await ff.install(client)
+    first = sorted(scheduler.workers)[0]
+    found = []
+    for _ in range(3):  # on a machine that stalls for some ten milliseconds tasks leave, and are right to
+        xs = client.map(_nothing, range(10), workers=[first], pure=False)
+        await finished_async(xs)
+        readers = client.map(_nothing, range(100), y=xs, pure=False)
+        await _soon(finished_async(readers), "100 tasks that do nothing")
+        found.append(len({ws.address for x in xs for ws in scheduler.tasks[x.key].who_has}))
+    assert min(found) <= 3, found
 
 
-def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others():
-    async def test(client, scheduler):
-        await ff.install(client)
-        cluster = client.cluster
-        old = sorted(scheduler.workers)
-        cluster.scale(0)
+@on_cluster(workers=2)
+async def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others(client, scheduler):
+    await ff.install(client)
+    cluster = client.cluster
+    old = sorted(scheduler.workers)
+    cluster.scale(0)
 
-        await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
-        future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
-        # Else the new worker may be there before the task is, which then never waits for the old ones.
-        await until_async(
-            lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == "no-worker",
-            "the task to wait for a worker",
-            seconds=SOON,
-        )
-        cluster.scale(1)
-        assert await _soon(future, "a task whose workers are gone") == 2
-
-    on_cluster(test, workers=2)
+    await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
+    future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
+    # Else the new worker may be there before the task is, which then never waits for the old ones.
+    await until_async(
+        lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == "no-worker",
+        "the task to wait for a worker",
+        seconds=SOON,
+    )
+    cluster.scale(1)
+    assert await _soon(future, "a task whose workers are gone") == 2
 
 
 # -- what is told ------------------------------------------------------------------------------------------
@@ -224,65 +191,61 @@ async def _told_to_others(scheduler):
     return events, *(found[f"dask_ferro_{name}"] for name in names)
 
 
-def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason():
-    async def test(client, scheduler):
-        await ff.install(client)
-        busy = sorted(scheduler.workers)[0]
-        blocker = client.submit(_block, "told", workers=[busy], key="blocker-told")
-        await _running(scheduler, blocker.key)
-        held = client.submit(_inc, 1, workers=[busy], key="held")
-        waits = scheduler.extensions["stealing"].waits
+@on_cluster(workers=2)
+async def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason(client, scheduler):
+    await ff.install(client)
+    busy = sorted(scheduler.workers)[0]
+    blocker = client.submit(_block, "told", workers=[busy], key="blocker-told")
+    await _running(scheduler, blocker.key)
+    held = client.submit(_inc, 1, workers=[busy], key="held")
+    waits = scheduler.extensions["stealing"].waits
 
-        try:
-            await until_async(
-                lambda: any(wait.key == held.key for wait in waits.now), "what waits to be told", seconds=SOON
-            )
-            (line,) = [w for w in waits.now if w.key == held.key]
-            assert (line.worker, line.reason, line.idle) == (busy, "restricted", 1)
-            assert "held waits at" in line.told()
-            assert waits.counts()["restricted"] == waits.began["restricted"] == 1
-            seen = await client.run_on_scheduler(look)
-            assert seen["waits"] == [w.told() for w in waits.now]
-            (event,), counts, longest, begun = await _told_to_others(scheduler)
-            assert event["restricted"] == counts["restricted"] == begun["restricted"] == 1
-            assert [line for line in event["sample"] if line.startswith("held waits at")]
-            assert longest[""] > 0
-        finally:
-            await Event("told", client=client).set()
-        assert await _soon(held, "the one that waited") == 2
-
-    on_cluster(test, workers=2)
+    try:
+        await until_async(
+            lambda: any(wait.key == held.key for wait in waits.now), "what waits to be told", seconds=SOON
+        )
+        (line,) = [w for w in waits.now if w.key == held.key]
+        assert (line.worker, line.reason, line.idle) == (busy, "restricted", 1)
+        assert "held waits at" in line.told()
+        assert waits.counts()["restricted"] == waits.began["restricted"] == 1
+        seen = await client.run_on_scheduler(look)
+        assert seen["waits"] == [w.told() for w in waits.now]
+        (event,), counts, longest, begun = await _told_to_others(scheduler)
+        assert event["restricted"] == counts["restricted"] == begun["restricted"] == 1
+        assert [line for line in event["sample"] if line.startswith("held waits at")]
+        assert longest[""] > 0
+    finally:
+        await Event("told", client=client).set()
+    assert await _soon(held, "the one that waited") == 2
 
 
-def test_a_task_that_its_worker_was_asked_for_is_told_once_and_as_that():
+@on_cluster(workers=3)
+async def test_a_task_that_its_worker_was_asked_for_is_told_once_and_as_that(client, scheduler):
     """It is shown to policies as one that may not move, as actors are, since it is on its way."""
 
-    async def test(client, scheduler):
-        busy = sorted(scheduler.workers)[0]
-        alone = client.submit(_inc, 0, workers=[busy])
-        await finished_async(alone)
-        comm = scheduler.stream_comms[busy]
-        send = comm.send
-        comm.send = lambda *messages: send(*(m for m in messages if m["op"] != "steal-request"))
-        await ff.install(client)
-        (worker,) = (w for w in client.cluster.workers.values() if w.address == busy)
-        worker.periodic_callbacks["heartbeat"].stop()
-        blocker = client.submit(_block, "asked", workers=[busy], key="blocker-asked")
-        await _running(scheduler, blocker.key)
-        held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
-        waits = scheduler.extensions["stealing"].waits
-        told = []
+    busy = sorted(scheduler.workers)[0]
+    alone = client.submit(_inc, 0, workers=[busy])
+    await finished_async(alone)
+    comm = scheduler.stream_comms[busy]
+    send = comm.send
+    comm.send = lambda *messages: send(*(m for m in messages if m["op"] != "steal-request"))
+    await ff.install(client)
+    (worker,) = (w for w in client.cluster.workers.values() if w.address == busy)
+    worker.periodic_callbacks["heartbeat"].stop()
+    blocker = client.submit(_block, "asked", workers=[busy], key="blocker-asked")
+    await _running(scheduler, blocker.key)
+    held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
+    waits = scheduler.extensions["stealing"].waits
+    told = []
 
-        def is_told():
-            told.append([wait.reason for wait in waits.now if wait.key == held.key])
-            return told[-1] == ["silent"]
+    def is_told():
+        told.append([wait.reason for wait in waits.now if wait.key == held.key])
+        return told[-1] == ["silent"]
 
-        try:
-            await until_async(is_told, "what was asked for to be told", seconds=SOON, seen=lambda: told[-3:])
-            assert {tuple(reasons) for reasons in told} <= {(), ("soon",), ("asked",), ("silent",)}
-        finally:
-            comm.send = send
-            await Event("asked", client=client).set()
-        assert await _soon(held, "the one that waited") == 2
-
-    on_cluster(test, workers=3)
+    try:
+        await until_async(is_told, "what was asked for to be told", seconds=SOON, seen=lambda: told[-3:])
+        assert {tuple(reasons) for reasons in told} <= {(), ("soon",), ("asked",), ("silent",)}
+    finally:
+        comm.send = send
+        await Event("asked", client=client).set()
+    assert await _soon(held, "the one that waited") == 2

@@ -46,11 +46,8 @@ NEVER = Refused("invalid partition specified: cpu", "permanent")
         pytest.param({"sbatch": NEVER}, SCRIPT, None, id="nor whether that is a refusal"),
     ],
 )  # fmt: skip
-def test_asks_slurm(answers: dict, script: str, said: str | None) -> None:
-    async def ask() -> str | None:
-        return await Closings(Slurm(**answers), lambda pool: script, None, None).trial(script)
-
-    assert asyncio.run(ask()) == said
+async def test_asks_slurm(answers: dict, script: str, said: str | None) -> None:
+    assert (await Closings(Slurm(**answers), lambda pool: script, None, None).trial(script)) == said
 
 
 @pytest.mark.parametrize(
@@ -61,32 +58,28 @@ def test_asks_slurm(answers: dict, script: str, said: str | None) -> None:
         pytest.param({}, [1, 2, 2], id="nobody answered: once more"),
     ],
 )  # fmt: skip
-def test_each_pool_is_asked_for_at_the_start_and_then_with_its_jobs(answers: dict, asked: list[int]) -> None:
-    async def play() -> list[int]:
-        slurm = Slurm(**answers)
-        closings = Closings(slurm, lambda pool: "#SBATCH -p cpu", None, lambda pool, words: False)
-        pool, counts = built(), []
-        closings.foresee(pool)
-        assert await closings.settled() == []  # nobody waits for it
-        await asyncio.sleep(0.05)
-        counts.append(slurm.calls.count("sbatch"))
-        for _ in range(2):
-            closings.check(pool)
-            assert await closings.settled() == []  # nobody asked for jobs that were refused
-            counts.append(slurm.calls.count("sbatch"))
-        return counts
-
-    assert asyncio.run(play()) == asked
-
-
-def test_a_dry_run_that_is_not_over_is_waited_for_with_the_first_jobs() -> None:
-    async def play() -> None:
-        slurm = Slurm(**TELLS, sbatch=NEVER)
-        closings = Closings(slurm, lambda pool: "", None, lambda pool, words: True)
-        pool = built()
-        closings.foresee(pool)
+async def test_each_pool_is_asked_for_at_the_start_and_then_with_its_jobs(
+    answers: dict, asked: list[int]
+) -> None:
+    slurm = Slurm(**answers)
+    closings = Closings(slurm, lambda pool: "#SBATCH -p cpu", None, lambda pool, words: False)
+    pool, counts = built(), []
+    closings.foresee(pool)
+    assert await closings.settled() == []  # nobody waits for it
+    await asyncio.sleep(0.05)
+    counts.append(slurm.calls.count("sbatch"))
+    for _ in range(2):
         closings.check(pool)
-        assert await closings.settled() == [f"SLURM would never start jobs of pool 'cpu': {NEVER.words}"]
-        assert slurm.calls.count("sbatch") == 1
+        assert await closings.settled() == []  # nobody asked for jobs that were refused
+        counts.append(slurm.calls.count("sbatch"))
+    assert (counts) == asked
 
-    asyncio.run(play())
+
+async def test_a_dry_run_that_is_not_over_is_waited_for_with_the_first_jobs() -> None:
+    slurm = Slurm(**TELLS, sbatch=NEVER)
+    closings = Closings(slurm, lambda pool: "", None, lambda pool, words: True)
+    pool = built()
+    closings.foresee(pool)
+    closings.check(pool)
+    assert await closings.settled() == [f"SLURM would never start jobs of pool 'cpu': {NEVER.words}"]
+    assert slurm.calls.count("sbatch") == 1

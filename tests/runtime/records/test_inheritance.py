@@ -16,44 +16,23 @@ OURS = "mine ferro-1.abc"
     ("row", "kind", "what", "why"),
     [
         pytest.param(Row("7", "PENDING", comment=OURS), "k", ADOPT, "it waits", id="it waits: it is adopted"),
-        pytest.param(
-            Row("7", "PENDING", restarts=1, comment=OURS),
-            "k",
-            ADOPT,
-            "it waits",
-            id="also where it was requeued",
-        ),
-        pytest.param(
-            Row("7", "PENDING", submitted=1003.0), "k", ADOPT, "it waits", id="known by its submission"
-        ),
-        pytest.param(
-            Row("7", "PENDING", comment=OURS), "other", END, "otherwise now", id="its pool has changed"
-        ),
+        pytest.param(Row("7", "PENDING", restarts=1, comment=OURS), "k", ADOPT, "it waits",
+            id="also where it was requeued"),
+        pytest.param(Row("7", "PENDING", submitted=1003.0), "k", ADOPT, "it waits", id="known by its submission"),
+        pytest.param(Row("7", "PENDING", comment=OURS), "other", END, "otherwise now", id="its pool has changed"),
         pytest.param(Row("7", "PENDING", comment=OURS), None, END, "no pool 'a'", id="its pool is gone"),
-        pytest.param(
-            Row("7", "RUNNING", comment=OURS), "k", END, "has started", id="its workers end in any case"
-        ),
-        pytest.param(
-            Row("7", "PENDING", reason="JobHeldAdmin", comment=OURS), "k", END, "held", id="somebody holds it"
-        ),
-        pytest.param(
-            Row("7", "CANCELLED", comment=OURS), "k", GONE, "CANCELLED", id="the watchdog was quicker"
-        ),
+        pytest.param(Row("7", "RUNNING", comment=OURS), "k", END, "has started", id="its workers end in any case"),
+        pytest.param(Row("7", "PENDING", reason="JobHeldAdmin", comment=OURS), "k", END, "held",
+            id="somebody holds it"),
+        pytest.param(Row("7", "CANCELLED", comment=OURS), "k", GONE, "CANCELLED", id="the watchdog was quicker"),
         pytest.param(Row("7", "COMPLETING", comment=OURS), "k", GONE, "COMPLETING", id="it ends"),
-        pytest.param(
-            Row("7", "PENDING", submitted=9e5, comment="ferro-2.abc"),
-            "k",
-            GONE,
-            "another",
-            id="another of its number",
-        ),
-        pytest.param(
-            Row("7", "RUNNING", submitted=1061.0), "k", GONE, "another", id="another of the same user"
-        ),
+        pytest.param(Row("7", "PENDING", submitted=9e5, comment="ferro-2.abc"), "k", GONE, "another",
+            id="another of its number"),
+        pytest.param(Row("7", "RUNNING", submitted=1061.0), "k", GONE, "another", id="another of the same user"),
         pytest.param(Row("7", "RUNNING", UNTOLD), "k", ASK, "when it was", id="accounting tells too little"),
         pytest.param(Row("7", "FAILED", UNTOLD), "k", GONE, "FAILED", id="over by accounting"),
     ],
-)
+)  # fmt: skip
 def test_a_job_of_before_is(row: Row, kind: str | None, what: str, why: str) -> None:
     found = verdict(RECORD, row, False, ["ferro-1"], kind, 0.0)
     assert found.what == what

@@ -65,20 +65,17 @@ def test_a_file_server_that_hangs_holds_neither_the_loop_nor_the_end(
     assert server.writes <= 4, "what comes together goes into the file together"
 
 
-def test_the_end_waits_for_the_last_lines(tmp_path: Path) -> None:
-    async def play() -> None:
-        recording = Recording("ferro-1", JobJournal(tmp_path / "jobs", "ferro-1"))
-        await recording.begin("mine")
-        recording.asked(JOBS, "k")
-        await recording.end(jobs_left=False)
-
-    asyncio.run(play())
+async def test_the_end_waits_for_the_last_lines(tmp_path: Path) -> None:
+    recording = Recording("ferro-1", JobJournal(tmp_path / "jobs", "ferro-1"))
+    await recording.begin("mine")
+    recording.asked(JOBS, "k")
+    await recording.end(jobs_left=False)
     told = read(tmp_path / "jobs")
     assert {record.ending for record in told.records} == {"its cluster ended"}
     assert told.open_runs == ()
 
 
-def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
+async def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread went on to take the lock, for good."""
@@ -95,14 +92,11 @@ def test_a_start_that_is_given_up_while_it_waits_for_the_lock_keeps_no_lock(
         "ferro-1", JobJournal(tmp_path / "jobs", "ferro-1")
     )  # which would let go when it is freed
 
-    async def play() -> None:
-        start = asyncio.create_task(recording.begin("mine"))
-        await asyncio.to_thread(waits.wait)
-        start.cancel()
-        await asyncio.wait({start}, timeout=BOUND_S)
-        await recording.release()
-
-    asyncio.run(play())
+    start = asyncio.create_task(recording.begin("mine"))
+    await asyncio.to_thread(waits.wait)
+    start.cancel()
+    await asyncio.wait({start}, timeout=BOUND_S)
+    await recording.release()
     over.set()
     for _ in range(500):
         if (tmp_path / "jobs").exists() and not (tmp_path / "jobs.ferro-lock").exists():

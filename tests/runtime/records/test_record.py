@@ -188,14 +188,11 @@ def test_forgotten_jobs_leave_nothing_behind() -> None:
     assert not book._noted
 
 
-def test_for_a_scheduler_that_takes_no_plugin_nothing_is_kept() -> None:
-    async def play() -> None:
-        recording = Recording("r")
-        await recording.connect(None, "tcp://a:1")
-        recording.asked([job(n) for n in range(5)], "k")
-        assert not recording._told
-
-    asyncio.run(play())
+async def test_for_a_scheduler_that_takes_no_plugin_nothing_is_kept() -> None:
+    recording = Recording("r")
+    await recording.connect(None, "tcp://a:1")
+    recording.asked([job(n) for n in range(5)], "k")
+    assert not recording._told
 
 
 def test_a_scheduler_that_does_not_answer_is_told_later() -> None:

@@ -109,7 +109,7 @@ def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp
     assert not (tmp_path / "jobs.scheduler").exists()
 
 
-def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_scheduler(
+async def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_scheduler(
     tmp_path: Path,
 ) -> None:
     """Its workers were connected and worked, and it was ended."""
@@ -123,20 +123,17 @@ def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_this_sch
     site = MadeUpSite(rows)
     site.hangs = True
 
-    async def play() -> MadeUpCluster:
-        cluster = MadeUpCluster(killed(tmp_path, *records), site, connected=["a-1", "a-2.1"])
-        await cluster._open_cluster()
-        assert len(cluster._former) == 3
-        site.hangs = False
-        await cluster._settle_former(await site.queue())
-        return cluster
-
-    cluster = asyncio.run(play())
+    cluster = MadeUpCluster(killed(tmp_path, *records), site, connected=["a-1", "a-2.1"])
+    await cluster._open_cluster()
+    assert len(cluster._former) == 3
+    site.hangs = False
+    await cluster._settle_former(await site.queue())
+    cluster = cluster
     assert {job.name: job.state for job in cluster._book.values()} == {"a-1": "booting", "a-2": "booting"}
     assert list(cluster.ended) == ["3"]
 
 
-def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_path: Path) -> None:
+async def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_path: Path) -> None:
     """Where the first look took too long, they ran until a later one took them for strays, and did not count."""
     unheard = JobRecord("a-1", "a", state="submitting", run="ferro-old", kind="k", order=1)
     site = MadeUpSite(
@@ -144,16 +141,13 @@ def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_
     )
     site.hangs = True
 
-    async def play() -> MadeUpCluster:
-        cluster = MadeUpCluster(killed(tmp_path, unheard), site)
-        await cluster._open_cluster()
-        assert list(cluster._former) == ["a-1"]
-        site.hangs = False
-        await cluster._settle_former(await site.queue())
-        await cluster._settle_former(site.rows | {"9": Row("9", "PENDING", comment="ferro-old.y")})
-        return cluster
-
-    cluster = asyncio.run(play())
+    cluster = MadeUpCluster(killed(tmp_path, unheard), site)
+    await cluster._open_cluster()
+    assert list(cluster._former) == ["a-1"]
+    site.hangs = False
+    await cluster._settle_former(await site.queue())
+    await cluster._settle_former(site.rows | {"9": Row("9", "PENDING", comment="ferro-old.y")})
+    cluster = cluster
     assert cluster._former == {}
     assert list(cluster.ended) == ["7"]
     assert cluster._recording.book.records[0].is_over
@@ -168,18 +162,15 @@ def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_them(tmp_
         pytest.param([Row("9", "COMPLETING", comment="ferro-old.x")], True, id="one that ends"),
     ],
 )
-def test_after_a_look_runs_without_jobs_are_not_looked_for_again(
+async def test_after_a_look_runs_without_jobs_are_not_looked_for_again(
     tmp_path: Path, rows: list[Row], is_open: bool
 ) -> None:
     """Killed again and again, a cluster asked for the jobs of ever more runs."""
     record = JobRecord("a-1", "a", "1", state="pending", run="ferro-old", kind="k")
 
-    async def play() -> None:
-        cluster = MadeUpCluster(killed(tmp_path, record), MadeUpSite(rows))
-        await cluster._open_cluster()
-        await cluster._recording.end(jobs_left=True)
-
-    asyncio.run(play())
+    cluster = MadeUpCluster(killed(tmp_path, record), MadeUpSite(rows))
+    await cluster._open_cluster()
+    await cluster._recording.end(jobs_left=True)
     tags = [run.tag for run in read(tmp_path / "jobs").open_runs]
     assert tags == (["ferro-old", "ferro-new"] if is_open else ["ferro-new"])
 

@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-import dask
 import pytest
-from distributed import Client, Event, Future, Scheduler, Worker
+from distributed import Client, Event, Future
 from distributed.active_memory_manager import ReduceReplicas
 from distributed.scheduler import ClientState, TaskGroup, TaskPrefix, TaskState
 from distributed.system import MEMORY_LIMIT
 
 import dask_ferro as ff
-from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.replication import copies as module
 from dask_ferro.runtime.replication.anchors import CLIENT, Anchors
+from tests import clusters
 from tests.waiting import finished_async, opened, until, until_async
 
-CHECKED = {
-    "distributed.scheduler.validate": True,
-    "distributed.worker.validate": True,
+APART = {
     "distributed.worker.memory.pause": False,
     "distributed.scheduler.active-memory-manager.start": False,  # the tests run it
 }
+ROOM_FOR_THREE = 3.5e6 / (0.6 * min(MEMORY_LIMIT, 64e9))  # a worker's own limit is at most the machine's
 RAN: Counter[str] = Counter()
 
 
@@ -78,225 +77,176 @@ def waits(value, name):
     opened(name)
 
 
-def play(test, *names, look=0.1, **config):
-    """Run a test with workers of these names."""
+@asynccontextmanager
+async def scene(*names, look=0.1, config=None):
+    """Open workers of these names."""
     RAN.clear()
-
-    async def run():
-        with pytest.MonkeyPatch.context() as patch, dask.config.set(CHECKED | config):
-            patch.setattr(module, "_LOOK", look)
-            patch.setattr(module, "_SETTLED", 0.1)
-            async with (
-                Scheduler(port=0, dashboard_address=":0") as scheduler,
-                Client(scheduler.address, asynchronous=True) as client,
-            ):
-                await client.register_plugin(Roster())
-                workers = {
-                    name: await Worker(scheduler.address, nthreads=1, name=name, memory_limit="64GB")
-                    for name in names
-                }
-                try:
-                    await test(Play(client, scheduler, workers))
-                finally:
-                    await asyncio.gather(*(worker.close() for worker in workers.values()))
-
-    asyncio.run(run())
+    named = {name: {"memory_limit": "64GB"} for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LOOK", look)
+        patch.setattr(module, "_SETTLED", 0.1)
+        async with clusters.opened(
+            named, roster=True, protocol="tcp", config=APART | (config or {})
+        ) as given:
+            by_name = {worker.name: worker for worker in given["workers"]}
+            yield {"p": Play(given["client"], given["scheduler"], by_name)}
 
 
-def test_a_preemption_without_warning_loses_nothing_that_was_copied():
-    async def test(p):
-        await p.expose(spot="job-1")
-        held = [p.on("spot", f"dear-{i}", 0.1) for i in range(8)]
-        await finished_async(held)
-        await until_async(lambda: all(p.holders(f) == {"spot", "safe"} for f in held), "a copy of each")
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies.made["results"] == 8, "all of them to be counted")
-        await p.lose("spot")
-        assert [len(value) for value in await p.client.gather(held)] == [1000] * 8
-        assert set(RAN.values()) == {1}
-        assert (await p.client.scheduler.ferro_roster())["copies"] == {
-            "results": 8,
-            "bytes": sum(p.scheduler.tasks[f.key].nbytes for f in held),
-        }
-
-    play(test, "spot", "safe")
+played = clusters.plays(scene, "p")
 
 
-def test_what_is_cheap_or_safe_is_not_copied():
-    async def test(p):
-        await p.expose(spot="job-1")
-        cheap, safe, dear = (
-            p.on("spot", "cheap", 0.0),
-            p.on("safe", "safe-one", 0.1),
-            p.on("spot", "dear", 0.1),
-        )
-        await finished_async([cheap, safe, dear])
-        await until_async(lambda: len(p.holders(dear)) == 2, "a copy of the dear one")
-        assert (p.holders(cheap), p.holders(safe)) == ({"spot"}, {"safe"})
-
-    play(test, "spot", "safe")
-
-
-def test_scattered_data_and_the_end_of_a_chain_are_dear():
-    async def test(p):
-        await p.expose(spot="job-1")
-        scattered = await p.client.scatter(bytes(1000), workers=[p.workers["spot"].address])
-        first = p.on("spot", "first", 0.2)
-        last = p.client.submit(len, first, key="last", workers=[p.workers["spot"].address])
-        await finished_async([last])
-        del first  # to compute the last again, it would have to be as well
-        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of a length that took long")
-        await until_async(lambda: p.holders(scattered) == {"spot", "safe"}, "a copy of the scattered one")
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_a_preemption_without_warning_loses_nothing_that_was_copied(p):
+    await p.expose(spot="job-1")
+    held = [p.on("spot", f"dear-{i}", 0.1) for i in range(8)]
+    cheap, safe = p.on("spot", "cheap", 0.0), p.on("safe", "safe-one", 0.1)
+    await finished_async([*held, cheap, safe])
+    await until_async(lambda: all(p.holders(f) == {"spot", "safe"} for f in held), "a copy of each")
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    await until_async(lambda: copies.made["results"] == 8, "all of them to be counted")
+    assert (p.holders(cheap), p.holders(safe)) == ({"spot"}, {"safe"})
+    await p.lose("spot")
+    assert [len(value) for value in await p.client.gather(held)] == [1000] * 8
+    assert {RAN[f.key] for f in held} == {1}
+    assert (await p.client.scheduler.ferro_roster())["copies"] == {
+        "results": 8,
+        "bytes": sum(p.scheduler.tasks[f.key].nbytes for f in held),
+    }
 
 
-def test_two_preemptible_jobs_keep_a_copy_for_each_other_and_workers_of_one_job_do_not():
-    async def test(p):
-        await p.expose(a="job-1", b="job-1", c="job-2")
-        held = p.on("a", "dear", 0.1)
-        await finished_async([held])
-        await until_async(lambda: p.holders(held) == {"a", "c"}, "a copy in the other job")
+@played("spot", "safe")
+async def test_scattered_data_and_the_end_of_a_chain_are_dear(p):
+    await p.expose(spot="job-1")
+    scattered = await p.client.scatter(bytes(1000), workers=[p.workers["spot"].address])
+    first = p.on("spot", "first", 0.2)
+    last = p.client.submit(len, first, key="last", workers=[p.workers["spot"].address])
+    await finished_async([last])
+    del first  # to compute the last again, it would have to be as well
+    await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of a length that took long")
+    await until_async(lambda: p.holders(scattered) == {"spot", "safe"}, "a copy of the scattered one")
 
-    play(test, "a", "b", "c")
 
-
-def test_dasks_memory_manager_keeps_copies_while_they_are_wanted():
-    async def test(p):
-        manager = p.scheduler.extensions["amm"]
-        before = set(manager.policies)
-        assert {type(policy) for policy in before} == {ReduceReplicas}
-        await p.expose(spot="job-1")
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([dear])
-        await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
-        (other,) = {"safe", "other"} - p.holders(dear)
-        third = p.client.submit(len, dear, workers=[p.workers[other].address], key="reads it")
-        await finished_async([third])
-        assert len(p.holders(dear)) == 3
+@played("spot", "safe", "other")
+async def test_dasks_memory_manager_keeps_copies_while_they_are_wanted(p):
+    manager = p.scheduler.extensions["amm"]
+    before = set(manager.policies)
+    assert {type(policy) for policy in before} == {ReduceReplicas}
+    await p.expose(spot="job-1")
+    dear = p.on("spot", "dear", 0.1)
+    await finished_async([dear])
+    await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
+    (other,) = {"safe", "other"} - p.holders(dear)
+    third = p.client.submit(len, dear, workers=[p.workers[other].address], key="reads it")
+    await finished_async([third])
+    assert len(p.holders(dear)) == 3
+    manager.run_once()
+    await until_async(lambda: len(p.holders(dear)) == 2, "one copy too many to be dropped")
+    for _ in range(3):
         manager.run_once()
-        await until_async(lambda: len(p.holders(dear)) == 2, "one copy too many to be dropped")
-        for _ in range(3):
-            manager.run_once()
-            await asyncio.sleep(0)
-        assert len(p.holders(dear)) == 2
-        assert p.holders(dear) != {"spot"}
-        await p.expose()
-        assert manager.policies == before
-        manager.run_once()
-        await until_async(lambda: len(p.holders(dear)) == 1, "the copy to be dropped")
-
-    play(test, "spot", "safe", "other")
+        await asyncio.sleep(0)
+    assert len(p.holders(dear)) == 2
+    assert p.holders(dear) != {"spot"}
+    await p.expose()
+    assert manager.policies == before
+    manager.run_once()
+    await until_async(lambda: len(p.holders(dear)) == 1, "the copy to be dropped")
 
 
-def test_copies_have_a_share_of_memory_and_none_where_that_is_zero():
-    async def test(p):
-        assert p.scheduler.plugins["ferro-roster"].copies.copying.share == 0
-        await p.expose(spot="job-1")
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([dear])
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        copies._look(time.monotonic())
-        copies._look(time.monotonic() + 2 * module._SETTLED)
-        assert not copies._coming
-
-    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 0})
+@played("spot", "safe", config={"ferro.elastic.copy-share": 0})
+async def test_copies_have_a_share_of_memory_and_none_where_that_is_zero(p):
+    assert p.scheduler.plugins["ferro-roster"].copies.copying.share == 0
+    await p.expose(spot="job-1")
+    dear = p.on("spot", "dear", 0.1)
+    await finished_async([dear])
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    copies._look(time.monotonic())
+    copies._look(time.monotonic() + 2 * module._SETTLED)
+    assert not copies._coming
 
 
-def test_copies_take_no_more_than_their_share_however_long_it_goes_on():
+@played("spot", "safe", config={"ferro.elastic.copy-share": ROOM_FOR_THREE})
+async def test_copies_take_no_more_than_their_share_however_long_it_goes_on(p):
     """A quarter of what was free at each look added up to nearly all of it."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        held = [p.on("spot", f"dear-{i}", 0.1, nbytes=10**6) for i in range(8)]
-        await finished_async(held)
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies.made["results"] == 3, "as many as fit into 3.5 MB")
-        for later in (2.0, 4.0, 6.0):
-            copies._look(time.monotonic() + later)
-        assert not copies._coming
-        await p.lose("spot")  # they are no copies any more
-        await until_async(lambda: sum(RAN.values()) == 13, "the other five to run again", seen=lambda: RAN)
-
-    share = 3.5e6 / (0.6 * min(MEMORY_LIMIT, 64e9))  # a worker's own limit is at most the machine's
-    play(test, "spot", "safe", **{"ferro.elastic.copy-share": share})
+    await p.expose(spot="job-1")
+    held = [p.on("spot", f"dear-{i}", 0.1, nbytes=10**6) for i in range(8)]
+    await finished_async(held)
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    await until_async(lambda: copies.made["results"] == 3, "as many as fit into 3.5 MB")
+    for later in (2.0, 4.0, 6.0):
+        copies._look(time.monotonic() + later)
+    assert not copies._coming
+    await p.lose("spot")  # they are no copies any more
+    await until_async(lambda: sum(RAN.values()) == 13, "the other five to run again", seen=lambda: RAN)
 
 
-def test_an_input_that_would_be_lost_as_well_counts():
+@played("spot", "safe", config={"ferro.elastic.copy-share": 1e-6})
+async def test_an_input_that_would_be_lost_as_well_counts(p):
     """The length took no time, and its input cannot be copied: 0.2 s were lost with both."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        first = p.on("spot", "first", 0.2, nbytes=10**6)
-        last = p.client.submit(
-            len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
-        )
-        await finished_async([first, last])
-        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of the length")
-        assert p.holders(first) == {"spot"}
-
-    play(test, "spot", "safe", **{"ferro.elastic.copy-share": 1e-6})
+    await p.expose(spot="job-1")
+    first = p.on("spot", "first", 0.2, nbytes=10**6)
+    last = p.client.submit(
+        len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
+    )
+    await finished_async([first, last])
+    await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of the length")
+    assert p.holders(first) == {"spot"}
 
 
-def test_an_input_that_is_copied_itself_does_not_count():
-    async def test(p):
-        await p.expose(spot="job-1")
-        first = p.on("spot", "first", 0.2)
-        last = p.client.submit(
-            len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
-        )
-        await finished_async([first, last])
-        await until_async(lambda: p.holders(first) == {"spot", "safe"}, "a copy of the input")
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        copies._look(time.monotonic() + 2.0)
-        assert set(copies.kept) == {"first"}
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_an_input_that_is_copied_itself_does_not_count(p):
+    await p.expose(spot="job-1")
+    first = p.on("spot", "first", 0.2)
+    last = p.client.submit(
+        len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
+    )
+    await finished_async([first, last])
+    await until_async(lambda: p.holders(first) == {"spot", "safe"}, "a copy of the input")
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    copies._look(time.monotonic() + 2.0)
+    assert set(copies.kept) == {"first"}
 
 
-def test_what_is_about_to_be_released_is_not_copied(monkeypatch):
+@played("spot", "safe", look=3600.0)
+async def test_what_is_about_to_be_released_is_not_copied(p, monkeypatch):
     """The input of a task that runs, and that nobody else asks for."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([dear])
-        reader = p.client.submit(waits, dear, "enough", key="reader", workers=[p.workers["spot"].address])
-        await until_async(lambda: "reader" in p.scheduler.tasks, "the reader")
-        del dear
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        try:
-            await until_async(lambda: not p.scheduler.tasks["dear"].who_wants, "nobody else to want it")
-            for later in (0.0, 1.0):
-                copies._look(time.monotonic() + later)
-            assert not copies.kept
-            monkeypatch.setattr(module, "_SOON", 0.0)  # it would have been
-            copies._look(time.monotonic() + 1.0)
-            assert set(copies.kept) == {"dear"}
-        finally:
-            await Event("enough", client=p.client).set()
-        await finished_async([reader])
-
-    play(test, "spot", "safe", look=3600.0)
+    await p.expose(spot="job-1")
+    dear = p.on("spot", "dear", 0.1)
+    await finished_async([dear])
+    reader = p.client.submit(waits, dear, "enough", key="reader", workers=[p.workers["spot"].address])
+    await until_async(lambda: "reader" in p.scheduler.tasks, "the reader")
+    del dear
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    try:
+        await until_async(lambda: not p.scheduler.tasks["dear"].who_wants, "nobody else to want it")
+        for later in (0.0, 1.0):
+            copies._look(time.monotonic() + later)
+        assert not copies.kept
+        monkeypatch.setattr(module, "_SOON", 0.0)  # it would have been
+        copies._look(time.monotonic() + 1.0)
+        assert set(copies.kept) == {"dear"}
+    finally:
+        await Event("enough", client=p.client).set()
+    await finished_async([reader])
 
 
-def test_a_long_chain_of_short_tasks_does_not_start_over():
+@played("spot", "safe")
+async def test_a_long_chain_of_short_tasks_does_not_start_over(p):
     """Each result was released before it had been there for long enough: all of the chain ran again."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        chain = {f"link-{i}": (link, f"link-{i - 1}", ["link", i], 0.1) for i in range(1, 60)}
-        last = p.graph("spot", "link-59", **{"link-0": (made, ["link", 0], 0.1)}, **chain)
-        await until_async(lambda: RAN["link 50"], "most of the chain to be done")
-        copies = p.copies
-        assert len(copies.anchors.keys) <= 2  # those before were let go
-        await p.lose("spot")
-        await finished_async([last])
-        assert sum(RAN.values()) - 60 < 40
-        del last
-        await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
-
-    play(test, "spot", "safe")
+    await p.expose(spot="job-1")
+    chain = {f"link-{i}": (link, f"link-{i - 1}", ["link", i], 0.1) for i in range(1, 60)}
+    last = p.graph("spot", "link-59", **{"link-0": (made, ["link", 0], 0.1)}, **chain)
+    await until_async(lambda: RAN["link 50"], "most of the chain to be done")
+    copies = p.copies
+    assert len(copies.anchors.keys) <= 2  # those before were let go
+    await p.lose("spot")
+    await finished_async([last])
+    assert sum(RAN.values()) - 60 < 40
+    del last
+    await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
 
 
 def followed(p, seconds=2.5):
@@ -308,286 +258,239 @@ async def enough(p):
     await Event("enough", client=p.client).set()
 
 
-def test_anchors_are_let_go_with_what_they_were_for():
-    async def test(p):
-        await p.expose(spot="job-1")
-        reader = followed(p)
-        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
-        await until_async(lambda: p.copies.made["results"] == 1, "its copy")
-        await enough(p)
-        await finished_async([reader])
-        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
-        assert p.holders(reader) == {"spot", "safe"}
-        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
-        assert CLIENT not in p.scheduler.clients
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_anchors_are_let_go_with_what_they_were_for(p):
+    await p.expose(spot="job-1")
+    reader = followed(p)
+    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+    await enough(p)
+    await finished_async([reader])
+    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    assert p.holders(reader) == {"spot", "safe"}
+    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+    assert CLIENT not in p.scheduler.clients
 
 
-def test_nothing_is_held_where_no_job_is_preemptible_any_more():
-    async def test(p):
-        await p.expose(spot="job-1")
-        reader = followed(p)
-        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
-        await p.expose()
-        assert not p.copies.anchors.keys
-        assert CLIENT not in p.scheduler.clients
-        await enough(p)
-        await finished_async([reader])
-        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_nothing_is_held_where_no_job_is_preemptible_any_more(p):
+    await p.expose(spot="job-1")
+    reader = followed(p)
+    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await p.expose()
+    assert not p.copies.anchors.keys
+    assert CLIENT not in p.scheduler.clients
+    await enough(p)
+    await finished_async([reader])
+    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
 
 
 @pytest.mark.parametrize("scatters", [True, False])
-def test_what_a_user_releases_or_cancels_is_gone(scatters):
+@played("spot", "safe")
+async def test_what_a_user_releases_or_cancels_is_gone(p, scatters):
     """It was held as long as anything that was made of it, and a cancel did nothing."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        where = [p.workers["spot"].address]
-        if scatters:
-            dear, other = await p.client.scatter([b"dear", b"other"], workers=where)
-        else:
-            dear = p.on("spot", "dear", 2.5)
-            await finished_async([dear])
-            other = p.on("spot", "other", 2.5)
-        await finished_async([dear, other])
-        reads = p.client.submit(len, dear, key="reads", workers=where, allow_other_workers=True)
-        await finished_async([reads])
-        first, second, tasks = dear.key, other.key, p.scheduler.tasks
-        await until_async(lambda: len(p.holders(first)) == len(p.holders(second)) == 2, "copies")
-        assert not p.copies.anchors.keys
-        del dear
-        await until_async(lambda: first not in tasks or tasks[first].state == "released", "it to be released")
-        await p.client.cancel([other])
-        await until_async(lambda: second not in tasks, "it to be cancelled")
-
-    play(test, "spot", "safe")
+    await p.expose(spot="job-1")
+    where = [p.workers["spot"].address]
+    if scatters:
+        dear, other = await p.client.scatter([b"dear", b"other"], workers=where)
+    else:
+        dear = p.on("spot", "dear", 2.5)
+        await finished_async([dear])
+        other = p.on("spot", "other", 2.5)
+    await finished_async([dear, other])
+    reads = p.client.submit(len, dear, key="reads", workers=where, allow_other_workers=True)
+    await finished_async([reads])
+    first, second, tasks = dear.key, other.key, p.scheduler.tasks
+    await until_async(lambda: len(p.holders(first)) == len(p.holders(second)) == 2, "copies")
+    assert not p.copies.anchors.keys
+    del dear
+    await until_async(lambda: first not in tasks or tasks[first].state == "released", "it to be released")
+    await p.client.cancel([other])
+    await until_async(lambda: second not in tasks, "it to be cancelled")
 
 
-def test_what_a_client_asks_for_later_is_held_no_more():
-    async def test(p):
-        await p.expose(spot="job-1")
-        reader = followed(p)
-        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
-        p.copies._ticks.stop()
-        first = p.client.get({"first": (made, "its name", 2.5)}, "first", sync=False)
-        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
-        assert CLIENT not in p.scheduler.clients
-        del first
-        await enough(p)
-        await finished_async([reader])
-        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_what_a_client_asks_for_later_is_held_no_more(p):
+    await p.expose(spot="job-1")
+    reader = followed(p)
+    await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+    p.copies._ticks.stop()
+    first = p.client.get({"first": (made, "its name", 2.5)}, "first", sync=False)
+    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    assert CLIENT not in p.scheduler.clients
+    del first
+    await enough(p)
+    await finished_async([reader])
+    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
 
 
-def test_what_a_client_cancels_before_the_next_look_is_gone():
-    async def test(p):
-        await p.expose(spot="job-1")
-        reader = followed(p)
-        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
-        p.copies._ticks.stop()
-        p.scheduler.client_desires_keys(["first"], p.client.id)  # as a variable does for who reads it
-        first = Future("first", p.client)
-        assert len(p.scheduler.tasks["first"].who_wants) == 2
-        await p.client.cancel([first])
-        await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
-        assert reader.status == "cancelled"
-        await enough(p)  # its thread
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_what_a_client_cancels_before_the_next_look_is_gone(p):
+    await p.expose(spot="job-1")
+    reader = followed(p)
+    await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+    p.copies._ticks.stop()
+    p.scheduler.client_desires_keys(["first"], p.client.id)  # as a variable does for who reads it
+    first = Future("first", p.client)
+    assert len(p.scheduler.tasks["first"].who_wants) == 2
+    await p.client.cancel([first])
+    await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
+    assert reader.status == "cancelled"
+    await enough(p)  # its thread
 
 
-def test_what_was_made_of_a_held_result_is_copied_instead():
+@played("spot", "safe")
+async def test_what_was_made_of_a_held_result_is_copied_instead(p):
     """The length took no time, its input was there twice: both were held for as long as the length was."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        last = p.graph(
-            "spot", "last", first=(made, "its name", 2.5), wait=(waits, "first", "enough"), last=(id, "wait")
-        )
-        await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
-        await until_async(lambda: p.copies.made["results"] == 1, "its copy")
-        p.scheduler.task_prefixes["wait"].duration_average = 0.0
-        await enough(p)
-        await finished_async([last])
-        p.scheduler.task_prefixes["wait"].duration_average = p.scheduler.task_prefixes[
-            "last"
-        ].duration_average = 0.0
-        await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of what is left")
-        await until_async(lambda: p.scheduler.tasks["first"].state == "released", "its input to be let go")
-
-    play(test, "spot", "safe")
+    await p.expose(spot="job-1")
+    last = p.graph(
+        "spot", "last", first=(made, "its name", 2.5), wait=(waits, "first", "enough"), last=(id, "wait")
+    )
+    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+    p.scheduler.task_prefixes["wait"].duration_average = 0.0
+    await enough(p)
+    await finished_async([last])
+    p.scheduler.task_prefixes["wait"].duration_average = p.scheduler.task_prefixes[
+        "last"
+    ].duration_average = 0.0
+    await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of what is left")
+    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "its input to be let go")
 
 
-def test_what_is_held_counts_in_its_receivers_share_though_the_original_is_gone():
-    async def test(p):
-        await p.expose(spot="job-1", other="job-2")
-        reader = p.graph(
-            "spot", "reader", first=(made, "its name", 2.5, 10**6), reader=(waits, "first", "enough")
-        )
-        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
-        await p.lose("spot")
-        p.copies._look(time.monotonic())
-        (safe,) = (w.address for name, w in p.workers.items() if name == "safe")
-        assert p.copies.kept.nbytes == {safe: p.scheduler.tasks["first"].nbytes}
-        await enough(p)
-        await finished_async([reader])
-
-    play(test, "spot", "safe", "other")
+@played("spot", "safe", "other")
+async def test_what_is_held_counts_in_its_receivers_share_though_the_original_is_gone(p):
+    await p.expose(spot="job-1", other="job-2")
+    reader = p.graph(
+        "spot", "reader", first=(made, "its name", 2.5, 10**6), reader=(waits, "first", "enough")
+    )
+    await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+    await p.lose("spot")
+    p.copies._look(time.monotonic())
+    (safe,) = (w.address for name, w in p.workers.items() if name == "safe")
+    assert p.copies.kept.nbytes == {safe: p.scheduler.tasks["first"].nbytes}
+    await enough(p)
+    await finished_async([reader])
 
 
-def test_what_is_held_and_lost_is_not_computed_again_for_nobody():
-    async def test(p):
-        await p.expose(a="job-1", b="job-2", c="job-3")
-        graph = {
-            "first": (made, "its name", 2.5),
-            "second": (waits, "first", "once"),
-            "last": (waits, "second", "enough"),
-        }
-        last = p.graph("a", "last", **graph)
-        await until_async(lambda: p.copies.made["results"] == 1, "a copy")
-        (keeps,) = p.holders("first") - {"a"}
-        (third,) = {"b", "c"} - {keeps}
-        p.scheduler.request_acquire_replicas(p.workers[third].address, [], stimulus_id="none")
-        await Event("once", client=p.client).set()
-        await until_async(lambda: p.scheduler.tasks["second"].state == "memory", "the second")
-        p.scheduler.request_acquire_replicas(p.workers[third].address, ["second"], stimulus_id="reads")
-        await until_async(lambda: third in p.holders("second"), "another copy of the second")
-        assert set(p.copies.anchors.keys) == {"first"}
-        for gone in ("a", keeps):
-            await p.lose(gone)
-        await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
-        assert p.scheduler.tasks["first"].state == "released"
-        await enough(p)
-        await finished_async([last])
-        assert RAN["its name"] == 1
-
-    play(test, "a", "b", "c")
+@played("a", "b", "c")
+async def test_what_is_held_and_lost_is_not_computed_again_for_nobody(p):
+    await p.expose(a="job-1", b="job-2", c="job-3")
+    graph = {
+        "first": (made, "its name", 2.5),
+        "second": (waits, "first", "once"),
+        "last": (waits, "second", "enough"),
+    }
+    last = p.graph("a", "last", **graph)
+    await until_async(lambda: p.copies.made["results"] == 1, "a copy")
+    (keeps,) = p.holders("first") - {"a"}
+    (third,) = {"b", "c"} - {keeps}
+    p.scheduler.request_acquire_replicas(p.workers[third].address, [], stimulus_id="none")
+    await Event("once", client=p.client).set()
+    await until_async(lambda: p.scheduler.tasks["second"].state == "memory", "the second")
+    p.scheduler.request_acquire_replicas(p.workers[third].address, ["second"], stimulus_id="reads")
+    await until_async(lambda: third in p.holders("second"), "another copy of the second")
+    assert set(p.copies.anchors.keys) == {"first"}
+    for gone in ("a", keeps):
+        await p.lose(gone)
+    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    assert p.scheduler.tasks["first"].state == "released"
+    await enough(p)
+    await finished_async([last])
+    assert RAN["its name"] == 1
 
 
-def test_a_safe_replica_is_not_dropped_to_be_copied_again():
-    async def test(p):
-        manager = p.scheduler.extensions["amm"]
-        await p.expose(spot="job-1")
-        full = p.on("safe", "full", 0.0, nbytes=10**7)  # Dask drops where most memory is used
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([full, dear])
-        read = p.client.submit(len, dear, workers=[p.workers["safe"].address], key="reads it")
-        await finished_async([read])
-        assert p.holders(dear) == {"spot", "safe"}
-        manager.run_once()
-        await until_async(lambda: len(p.holders(dear)) == 1, "one of two to be dropped")
-        assert p.holders(dear) == {"safe"}
-        assert not p.scheduler.plugins["ferro-roster"].copies.kept
-
-    by_results = {"distributed.scheduler.active-memory-manager.measure": "managed"}
-    play(test, "spot", "safe", look=3600.0, **by_results)
+@played("a", "late", "c")
+async def test_a_safe_worker_that_joins_gets_what_only_preemptible_ones_have(p):
+    await p.expose(a="job-1", c="job-2", late="job-3")
+    dear = p.on("a", "dear", 0.1)
+    await finished_async([dear])
+    await until_async(lambda: len(p.holders(dear)) == 2, "a copy in another job")
+    await p.expose(a="job-1", c="job-2")
+    await until_async(lambda: "late" in p.holders(dear), "a copy on the safe one")
 
 
-def test_a_safe_worker_that_joins_gets_what_only_preemptible_ones_have():
-    async def test(p):
-        await p.expose(a="job-1", c="job-2", late="job-3")
-        dear = p.on("a", "dear", 0.1)
-        await finished_async([dear])
-        await until_async(lambda: len(p.holders(dear)) == 2, "a copy in another job")
-        await p.expose(a="job-1", c="job-2")
-        await until_async(lambda: "late" in p.holders(dear), "a copy on the safe one")
-
-    play(test, "a", "late", "c")
-
-
-def test_a_receiver_to_which_nothing_comes_is_passed_over(monkeypatch):
-    async def test(p):
-        monkeypatch.setattr(module, "_LOST", 1.0)
-        able = {name: p.workers[name].state for name in ("one", "two")}
-        fetches = able["one"].transfer_incoming_count_limit
-        for state in able.values():
-            state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
-        await p.expose(spot="job-1")
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([dear])
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: copies._coming, "one of them to be asked")
-        (deaf,) = (name for name in able if p.workers[name].address == copies._coming["dear"][0])
-        (hears,) = able.keys() - {deaf}
-        able[hears].transfer_incoming_count_limit = fetches
-        await until_async(lambda: p.holders(dear) == {"spot", hears}, "a copy on the one that fetches")
-
-    play(test, "spot", "one", "two")
+@played("spot", "one", "two")
+async def test_a_receiver_to_which_nothing_comes_is_passed_over(p, monkeypatch):
+    monkeypatch.setattr(module, "_LOST", 1.0)
+    able = {name: p.workers[name].state for name in ("one", "two")}
+    fetches = able["one"].transfer_incoming_count_limit
+    for state in able.values():
+        state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
+    await p.expose(spot="job-1")
+    dear = p.on("spot", "dear", 0.1)
+    await finished_async([dear])
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    await until_async(lambda: copies._coming, "one of them to be asked")
+    (deaf,) = (name for name in able if p.workers[name].address == copies._coming["dear"][0])
+    (hears,) = able.keys() - {deaf}
+    able[hears].transfer_incoming_count_limit = fetches
+    await until_async(lambda: p.holders(dear) == {"spot", hears}, "a copy on the one that fetches")
 
 
-def test_what_is_forgotten_leaves_no_trace():
-    async def test(p):
-        await p.expose(spot="job-1")
-        held = [p.on("spot", f"dear-{i}", 0.05) for i in range(4)]
-        await finished_async(held)
-        keys = [future.key for future in held]
-        await until_async(
-            lambda: all(len(p.scheduler.tasks[key].who_has) == 2 for key in keys), "a copy of each"
-        )
-        copies = p.scheduler.plugins["ferro-roster"].copies
-        await until_async(lambda: len(copies.kept) == 4, "all of them to be counted")
-        del held
-        await until_async(lambda: not p.scheduler.tasks, "the scheduler to forget")
-        copies._look(time.monotonic())
-        assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 3
-
-    play(test, "spot", "safe")
+@played("spot", "safe")
+async def test_what_is_forgotten_leaves_no_trace(p):
+    await p.expose(spot="job-1")
+    held = [p.on("spot", f"dear-{i}", 0.05) for i in range(4)]
+    await finished_async(held)
+    keys = [future.key for future in held]
+    await until_async(lambda: all(len(p.scheduler.tasks[key].who_has) == 2 for key in keys), "a copy of each")
+    copies = p.scheduler.plugins["ferro-roster"].copies
+    await until_async(lambda: len(copies.kept) == 4, "all of them to be counted")
+    del held
+    await until_async(lambda: not p.scheduler.tasks, "the scheduler to forget")
+    copies._look(time.monotonic())
+    assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 3
 
 
-def test_a_receiver_is_not_doubted_for_what_was_released_meanwhile():
+@played("spot", "one", "two", look=3600.0)
+async def test_a_receiver_is_not_doubted_for_what_was_released_meanwhile(p):
     """A result that was computed again elsewhere, after its copy was asked for, cost its receiver five minutes."""
 
-    async def test(p):
-        able = {p.workers[name].address: p.workers[name].state for name in ("one", "two")}
-        for state in able.values():
-            state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
-        await p.expose(spot="job-1")
-        dear = p.on("spot", "dear", 0.1)
-        await finished_async([dear])
-        for later in (0.0, 2.0):
-            p.copies._look(time.monotonic() + later)
-        asked = p.copies._coming["dear"][0]
-        ts = p.scheduler.tasks["dear"]
-        ts.worker_restrictions, ts.loose_restrictions = able.keys() - {asked}, False
-        await p.lose("spot")
-        await until_async(lambda: ts.state == "memory", "it to be computed again")
-        p.copies._look(time.monotonic() + 2.0 + module._LOST)
-        assert asked not in p.copies._doubted
-
-    play(test, "spot", "one", "two", look=3600.0)
+    able = {p.workers[name].address: p.workers[name].state for name in ("one", "two")}
+    for state in able.values():
+        state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
+    await p.expose(spot="job-1")
+    dear = p.on("spot", "dear", 0.1)
+    await finished_async([dear])
+    for later in (0.0, 2.0):
+        p.copies._look(time.monotonic() + later)
+    asked = p.copies._coming["dear"][0]
+    ts = p.scheduler.tasks["dear"]
+    ts.worker_restrictions, ts.loose_restrictions = able.keys() - {asked}, False
+    await p.lose("spot")
+    await until_async(lambda: ts.state == "memory", "it to be computed again")
+    p.copies._look(time.monotonic() + 2.0 + module._LOST)
+    assert asked not in p.copies._doubted
 
 
-def test_a_look_is_bounded_however_many_results_there_are(monkeypatch):
+@played("spot", "safe", look=3600.0)
+async def test_a_look_is_bounded_however_many_results_there_are(p, monkeypatch):
     """All were looked at in each: with 100,000 of them a scheduler stood still for two seconds."""
 
-    async def test(p):
-        await p.expose(spot="job-1")
-        where = [p.workers["spot"].address]
-        held = await p.client.scatter({f"cheap-{i}": i for i in range(400)}, workers=where)
-        dear = set(list(held)[::20])
-        for key in held.keys() - dear:  # as if they could be computed again, in no time
-            p.scheduler.tasks[key].run_spec = object()
-            p.scheduler.tasks[key].prefix.duration_average = 0.0
-        looks: list[set[str]] = []
-        real = p.copies._worthy
-
-        def worthy(now, exposed, *args):
-            looks.append({ts.key for ts in exposed})
-            return real(now, exposed, *args)
-
-        monkeypatch.setattr(p.copies, "_worthy", worthy)
-        for turn in range(1, 21):  # a half of each look is in turns
-            p.copies._look(time.monotonic() + turn)
-        assert max(map(len, looks)) <= 40
-        assert set().union(*looks) == set(held)
-        assert set(p.copies.kept) == dear
-
     monkeypatch.setattr(module, "_MOST", 40)
-    play(test, "spot", "safe", look=3600.0)
+    await p.expose(spot="job-1")
+    where = [p.workers["spot"].address]
+    held = await p.client.scatter({f"cheap-{i}": i for i in range(400)}, workers=where)
+    dear = set(list(held)[::20])
+    for key in held.keys() - dear:  # as if they could be computed again, in no time
+        p.scheduler.tasks[key].run_spec = object()
+        p.scheduler.tasks[key].prefix.duration_average = 0.0
+    looks: list[set[str]] = []
+    real = p.copies._worthy
+
+    def worthy(now, exposed, *args):
+        looks.append({ts.key for ts in exposed})
+        return real(now, exposed, *args)
+
+    monkeypatch.setattr(p.copies, "_worthy", worthy)
+    for turn in range(1, 21):  # a half of each look is in turns
+        p.copies._look(time.monotonic() + turn)
+    assert max(map(len, looks)) <= 40
+    assert set().union(*looks) == set(held)
+    assert set(p.copies.kept) == dear
 
 
 def test_paths_from_many_held_results_are_looked_at_once():

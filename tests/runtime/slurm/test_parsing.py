@@ -36,57 +36,27 @@ def printed(*cells: str) -> str:
 @pytest.mark.parametrize(
     ("cells", "row"),
     [
-        pytest.param(
-            ("12", "RUNNING", "0", "1795293373", "1795293374", "1795296974", "c1", "None"),
-            Row("12", "RUNNING", 0, 1795293373.0, 1795293374.0, 1795296974.0, "c1", ""),
-            id="a job that runs",
-        ),
-        pytest.param(
-            ("12_3", "PENDING", "0", "1795293373", "N/A", "N/A", "", "Priority"),
+        pytest.param(("12", "RUNNING", "0", "1795293373", "1795293374", "1795296974", "c1", "None"),
+            Row("12", "RUNNING", 0, 1795293373.0, 1795293374.0, 1795296974.0, "c1", ""), id="a job that runs"),
+        pytest.param(("12_3", "PENDING", "0", "1795293373", "N/A", "N/A", "", "Priority"),
             Row("12_3", "PENDING", 0, 1795293373.0, None, None, "", "Priority"),
-            id="an element of an array that waits",
-        ),
-        pytest.param(
-            ("12", "PENDING", "2", "1795293373", "1795293474", "N/A", "", "BeginTime"),
+            id="an element of an array that waits"),
+        pytest.param(("12", "PENDING", "2", "1795293373", "1795293474", "N/A", "", "BeginTime"),
             Row("12", "PENDING", 2, 1795293373.0, 1795293474.0, None, "", "BeginTime"),
-            id="a job that was requeued twice",
-        ),
-        pytest.param(
-            ("12", "RUNNING", "0", "Unknown", "INVALID", "NONE", "c1", ""),
-            Row("12", "RUNNING", 0, None, None, None, "c1", ""),
-            id="times that are none",
-        ),
-        pytest.param(
-            ("12", "RUNNING", "", "0", "0", "0", "c1", "None"),
-            Row("12", "RUNNING", 0, None, None, None, "c1", ""),
-            id="times and counts that were never set",
-        ),
-        pytest.param(
-            (
-                "12",
-                "PENDING",
-                "0",
-                "N/A",
-                "N/A",
-                "N/A",
-                "",
-                "Nodes required for job are DOWN, DRAINED or reserved",
-            ),
-            Row("12", "PENDING", reason="Nodes required for job are DOWN, DRAINED or reserved"),
-            id="a reason of several words",
-        ),
-        pytest.param(
-            ("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "quick please ferro-12ab"),
-            Row("12", "PENDING", reason="Priority", comment="quick please ferro-12ab"),
-            id="a comment",
-        ),
-        pytest.param(
-            ("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "(null)"),
-            Row("12", "PENDING", reason="Priority"),
-            id="no comment",
-        ),
+            id="a job that was requeued twice"),
+        pytest.param(("12", "RUNNING", "0", "Unknown", "INVALID", "NONE", "c1", ""),
+            Row("12", "RUNNING", 0, None, None, None, "c1", ""), id="times that are none"),
+        pytest.param(("12", "RUNNING", "", "0", "0", "0", "c1", "None"),
+            Row("12", "RUNNING", 0, None, None, None, "c1", ""), id="times and counts that were never set"),
+        pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "",
+            "Nodes required for job are DOWN, DRAINED or reserved"), Row("12", "PENDING",
+            reason="Nodes required for job are DOWN, DRAINED or reserved"), id="a reason of several words"),
+        pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "quick please ferro-12ab"),
+            Row("12", "PENDING", reason="Priority", comment="quick please ferro-12ab"), id="a comment"),
+        pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "(null)"),
+            Row("12", "PENDING", reason="Priority"), id="no comment"),
     ],
-)
+)  # fmt: skip
 def test_a_line_is_a_row(cells, row):
     assert parsing.rows(printed(*cells)) == {row.job_id: row}
 
@@ -176,21 +146,15 @@ def test_partitions_grant_seconds_to_preempted_jobs():
     ("facts", "found"),
     [
         pytest.param("PriorityTier=1 PreemptMode=CANCEL GraceTime=0", {"low"}, id="cancelled"),
-        pytest.param(
-            "PriorityTier=1 PreemptMode=REQUEUE GraceTime=5", {"low"}, id="requeued after some seconds"
-        ),
+        pytest.param("PriorityTier=1 PreemptMode=REQUEUE GraceTime=5", {"low"}, id="requeued after some seconds"),
         pytest.param("PriorityTier=1 PreemptMode=REQUEUE", {"low"}, id="nothing is said of a grace"),
-        pytest.param(
-            "PriorityTier=1 PreemptMode=CANCEL Default=YES", {"low", ""}, id="the default partition"
-        ),
-        pytest.param(
-            "PriorityTier=1 PreemptMode=CANCEL GraceTime=60", set(), id="a minute is enough to move"
-        ),
+        pytest.param("PriorityTier=1 PreemptMode=CANCEL Default=YES", {"low", ""}, id="the default partition"),
+        pytest.param("PriorityTier=1 PreemptMode=CANCEL GraceTime=60", set(), id="a minute is enough to move"),
         pytest.param("PriorityTier=1 PreemptMode=OFF", set(), id="not preempted"),
         pytest.param("PriorityTier=1 PreemptMode=GANG", set(), id="takes turns"),
         pytest.param("PriorityTier=2 PreemptMode=CANCEL", set(), id="nobody comes before it"),
     ],
-)
+)  # fmt: skip
 def test_partitions_whose_jobs_give_way_at_once(facts, found):
     text = f"PartitionName=cpu PriorityTier=2 PreemptMode=OFF\nPartitionName=low {facts}\n"
     assert parsing.preemptible(text) == found
@@ -232,21 +196,12 @@ def test_indices_name_each_element_once(numbers):
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (
-            "invalid partition specified: x\nBatch job submission failed: Invalid partition name specified",
-            PERMANENT,
-        ),
-        (
-            "Batch job submission failed: Invalid account or account/partition combination specified",
-            PERMANENT,
-        ),
+        ("invalid partition specified: x\nBatch job submission failed: Invalid partition name specified", PERMANENT),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", PERMANENT),
         ("Batch job submission failed: Invalid qos specification", PERMANENT),
         ("Batch job submission failed: Requested node configuration is not available", PERMANENT),
         ("Batch job submission failed: User's group not permitted to use this partition", PERMANENT),
-        (
-            "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
-            PERMANENT,
-        ),
+        ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", PERMANENT),
         ("Unable to open file job.sh", PERMANENT),
         ("Could not establish a configuration source", PERMANENT),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", TRANSIENT),
@@ -257,16 +212,13 @@ def test_indices_name_each_element_once(numbers):
         ("Batch job submission failed: Required partition not available (inactive or drain)", TRANSIENT),
         ("Batch job submission failed: Required node not available (down, drained or reserved)", TRANSIENT),
         ("Batch job submission failed: Unable to create job record, try again", TRANSIENT),
-        (
-            "QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: Job violates accounting/QOS policy",
-            LIMIT,
-        ),
+        ("QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: Job violates accounting/QOS policy", LIMIT),
         ("Batch job submission failed: Invalid job array specification", LIMIT),
         ("AssocGrpSubmitJobsLimit\nBatch job submission failed: Job violates accounting/QOS policy", LIMIT),
         ("QOSMaxCpuPerJobLimit\nBatch job submission failed: Job violates accounting/QOS policy", PERMANENT),
         ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)", UNKNOWN),
         ("", UNKNOWN),
     ],
-)
+)  # fmt: skip
 def test_refusals(text, kind):
     assert parsing.refusal("\n".join(f"sbatch: error: {line}" for line in text.split("\n"))) == kind

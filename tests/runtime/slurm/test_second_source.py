@@ -44,23 +44,15 @@ def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        pytest.param(
-            FACTS.format(12, "", "RUNNING", "None", 0, "c1"), [row("12", "RUNNING", 0, "c1")], id="a job"
-        ),
-        pytest.param(
-            FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0,2-3%1 ", "PENDING", "Priority", 1, "(null)"),
-            [row(f"12_{i}", "PENDING", 1, "", "Priority") for i in (0, 2, 3)],
-            id="elements that wait are one line",
-        ),
-        pytest.param(
-            FACTS.format(15, "ArrayJobId=12 ArrayTaskId=1 ", "COMPLETING", "None", 0, "c1"),
-            [row("12_1", "COMPLETING", 0, "c1")],
-            id="an element that ran has an id of its own",
-        ),
+        pytest.param(FACTS.format(12, "", "RUNNING", "None", 0, "c1"), [row("12", "RUNNING", 0, "c1")], id="a job"),
+        pytest.param(FACTS.format(12, "ArrayJobId=12 ArrayTaskId=0,2-3%1 ", "PENDING", "Priority", 1, "(null)"),
+            [row(f"12_{i}", "PENDING", 1, "", "Priority") for i in (0, 2, 3)], id="elements that wait are one line"),
+        pytest.param(FACTS.format(15, "ArrayJobId=12 ArrayTaskId=1 ", "COMPLETING", "None", 0, "c1"),
+            [row("12_1", "COMPLETING", 0, "c1")], id="an element that ran has an id of its own"),
         pytest.param("No jobs in the system", [], id="none"),
         pytest.param("", [], id="nothing"),
     ],
-)
+)  # fmt: skip
 def test_scontrol_shows_jobs(text, found) -> None:
     assert shown(text) == {one.job_id: one for one in found}
 
@@ -99,16 +91,13 @@ def test_a_job_is_asked_for_elsewhere(command, sacct, scontrol, said) -> None:
     assert {job_id: row and row.state for job_id, row in rows.items()} == said
 
 
-def test_scontrol_is_asked_once_an_array_and_accounting_that_is_off_once(command) -> None:
+async def test_scontrol_is_asked_once_an_array_and_accounting_that_is_off_once(command) -> None:
     off, calls = command("sacct", DISABLED), command("scontrol", UNKNOWN)
 
-    async def asked() -> None:
-        source = SecondSource()
-        for _ in range(2):
-            assert await source.rows(["12_0", "12_1", "13"]) == {"12_0": None, "12_1": None, "13": None}
-        assert len(await source.rows([str(i) for i in range(99)])) == 32
-
-    asyncio.run(asked())
+    source = SecondSource()
+    for _ in range(2):
+        assert await source.rows(["12_0", "12_1", "13"]) == {"12_0": None, "12_1": None, "13": None}
+    assert len(await source.rows([str(i) for i in range(99)])) == 32
     assert len(off.read_text().splitlines()) == 1
     assert sorted(calls.read_text().split("\n")[:2]) == ["--oneliner show job 12", "--oneliner show job 13"]
     assert len(calls.read_text().splitlines()) == 4 + 32
@@ -141,17 +130,14 @@ def test_a_submission_is_found_by_its_word(command) -> None:
     assert [asyncio.run(SecondSource().named(word)) for word in words] == ["12", None, None]
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_started(command, monkeypatch) -> None:
+async def test_a_command_that_hangs_is_ended_with_what_it_started(command, monkeypatch) -> None:
     monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMIT", 0.3)
     command("sinfo", "sleep 34; echo never")
 
-    async def timed() -> float:
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        with pytest.raises(Refused, match=r"sinfo did not answer within 0\.3 s"):
-            await run("sinfo")
-        return loop.time() - begin
-
-    assert asyncio.run(timed()) < 3.0
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    with pytest.raises(Refused, match=r"sinfo did not answer within 0\.3 s"):
+        await run("sinfo")
+    assert (loop.time() - begin) < 3.0
     left = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert b"sleep\x0034\x00" not in left

@@ -100,31 +100,28 @@ def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(c
     assert asyncio.run(given_back(lambda: command("squeue", TOLD))) == (False, "77")
 
 
-def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its_pool_is_resumed(
+async def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its_pool_is_resumed(
     command, monkeypatch
 ) -> None:
-    async def play() -> None:
-        site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
-        submission = Submission(
-            site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
-        )
-        submission.add([job])
-        await until_async(lambda: submission.trouble("default"), "a submission that failed")
-        assert (submission.waiting("default"), submission.waiting("gpu")) == ([job], [])
-        command("sbatch", "echo 77")
-        submission.retry("default")
-        await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
-        assert submission.waiting("default") == []
-        await submission.close(5.0)
-        site.close()
-
     monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE", 60.0)
     monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE_MOST", 60.0)
     command(
         "sbatch",
         "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1",
     )
-    asyncio.run(play())
+    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    submission = Submission(
+        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
+    )
+    submission.add([job])
+    await until_async(lambda: submission.trouble("default"), "a submission that failed")
+    assert (submission.waiting("default"), submission.waiting("gpu")) == ([job], [])
+    command("sbatch", "echo 77")
+    submission.retry("default")
+    await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
+    assert submission.waiting("default") == []
+    await submission.close(5.0)
+    site.close()
 
 
 def test_a_clear_refusal_leaves_no_job(command) -> None:

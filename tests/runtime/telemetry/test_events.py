@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import msgpack
 import pytest
-from distributed import Client, Event, LocalCluster
+from distributed import Event
 
 import dask_ferro as ff
 from dask_ferro.policy.events import Settled
@@ -15,23 +14,8 @@ from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.events import KINDS, PLACES, SCALINGS, TOPIC, Events
+from tests.clusters import on_cluster
 from tests.waiting import opened, until_async
-
-
-def on_cluster(test, **options):
-    """Run an asynchronous test on two in-process workers with the plugin on; it takes (client, scheduler)."""
-
-    async def run():
-        async with (
-            LocalCluster(
-                n_workers=2, threads_per_worker=1, processes=False, asynchronous=True, dashboard_address=":0"
-            ) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await ff.install(client, **options)
-            await test(client, cluster.scheduler)
-
-    asyncio.run(run())
 
 
 def events_of(scheduler) -> Events:
@@ -59,66 +43,60 @@ async def steal_some(client, scheduler):
     await blocker
 
 
-def test_the_events_add_up_to_what_was_counted():
-    async def test(client, scheduler):
-        heard = []
-        client.subscribe_topic(TOPIC, lambda event: heard.append(event[1]))
-        await steal_some(client, scheduler)
-        events, counts = events_of(scheduler), scheduler.extensions["stealing"].counts
-        events.tick()
-        steals, places = published(scheduler, "steal"), published(scheduler, "place")
-        for name in ("requests", "confirmed", "refused", "stale"):
-            assert sum(event[name] for event in steals) == counts[name]
-        worked = sum(event["seconds_worked"] for event in steals)
-        assert worked == pytest.approx(counts["seconds worked"])
-        log = scheduler.extensions["stealing"].moves
-        assert counts["seconds worked"] == pytest.approx(sum(s.worked for s in log.seconds))
-        confirmed = [move for move in log.moves if move.outcome == "confirmed"]  # they alone cost
-        assert counts["seconds moving"] == pytest.approx(sum(move.cost for move in confirmed))
-        assert len(log.moves) == sum(counts[name] for name in ("confirmed", "refused", "stale"))
-        told = [message[1] for _, message in scheduler.get_events("stealing") if message[0] == "confirm"]
-        assert told == [move.key for move in confirmed]  # Dask's own log
-        assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
-        assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
-        assert sum(events.placed.values()) >= 31
-        one, other = scheduler.workers
-        assert (log.stolen_out[one], log.stolen_in[other]) == (counts["confirmed"],) * 2
-        await until_async(
-            lambda: len(heard) >= len(scheduler.get_events(TOPIC)),
-            "all events to reach the client",
-            seen=lambda: heard,
-        )
-        assert {message["action"] for message in heard} == {"steal", "place"}
-
-    on_cluster(test, shortest=0.0)
+@on_cluster(installed={"shortest": 0.0})
+async def test_the_events_add_up_to_what_was_counted(client, scheduler):
+    heard = []
+    client.subscribe_topic(TOPIC, lambda event: heard.append(event[1]))
+    await steal_some(client, scheduler)
+    events, counts = events_of(scheduler), scheduler.extensions["stealing"].counts
+    events.tick()
+    steals, places = published(scheduler, "steal"), published(scheduler, "place")
+    for name in ("requests", "confirmed", "refused", "stale"):
+        assert sum(event[name] for event in steals) == counts[name]
+    worked = sum(event["seconds_worked"] for event in steals)
+    assert worked == pytest.approx(counts["seconds worked"])
+    log = scheduler.extensions["stealing"].moves
+    assert counts["seconds worked"] == pytest.approx(sum(s.worked for s in log.seconds))
+    confirmed = [move for move in log.moves if move.outcome == "confirmed"]  # they alone cost
+    assert counts["seconds moving"] == pytest.approx(sum(move.cost for move in confirmed))
+    assert len(log.moves) == sum(counts[name] for name in ("confirmed", "refused", "stale"))
+    told = [message[1] for _, message in scheduler.get_events("stealing") if message[0] == "confirm"]
+    assert told == [move.key for move in confirmed]  # Dask's own log
+    assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
+    assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
+    assert sum(events.placed.values()) >= 31
+    one, other = scheduler.workers
+    assert (log.stolen_out[one], log.stolen_in[other]) == (counts["confirmed"],) * 2
+    await until_async(
+        lambda: len(heard) >= len(scheduler.get_events(TOPIC)),
+        "all events to reach the client",
+        seen=lambda: heard,
+    )
+    assert {message["action"] for message in heard} == {"steal", "place"}
 
 
-def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one():
-    async def test(client, scheduler):
-        events = events_of(scheduler)
-        for i in range(5000):
-            stealing = scheduler.extensions["stealing"]
-            stealing.counts["confirmed"] += 1
-            pair = f"tcp://victim:{i}", "tcp://thief:1"
-            stealing.moves.write(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0), 1.0)
-        events.tick()
-        events.tick()
-        (event,) = published(scheduler, "steal")
-        assert (event["confirmed"], len(event["flows"]), len(event["sample"])) == (5000, 16, 4)
-        assert len(msgpack.packb(event)) < 3000
-        assert event["sample"][0] == {"key": "('x', 0)", "victim": "tcp://victim:0", "thief": "tcp://thief:1"}
-
-    on_cluster(test, events=3600.0)
+@on_cluster(installed={"events": 3600.0})
+async def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one(client, scheduler):
+    events = events_of(scheduler)
+    stealing = scheduler.extensions["stealing"]
+    for i in range(5000):
+        stealing.counts["confirmed"] += 1
+        pair = f"tcp://victim:{i}", "tcp://thief:1"
+        stealing.moves.write(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0), 1.0)
+    events.tick()
+    events.tick()
+    (event,) = published(scheduler, "steal")
+    assert (event["confirmed"], len(event["flows"]), len(event["sample"])) == (5000, 16, 4)
+    assert len(msgpack.packb(event)) < 3000
+    assert event["sample"][0] == {"key": "('x', 0)", "victim": "tcp://victim:0", "thief": "tcp://thief:1"}
 
 
-def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted():
-    async def test(client, scheduler):
-        await client.gather(client.map(lambda i: i, range(5)))
-        events_of(scheduler).tick()
-        assert scheduler.get_events(TOPIC) == ()
-        assert sum(events_of(scheduler).placed.values()) >= 5
-
-    on_cluster(test, events=0)
+@on_cluster(installed={"events": 0})
+async def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted(client, scheduler):
+    await client.gather(client.map(lambda i: i, range(5)))
+    events_of(scheduler).tick()
+    assert scheduler.get_events(TOPIC) == ()
+    assert sum(events_of(scheduler).placed.values()) >= 5
 
 
 @pytest.mark.parametrize(
@@ -129,81 +107,71 @@ def test_nothing_is_published_with_an_interval_of_0_and_all_is_counted():
         pytest.param([["dance"], []], {"other": 1}, id="one that is not known yet"),
     ],
 )
-def test_actions_of_the_elastic_controller_are_counted(messages, wanted):
-    async def test(client, scheduler):
-        for kinds in messages:
-            done = [{"kind": kind, "why": "drain this, they said", "count": 1} for kind in kinds]
-            await client.log_event(TOPIC, {"action": "scale", "done": done, "wanted": {"a": 3}})
-        events = events_of(scheduler)
-        assert dict(events.scalings) == wanted
-        assert events.elastic["wanted"] == {"a": 3}
-
-    on_cluster(test)
+@on_cluster(installed=True)
+async def test_actions_of_the_elastic_controller_are_counted(client, scheduler, messages, wanted):
+    for kinds in messages:
+        done = [{"kind": kind, "why": "drain this, they said", "count": 1} for kind in kinds]
+        await client.log_event(TOPIC, {"action": "scale", "done": done, "wanted": {"a": 3}})
+    events = events_of(scheduler)
+    assert dict(events.scalings) == wanted
+    assert events.elastic["wanted"] == {"a": 3}
 
 
-def test_a_decision_that_was_there_first_is_seen_and_not_counted():
-    async def test(client, scheduler):
-        await ff.uninstall(client)
-        await client.log_event(
-            TOPIC, {"action": "scale", "done": [{"kind": "submit", "count": 1}], "wanted": {"a": 1}}
-        )
-        await ff.install(client)
-        assert events_of(scheduler).elastic["wanted"] == {"a": 1}
-        assert not events_of(scheduler).scalings
-
-    on_cluster(test)
+@on_cluster(installed=True)
+async def test_a_decision_that_was_there_first_is_seen_and_not_counted(client, scheduler):
+    await ff.uninstall(client)
+    await client.log_event(
+        TOPIC, {"action": "scale", "done": [{"kind": "submit", "count": 1}], "wanted": {"a": 1}}
+    )
+    await ff.install(client)
+    assert events_of(scheduler).elastic["wanted"] == {"a": 1}
+    assert not events_of(scheduler).scalings
 
 
-def test_what_workers_received_is_counted_by_class_of_link_and_survives_them():
-    async def test(client, scheduler):
-        one, other = scheduler.workers
-        value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
-        await client.submit(len, value, workers=[other], key="fetched")
-        events = events_of(scheduler)
+@on_cluster(installed=True)
+async def test_what_workers_received_is_counted_by_class_of_link_and_survives_them(client, scheduler):
+    one, other = scheduler.workers
+    value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
+    await client.submit(len, value, workers=[other], key="fetched")
+    events = events_of(scheduler)
 
-        def received():
-            events.read_workers()
-            return events.received["host"][0]
-
-        await until_async(received, "a heartbeat that tells of the transfer")
-        transfers, nbytes, seconds = events.received["host"]
-        assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
-        assert events.received["hosts"] == [0, 0, 0.0]
+    def received():
         events.read_workers()
-        await client.retire_workers([other])
-        assert events.received["host"] == [transfers, nbytes, seconds]
-        assert other not in {address for address, _ in events._read}
+        return events.received["host"][0]
 
-    on_cluster(test)
-
-
-def test_uninstall_ends_it():
-    async def test(client, scheduler):
-        events = events_of(scheduler)
-        await client.submit(lambda: 1)
-        readers = scheduler.extensions["stealing"].moves.readers
-        assert events._moved in readers
-        await ff.uninstall(client)
-        assert not events._ticks.is_running()
-        assert events._moved not in readers
-
-    on_cluster(test, events=0.01)
+    await until_async(received, "a heartbeat that tells of the transfer")
+    transfers, nbytes, seconds = events.received["host"]
+    assert (transfers, nbytes >= 100_000, seconds > 0) == (1, True, True)
+    assert events.received["hosts"] == [0, 0, 0.0]
+    events.read_workers()
+    await client.retire_workers([other])
+    assert events.received["host"] == [transfers, nbytes, seconds]
+    assert other not in {address for address, _ in events._read}
 
 
-def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread():
+@on_cluster(installed={"events": 0.01})
+async def test_uninstall_ends_it(client, scheduler):
+    events = events_of(scheduler)
+    await client.submit(lambda: 1)
+    readers = scheduler.extensions["stealing"].moves.readers
+    assert events._moved in readers
+    await ff.uninstall(client)
+    assert not events._ticks.is_running()
+    assert events._moved not in readers
+
+
+@on_cluster(installed={"shortest": 0.0})
+async def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread(client, scheduler):
     """A hundred tasks that wait for a minute at once gain no 100 minutes."""
 
-    async def test(client, scheduler):
-        began = time.monotonic()
-        await steal_some(client, scheduler)
-        elapsed = time.monotonic() - began
-        stealing = scheduler.extensions["stealing"]
-        events_of(scheduler).tick()
-        worked = sum(event["seconds_worked"] for event in published(scheduler, "steal"))
-        assert 0 < worked <= elapsed * scheduler.total_nthreads
-        assert worked == pytest.approx(sum(second.worked for second in stealing.moves.seconds))
-
-    on_cluster(test, shortest=0.0)
+    began = time.monotonic()
+    await steal_some(client, scheduler)
+    elapsed = time.monotonic() - began
+    stealing = scheduler.extensions["stealing"]
+    events_of(scheduler).tick()
+    worked = sum(event["seconds_worked"] for event in published(scheduler, "steal"))
+    assert 0 < worked <= elapsed * scheduler.total_nthreads
+    assert worked == pytest.approx(sum(second.worked for second in stealing.moves.seconds))
 
 
 @pytest.mark.parametrize("kind", list(KINDS), ids=list(SCALINGS))

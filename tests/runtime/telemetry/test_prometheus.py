@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
@@ -17,6 +15,7 @@ import dask_ferro as ff
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.events import PLACES, TOPIC
 from dask_ferro.runtime.telemetry.prometheus import Collector
+from tests.clusters import on_cluster, opened
 
 DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 SCALED = {
@@ -32,17 +31,6 @@ SCALED = {
     "node_seconds": 99.0,
     "why": "wide",
 }
-
-
-@asynccontextmanager
-async def cluster():
-    async with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, asynchronous=True, dashboard_address=":0"
-        ) as started,
-        Client(started, asynchronous=True, set_as_default=False) as client,
-    ):
-        yield client, started.scheduler
 
 
 async def scraped(scheduler):
@@ -65,98 +53,83 @@ def collectors():
     return [c for c in REGISTRY._collector_to_names if isinstance(c, Collector)]
 
 
-def test_metrics_tell_what_was_counted_under_the_names_that_are_documented():
-    async def run():
-        async with cluster() as (client, scheduler):
-            await ff.install(client)
-            await client.gather(client.map(lambda i: i, range(7)))
-            await client.log_event(TOPIC, SCALED)
-            plugin = scheduler.plugins[NAME]
-            plugin.stealing.counts.update({"requests": 9, "confirmed": 5, "refused": 3, "stale": 1})
-            plugin.stealing.counts.update({"seconds worked": 1.5, "seconds moving": 0.25})
-            found = await scraped(scheduler)
-            assert found["dask_ferro_steal_requests_total"] == {"": 9}
-            assert found["dask_ferro_steals_total"] == {"confirmed": 5, "refused": 3, "stale": 1}
-            assert found["dask_ferro_stolen_work_seconds_total"] == {"": 1.5}
-            assert found["dask_ferro_steal_cost_seconds_total"] == {"": 0.25}
-            assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
-            assert found["dask_ferro_placements_total"] == plugin.events.placed
-            assert set(plugin.events.placed) == set(PLACES)
-            assert found["dask_ferro_scale_actions_total"] == {
-                "submit": 1,
-                "recall": 1,
-                "cancel": 0,
-                "drain": 0,
-                "keep": 0,
-                "other": 0,
-            }
-            (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
-            assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])
-            assert found["dask_ferro_jobs"] == {"running": 1, "pending": 2}
-            assert found["dask_ferro_jobs_wanted"] == {"big": 3}
-            assert found["dask_ferro_queue_wait_seconds"] == {"big": 12.5}
-            assert found["dask_ferro_node_seconds_total"] == {"": 99.0}
-            documented = re.findall(r"^\| `(dask_ferro_\w+)`", DOCUMENTED.read_text(), re.MULTILINE)
-            assert sorted(found) == sorted(documented)
-
-    asyncio.run(run())
+@on_cluster(1)
+async def test_metrics_tell_what_was_counted_under_the_names_that_are_documented(client, scheduler):
+    await ff.install(client)
+    await client.gather(client.map(lambda i: i, range(7)))
+    await client.log_event(TOPIC, SCALED)
+    plugin = scheduler.plugins[NAME]
+    plugin.stealing.counts.update({"requests": 9, "confirmed": 5, "refused": 3, "stale": 1})
+    plugin.stealing.counts.update({"seconds worked": 1.5, "seconds moving": 0.25})
+    found = await scraped(scheduler)
+    assert found["dask_ferro_steal_requests_total"] == {"": 9}
+    assert found["dask_ferro_steals_total"] == {"confirmed": 5, "refused": 3, "stale": 1}
+    assert found["dask_ferro_stolen_work_seconds_total"] == {"": 1.5}
+    assert found["dask_ferro_steal_cost_seconds_total"] == {"": 0.25}
+    assert found["dask_ferro_threshold_seconds"] == {"0": 0.005, "0.5": 0.005, "1": 0.005}
+    assert found["dask_ferro_placements_total"] == plugin.events.placed
+    assert set(plugin.events.placed) == set(PLACES)
+    assert found["dask_ferro_scale_actions_total"] == {
+        "submit": 1,
+        "recall": 1,
+        "cancel": 0,
+        "drain": 0,
+        "keep": 0,
+        "other": 0,
+    }
+    (kinds,) = re.findall(r"scale_actions_total` .*`kind`: ([\w, ]+) \|", DOCUMENTED.read_text())
+    assert sorted(kinds.split(", ")) == sorted(found["dask_ferro_scale_actions_total"])
+    assert found["dask_ferro_jobs"] == {"running": 1, "pending": 2}
+    assert found["dask_ferro_jobs_wanted"] == {"big": 3}
+    assert found["dask_ferro_queue_wait_seconds"] == {"big": 12.5}
+    assert found["dask_ferro_node_seconds_total"] == {"": 99.0}
+    documented = re.findall(r"^\| `(dask_ferro_\w+)`", DOCUMENTED.read_text(), re.MULTILINE)
+    assert sorted(found) == sorted(documented)
 
 
-def test_jobs_that_are_recalled_are_counted_as_that():
-    async def run():
-        async with cluster() as (client, scheduler):
-            await ff.install(client)
-            await client.log_event(TOPIC, SCALED)
-            counted = (await scraped(scheduler))["dask_ferro_scale_actions_total"]
-            assert (counted["recall"], counted["other"]) == (1, 0)
-
-    asyncio.run(run())
+@on_cluster(1)
+async def test_jobs_that_are_recalled_are_counted_as_that(client, scheduler):
+    await ff.install(client)
+    await client.log_event(TOPIC, SCALED)
+    counted = (await scraped(scheduler))["dask_ferro_scale_actions_total"]
+    assert (counted["recall"], counted["other"]) == (1, 0)
 
 
-def test_each_scheduler_of_a_process_tells_its_own():
+async def test_each_scheduler_of_a_process_tells_its_own():
     before = collectors()  # that of other clusters of this process, which have the plugin still
-
-    async def run():
-        async with cluster() as (one, first), cluster() as (two, second), cluster() as (_, bare):
-            await ff.install(one)
-            await ff.install(one)  # twice is once
-            await ff.install(two)
-            assert len(collectors()) == 1
-            first.plugins[NAME].stealing.counts["requests"] = 1
-            second.plugins[NAME].stealing.counts["requests"] = 2
-            names = ["dask_ferro_steal_requests_total"] * 2
-            seen = [(await scraped(s))[name][""] for s, name in zip((first, second), names, strict=True)]
-            assert seen == [1, 2]
-            assert await scraped(bare) == {}
-            await ff.uninstall(one)
-            assert await scraped(first) == {}
-            assert (await scraped(second))["dask_ferro_steal_requests_total"] == {"": 2}
-            await ff.uninstall(two)
-            assert collectors() == before
-
-    asyncio.run(run())
-
-
-def test_a_scheduler_that_closes_leaves_no_collector():
-    before = collectors()
-
-    async def run():
-        async with cluster() as (client, scheduler):
-            await ff.install(client)
-            assert await scraped(scheduler)
+    async with AsyncExitStack() as stack:
+        all_of_them = [await stack.enter_async_context(opened(1)) for _ in range(3)]
+        one, two, _ = (given["client"] for given in all_of_them)
+        first, second, bare = (given["scheduler"] for given in all_of_them)
+        await ff.install(one)
+        await ff.install(one)  # twice is once
+        await ff.install(two)
+        assert len(collectors()) == 1
+        first.plugins[NAME].stealing.counts["requests"] = 1
+        second.plugins[NAME].stealing.counts["requests"] = 2
+        names = ["dask_ferro_steal_requests_total"] * 2
+        seen = [(await scraped(s))[name][""] for s, name in zip((first, second), names, strict=True)]
+        assert seen == [1, 2]
+        assert await scraped(bare) == {}
+        await ff.uninstall(one)
+        assert await scraped(first) == {}
+        assert (await scraped(second))["dask_ferro_steal_requests_total"] == {"": 2}
+        await ff.uninstall(two)
         assert collectors() == before
 
-    asyncio.run(run())
+
+async def test_a_scheduler_that_closes_leaves_no_collector():
+    before = collectors()
+    async with opened(1, installed=True) as given:
+        assert await scraped(given["scheduler"])
+    assert collectors() == before
 
 
 @pytest.mark.parametrize("rounds", [3])
-def test_installing_again_and_again_registers_one(rounds):
-    async def run():
-        async with cluster() as (client, scheduler):
-            for _ in range(rounds):
-                await ff.install(client)
-                assert len(collectors()) == 1
-                await ff.uninstall(client)
-                assert await scraped(scheduler) == {}
-
-    asyncio.run(run())
+@on_cluster(1)
+async def test_installing_again_and_again_registers_one(client, scheduler, rounds):
+    for _ in range(rounds):
+        await ff.install(client)
+        assert len(collectors()) == 1
+        await ff.uninstall(client)
+        assert await scraped(scheduler) == {}

@@ -25,6 +25,7 @@ from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.tracing import Tracing, checked, traced_to
 from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
+from tests.clusters import running
 from tests.graph.pipeline_nets import mlp as mlp_net
 from tests.graphs import mlp
 from tests.waiting import until
@@ -36,10 +37,7 @@ X = np.linspace(-1, 1, 40 * 6, dtype="f4").reshape(40, 6)
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Two workers of one thread in this process, with the plugin on."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, processes=False) as client:
         ff.install(client)
         yield client
         ff.uninstall(client)
@@ -492,10 +490,7 @@ def test_a_tape_is_there_when_the_block_has_ended(client: Client) -> None:
 
 @pytest.mark.cluster
 def test_processes_have_tapes_of_their_own() -> None:
-    with (
-        ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster) as client:
         y = ff.from_onnx(MLP)(X, batch=5)
         with ff.trace(client, ops=True) as t:
             y.compute()
@@ -506,10 +501,7 @@ def test_processes_have_tapes_of_their_own() -> None:
 
 @pytest.mark.cluster
 def test_processes_tell_regions_stages_and_micro_batches() -> None:
-    with (
-        ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(2, kind=ff.LocalCluster) as client:
         check_tape_of_a_pipeline(client, ops=False)
         check_tape_of_a_pipeline(client, ops=True)
         y = column_row()({"x": np.ones((8, 16))})["y"]

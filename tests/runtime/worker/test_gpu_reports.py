@@ -28,7 +28,7 @@ from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing.declared_device import DeclaredDevice, compute
 from dask_ferro.testing.emulated_device import StandIn
 from tests.fake_gpu import GB, FakeCupy
-from tests.runtime.plugin.test_devices import CPU, MB, Site, play, site
+from tests.runtime.plugin.test_devices import CPU, MB, Site, on_site, site
 from tests.waiting import until_async
 
 
@@ -66,60 +66,57 @@ def test_a_gpu_that_cupy_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert calibration.detected() == "gpu"
 
 
-def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The speed is known, the name and the links are not; Dask has said that there is a GPU."""
     gpu = FakeCupy(total=40 * GB).install(monkeypatch)
     gpu.may_tell_name.clear()
     monkeypatch.setattr(reports, "_PATIENCE", 0.05)
 
-    async def scene() -> None:
-        with dask.config.set({"ferro.worker.device": "gpu"}):
-            async with site(CPU) as s:
-                before = s.stealing.links.classes["device"].bandwidth
-                worker = await Worker(s.scheduler.address, nthreads=1, name="late")
-                s.workers.append(worker)
-                await asyncio.to_thread(gpu.asked_for_name.wait, 20)
-                await until_async(lambda: s.stealing._beats.get(worker.address, 0) > 0, "the first report")
-                assert "gpu" not in told(s, worker)
-                gpu.may_tell_name.set()
-                await until_async(lambda: "gpu" in told(s, worker), "what the GPU is")
-                row = s.ledger.rows[worker.address]
-                await until_async(lambda: row.most == 40 * GB, "its bytes in the book")
-                assert told(s, worker)["gpu"]["model"] == "A100"
-                assert s.stealing.links.classes["device"].bandwidth != before
-
     # The file of speeds has to know the GPU's name: the test waits for what comes after it.
     monkeypatch.setattr(calibration, "_machine", lambda device: device)
-    asyncio.run(scene())
+    with dask.config.set({"ferro.worker.device": "gpu"}):
+        async with site(CPU) as s:
+            before = s.stealing.links.classes["device"].bandwidth
+            worker = await Worker(s.scheduler.address, nthreads=1, name="late")
+            s.workers.append(worker)
+            await asyncio.to_thread(gpu.asked_for_name.wait, 20)
+            await until_async(lambda: s.stealing._beats.get(worker.address, 0) > 0, "the first report")
+            assert "gpu" not in told(s, worker)
+            gpu.may_tell_name.set()
+            await until_async(lambda: "gpu" in told(s, worker), "what the GPU is")
+            row = s.ledger.rows[worker.address]
+            await until_async(lambda: row.most == 40 * GB, "its bytes in the book")
+            assert told(s, worker)["gpu"]["model"] == "A100"
+            assert s.stealing.links.classes["device"].bandwidth != before
 
 
-@play
-async def test_links_are_taken_when_they_come_and_once() -> None:
-    async with site(CPU, DeclaredDevice("gpu", 20.0)) as s:
-        ws = s.scheduler.workers[s.workers[1].address]
-        row = told(s, s.workers[1])
-        known, link = s.stealing.devices, s.stealing.links.classes["device"]
-        known.left(ws.address)
-        first = link.bandwidth
-        for links, moved in (
-            ([], False),
-            ([("device", 2**26, 1.0)], True),
-            ([("device", 2**26, 9.0)], False),
-        ):
-            before = link.bandwidth
-            known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}}, s.ledger)
-            assert (link.bandwidth != before) is moved
-        assert link.bandwidth < first
+@on_site(CPU, DeclaredDevice("gpu", 20.0))
+async def test_links_are_taken_when_they_come_and_once(s: Site) -> None:
+    ws = s.scheduler.workers[s.workers[1].address]
+    row = told(s, s.workers[1])
+    known, link = s.stealing.devices, s.stealing.links.classes["device"]
+    known.left(ws.address)
+    first = link.bandwidth
+    for links, moved in (
+        ([], False),
+        ([("device", 2**26, 1.0)], True),
+        ([("device", 2**26, 9.0)], False),
+    ):
+        before = link.bandwidth
+        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}}, s.ledger)
+        assert (link.bandwidth != before) is moved
+    assert link.bandwidth < first
 
 
-@play
-async def test_who_measures_still_is_what_dask_said_of_it() -> None:
-    async with site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB)) as s:
-        address = s.workers[1].address
-        row = {**told(s, s.workers[1]), "device": "cpu", "flops": None}
-        del row["gpu"]
-        s.stealing.devices.heard(s.scheduler.workers[address], row, s.ledger)
-        assert (s.ledger.rows[address].device, s.ledger.rows[address].most) == ("gpu", 4 * MB)
+@on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB))
+async def test_who_measures_still_is_what_dask_said_of_it(s: Site) -> None:
+    address = s.workers[1].address
+    row = {**told(s, s.workers[1]), "device": "cpu", "flops": None}
+    del row["gpu"]
+    s.stealing.devices.heard(s.scheduler.workers[address], row, s.ledger)
+    assert (s.ledger.rows[address].device, s.ledger.rows[address].most) == ("gpu", 4 * MB)
 
 
 # ---- room --------------------------------------------------------------------------------------------------
@@ -142,7 +139,6 @@ def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPa
     assert found["evictable"] == 1000  # an input that a bundle reads stays
 
 
-@play
 async def test_a_warm_device_has_room_where_its_caches_are() -> None:
     total = 10 * MB
     async with site(CPU, DeclaredDevice("gpu", 20.0, total=total, cached=8 * MB)) as s:
@@ -171,42 +167,38 @@ def three_outputs() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@play
-async def test_a_bundle_of_several_results_lies_where_they_do() -> None:
-    async with site(CPU, DeclaredDevice("gpu", 20.0)) as s:
-        devices.use(StandIn())  # both workers are of this process
-        gpu = s.workers[1]
-        x = np.ones((8, 24), np.float32)
-        lowered = ff.from_onnx(three_outputs(), granularity="op")(x)
-        graph = dict(lowered.__dask_graph__())
-        values = dict(zip(graph, dask.get(graph, list(graph)), strict=True))
-        (several,) = [key for key, value in values.items() if isinstance(value, DeviceResults)]
-        future = s.client.submit(lambda: values[several], key="several", workers=[gpu.address])
-        await s.gather([future])
-        await gpu.heartbeat()
-        await until_async(
-            lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu", "where the results lie"
-        )
-        assert "dask_ferro.kernels.device_results.DeviceResults" in types_on_device(gpu)
+@on_site(CPU, DeclaredDevice("gpu", 20.0))
+async def test_a_bundle_of_several_results_lies_where_they_do(s: Site) -> None:
+    devices.use(StandIn())  # both workers are of this process
+    gpu = s.workers[1]
+    x = np.ones((8, 24), np.float32)
+    lowered = ff.from_onnx(three_outputs(), granularity="op")(x)
+    graph = dict(lowered.__dask_graph__())
+    values = dict(zip(graph, dask.get(graph, list(graph)), strict=True))
+    (several,) = [key for key, value in values.items() if isinstance(value, DeviceResults)]
+    future = s.client.submit(lambda: values[several], key="several", workers=[gpu.address])
+    await s.gather([future])
+    await gpu.heartbeat()
+    await until_async(
+        lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu", "where the results lie"
+    )
+    assert "dask_ferro.kernels.device_results.DeviceResults" in types_on_device(gpu)
 
 
 # ---- models ------------------------------------------------------------------------------------------------
 
 
-def test_two_models_of_gpus_are_two_classes_of_one_kind() -> None:
-    async def scene() -> None:
-        fast, slow = DeclaredDevice("gpu", 20.0), DeclaredDevice("gpu", 5.0)
-        async with site(CPU, fast) as s:
-            s.workers.append(await Worker(s.scheduler.address, nthreads=1, name="slow", plugins=(slow,)))
-            row = s.ledger.rows[s.workers[2].address]
-            other = "gpu: stand-in, 5 times a core"
-            await until_async(lambda: row.device == other, "the other class")
-            assert s.ledger.rows[s.workers[1].address].device == "gpu"
-            speeds = s.ledger.durations.speeds
-            assert speeds["gpu"].flops / speeds[other].flops == 4.0
-            with Require("gpu"):
-                futures = s.client.map(compute, [0.4] * 30, [8] * 30, pure=False)
-            await s.gather(futures)
-            assert {"gpu-1", "slow"} == s.ran()
-
-    asyncio.run(scene())
+async def test_two_models_of_gpus_are_two_classes_of_one_kind() -> None:
+    fast, slow = DeclaredDevice("gpu", 20.0), DeclaredDevice("gpu", 5.0)
+    async with site(CPU, fast) as s:
+        s.workers.append(await Worker(s.scheduler.address, nthreads=1, name="slow", plugins=(slow,)))
+        row = s.ledger.rows[s.workers[2].address]
+        other = "gpu: stand-in, 5 times a core"
+        await until_async(lambda: row.device == other, "the other class")
+        assert s.ledger.rows[s.workers[1].address].device == "gpu"
+        speeds = s.ledger.durations.speeds
+        assert speeds["gpu"].flops / speeds[other].flops == 4.0
+        with Require("gpu"):
+            futures = s.client.map(compute, [0.4] * 30, [8] * 30, pure=False)
+        await s.gather(futures)
+        assert {"gpu-1", "slow"} == s.ran()

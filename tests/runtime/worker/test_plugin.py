@@ -23,6 +23,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.runtime.worker import calibration as speeds
 from dask_ferro.runtime.worker.calibration import Speed, speed
 from dask_ferro.runtime.worker.plugin import METRIC, NAME, FerroWorker, sent
+from tests.clusters import running
 from tests.waiting import until
 
 STOCK_SENDS = 0.002
@@ -327,14 +328,11 @@ def test_a_real_measurement_is_plausible() -> None:
 
 @pytest.mark.cluster
 def test_workers_behind_nannies_and_those_that_come_later() -> None:
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with running(1) as client:
         client.register_plugin(FerroWorker(sends=0.001))
-        cluster.scale(2)
+        client.cluster.scale(2)
         client.wait_for_workers(2, timeout=60)
-        rows = published(cluster)
+        rows = published(client.cluster)
         assert {row["device"] for row in rows} == {speeds.detected()}
         assert len({row["flops"] for row in rows}) == 1  # the second one read what the first one measured
         assert set(client.run(_interval).values()) == {0.001}
@@ -349,17 +347,14 @@ def _interval(dask_worker: Worker) -> float:
 @pytest.mark.cluster
 def test_preload(tmp_path: Path) -> None:
     preload = Path(__file__).parents[3] / "plugins" / "ferro_worker.py"
-    with (
-        LocalCluster(n_workers=0, dashboard_address=":0", processes=True) as cluster,
-        Client(cluster) as client,
-    ):
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+    with running(0) as client:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", client.cluster.scheduler_address]
         options = ["--preload", str(preload), "--nthreads", "1", "--no-dashboard", "--no-nanny"]
         with open(tmp_path / "log", "w") as log:
             process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=tmp_path)
         try:
             client.wait_for_workers(1, timeout=60)
-            (row,) = published(cluster)
+            (row,) = published(client.cluster)
             assert row["flops"] > 1e8
             assert set(client.run(_interval).values()) == {config.value("scheduler.worker-sends")}
             assert client.submit(sum, [1, 2]).result(timeout=60) == 3

@@ -27,19 +27,11 @@ ALONE = (
 @pytest.mark.parametrize(
     ("told", "job_id", "header", "paths"),
     [
-        pytest.param(
-            ELEMENT, "15_1", "", ("/tmp/e-18.err", "/tmp/o-18.out"), id="%J is the element's own number"
-        ),
-        pytest.param(
-            ALONE, "14", "", ("/home/ann/my logs 0014-ann-c1.err",), id="widths, blanks, one file for both"
-        ),
-        pytest.param(
-            "", "7", "-o o-%j\n#SBATCH -e e-%j", ("/sub/e-7", "/sub/o-7"), id="the script, from its folder"
-        ),
+        pytest.param(ELEMENT, "15_1", "", ("/tmp/e-18.err", "/tmp/o-18.out"), id="%J is the element's own number"),
+        pytest.param(ALONE, "14", "", ("/home/ann/my logs 0014-ann-c1.err",), id="widths, blanks, one file for both"),
+        pytest.param("", "7", "-o o-%j\n#SBATCH -e e-%j", ("/sub/e-7", "/sub/o-7"), id="the script, from its folder"),
         pytest.param("", "7", "--output=/l/%x.out", ("/l/w.out",), id="errors go where the output goes"),
-        pytest.param(
-            "", "7", "--output /l/%%j", ("/l/%j",), id="a per cent sign, and a blank for an equals sign"
-        ),
+        pytest.param("", "7", "--output /l/%%j", ("/l/%j",), id="a per cent sign, and a blank for an equals sign"),
         pytest.param("", "7", "-o a\n#SBATCH -o b", ("/sub/b",), id="the last of two wins"),
         pytest.param("", "7", "-D /x -o a", ("/x/a",), id="the script's own folder"),
         pytest.param("", "7", '-o "a b"', ("/sub/a b",), id="quotes"),
@@ -48,7 +40,7 @@ ALONE = (
         pytest.param("", "7_2", "-p cpu", ("/sub/slurm-7_2.out",), id="and for arrays"),
         pytest.param("", "7_2", "-o %A-%3a-%j", ("/sub/7-002-%j",), id="what nobody knows stays as it is"),
     ],
-)
+)  # fmt: skip
 def test_files(told, job_id, header, paths):
     assert files_of(told, job_id, f"#!/bin/sh\n#SBATCH {header}\nx\n", "w", "/sub") == paths
 

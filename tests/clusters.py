@@ -1,0 +1,148 @@
+"""Clusters in this process for tests: one harness, whose schedulers and workers check their own state.
+
+    @on_cluster(workers=3, installed=True)
+    async def test_it(client, scheduler, monkeypatch): ...
+
+An asynchronous test takes by name what its cluster gives (`client`, `cluster`, `scheduler`, `workers`) and, as every
+test, pytest's fixtures and parameters; a parameter that is an option of the cluster as well, say `installed`, is handed
+to it.  `plays` makes such a decorator of any asynchronous context manager that gives things by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Worker
+
+import dask_ferro as ff
+from dask_ferro.runtime.elastic.scheduler_rpc import Roster
+from tests.waiting import BOUND_S, WHOLE_S
+
+CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+# Where tasks stay queued of our own choice: the scheduler's check takes a free slot beside a queue for an error.
+UNCHECKED = {"distributed.scheduler.validate": False}
+
+Scene = Callable[..., AbstractAsyncContextManager[Mapping[str, Any]]]
+AsyncTest = Callable[..., Awaitable[None]]
+
+
+def plays(scene: Scene, *gives: str) -> Callable[..., Callable[[AsyncTest], Callable[..., None]]]:
+    """Return a decorator, with the options of `scene`, for asynchronous tests that take what it gives by name."""
+    taken = inspect.signature(scene).parameters
+
+    def with_options(*arguments: Any, **options: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+        def as_test(test: AsyncTest) -> Callable[..., None]:
+            names = inspect.signature(test).parameters
+
+            @functools.wraps(test)
+            def run(**asked: Any) -> None:
+                handed = {name: value for name, value in asked.items() if name in taken}
+
+                async def play() -> None:
+                    async with asyncio.timeout(WHOLE_S), scene(*arguments, **options, **handed) as given:
+                        await test(**{name: given[name] for name in gives if name in names}, **asked)
+
+                asyncio.run(play())
+
+            ours = [parameter for name, parameter in names.items() if name not in gives]
+            run.__signature__ = inspect.Signature(ours)  # type: ignore[attr-defined]
+            return run
+
+        return as_test
+
+    return with_options
+
+
+@asynccontextmanager
+async def opened(
+    workers: int | Mapping[str, Mapping[str, Any]] = 2,
+    *,
+    threads: int = 1,
+    roster: bool = False,
+    installed: bool | Mapping[str, Any] = False,
+    config: Mapping[str, Any] | None = None,
+    kind: type[LocalCluster] = LocalCluster,
+    **options: Any,
+) -> AsyncIterator[dict[str, Any]]:
+    """Open a cluster and a client of it.
+
+    Parameters
+    ----------
+    workers : int or mapping
+        How many; or the options of each by its name.
+    roster : bool
+        Whether the scheduler has what a controller asks it by.
+    installed : bool or mapping
+        Whether our scheduler plugin is on; or the options that it is installed with.
+    config : mapping, optional
+        Dask's configuration, beside the checks.
+    options
+        For the cluster: `LocalCluster`'s own.
+    """
+    by_name = {} if isinstance(workers, int) else workers
+    settings: dict[str, Any] = {
+        "processes": False,
+        "dashboard_address": ":0",
+        "asynchronous": True,
+        **options,
+    }
+    if isinstance(workers, int):
+        settings |= {"n_workers": workers, "threads_per_worker": threads}
+    else:
+        settings |= {"n_workers": 0}
+    async with AsyncExitStack() as stack:
+        stack.enter_context(dask.config.set({**CHECKED, **(config or {})}))
+        cluster = await stack.enter_async_context(kind(**settings))
+        client = await stack.enter_async_context(Client(cluster, asynchronous=True))
+        if roster:
+            await client.register_plugin(Roster())
+        if installed is not False:
+            await ff.install(client, **({} if installed is True else installed))
+        there = list(cluster.workers.values())
+        address = cluster.scheduler.address
+        for name, own in by_name.items():
+            there.append(await Worker(address, name=name, nthreads=threads, **own))
+        stack.push_async_callback(_close, there if by_name else [])
+        yield {"client": client, "cluster": cluster, "scheduler": cluster.scheduler, "workers": there}
+
+
+async def _close(workers: list[Worker]) -> None:
+    await asyncio.gather(*(worker.close() for worker in workers))
+
+
+on_cluster = plays(opened, "client", "cluster", "scheduler", "workers")
+
+
+@contextmanager
+def running(
+    workers: int = 1, *, threads: int = 1, kind: type[LocalCluster] = LocalCluster, **options: Any
+) -> Iterator[Client]:
+    """Open a cluster for a synchronous test, and give its client; `client.cluster` is the cluster.
+
+    Its workers are processes, unless `processes=False`.
+    """
+    with (
+        kind(
+            **{"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"} | options
+        ) as cluster,
+        Client(cluster, timeout=BOUND_S) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process within the block: it answers nothing, and its connections stay."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
