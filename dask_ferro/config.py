@@ -387,7 +387,9 @@ def _folder(option: Option, written: Any) -> str | None:
 
 
 def _file(option: Option, written: object) -> object:
-    if written is not None and (not isinstance(written, str | PathLike) or not fspath(written)):
+    if as_flag(written) is False:
+        return None
+    if not isinstance(written, str | PathLike) or not fspath(written):
         raise ValueError
     return written
 

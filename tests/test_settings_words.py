@@ -39,6 +39,7 @@ WORDS = {
     "seconds": [("0", 0.0), ("2", 2.0), ("0.25", 0.25), ("5ms", 0.005), ("2m", 120.0), ("1e-3", 0.001)],
     "number": [("1", 1.0), ("1.0", 1.0), ("1e-0", 1.0)],
     "folder": [("none", None), ("null", None), ("off", None), ("false", None), ("/tmp/models", "/tmp/models")],
+    "file": [("none", None), ("null", None), ("off", None), ("false", None), ("/tmp/events", "/tmp/events")],
 }  # fmt: skip
 NOTHING = ("auto", "Auto", "none", "null", "None")
 # Words of single settings, beside those of their kind.

@@ -1,4 +1,4 @@
-"""`dask ferro replay RUN.ferrotrace`: what other policies would have made of a recorded run.
+"""`dask ferro replay`: what other policies would have made of a recorded run, and recorded events decided upon again.
 
 Click alone is imported here: `cli` gathers the commands whenever `dask` is called.
 """
@@ -6,11 +6,22 @@ Click alone is imported here: `cli` gathers the commands whenever `dask` is call
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dask_ferro.commands.faults import Command
+
+if TYPE_CHECKING:
+    from dask_ferro.policy.recording.replay import Difference, Moves, Replayed
+    from dask_ferro.policy.recording.values import Json
+
+
+# Decisions that are shown of those that differ, and characters of a line that is.
+_SHOWN, _WIDE = 20, 2000
+_FILE = click.Path(exists=True, dir_okay=False)
 
 
 def _policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -25,8 +36,24 @@ def _policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[s
     return tuple(dict.fromkeys(names))
 
 
+def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
+    """Parameters of stealing by name, read as the options that they are."""
+    from dask_ferro import config
+    from dask_ferro.policy.stealing.informed import StealingParameters
+    from dask_ferro.runtime.plugin.settings import Settings
+
+    pairs = [value.partition("=") for value in values]
+    if wrong := [value for value, (_, equals, _) in zip(values, pairs, strict=True) if not equals]:
+        raise click.BadParameter(f"{wrong[0]!r} is not of the form NAME=VALUE", ctx, param)
+    given = {name.strip().replace("-", "_"): value.strip() for name, _, value in pairs}
+    config.refuse_unknown("--set", given, [one.name for one in fields(StealingParameters)])
+    read = Settings.configured(**given).parameters
+    return {name: getattr(read, name) for name in given}
+
+
 @click.command(cls=Command)
-@click.argument("recorded", metavar="RUN.ferrotrace", type=click.Path(exists=True, dir_okay=False))
+@click.argument("recorded", metavar="[RUN.ferrotrace]", type=_FILE, required=False)
+@click.option("--events", type=_FILE, metavar="FILE", help="Recorded events, in place of a run.")
 @click.option(
     "--policy",
     "policies",
@@ -34,20 +61,58 @@ def _policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[s
     default="informed,last-victim,none,stock",
     show_default=True,
     metavar="NAME,...",
-    help="Policies to try; stock-none is stock Dask without stealing.",
+    help="Policies to try; stock-none is stock Dask without stealing. With --events: one to ask as well.",
+)
+@click.option(
+    "--set",
+    "parameters",
+    callback=_set,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="With --events: a parameter of stealing for that policy, such as threshold=20ms.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of ties and random victims."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def replay(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool, debug: bool) -> None:
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    recorded: str | None,
+    events: str | None,
+    policies: tuple[str, ...],
+    parameters: dict[str, Json],
+    seed: int,
+    as_json: bool,
+    debug: bool,
+) -> None:
     """Run a recorded run again on virtual workers like its own, under other policies, and compare.
 
     \b
     dask ferro run --dag imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,stock
+
+    With --events, decide again upon the events of a scheduler (`ferro.scheduler.record: FILE`, or
+    `ff.trace(client, events=True)`), and say whether all is the same; a difference ends it with status 1.
+
+    \b
+    dask ferro replay --events run.events
+    dask ferro replay --events run.events --policy last-victim --set threshold=20ms
     """
+    if bool(recorded) == bool(events):
+        raise click.UsageError("give either RUN.ferrotrace or --events FILE")
+    if events:
+        # The default policies are for runs: events are decided upon by their own, unless another is named.
+        is_asked = ctx.get_parameter_source("policies") is not click.core.ParameterSource.DEFAULT
+        _decide_again(events, policies if is_asked else (), parameters, as_json)
+    elif parameters:
+        raise click.UsageError("--set goes with --events")
+    else:
+        _run_again(str(recorded), policies, seed, as_json)
+
+
+def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool) -> None:
     from dask_ferro.runtime.plugin.settings import Settings
     from dask_ferro.simulate.replay import replay as replayed
     from dask_ferro.trace import Trace
@@ -71,3 +136,70 @@ def replay(recorded: str, policies: tuple[str, ...], seed: int, as_json: bool, d
         click.echo(
             f"the recording dropped {dropped:,.0f} tasks before these: it is not the whole run", err=True
         )
+
+
+def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Json], as_json: bool) -> None:
+    from dask_ferro.policy.recording.replay import replay as replayed
+
+    if len(policies) > 1:
+        raise click.UsageError("--events takes one --policy")
+    policy = policies[0] if policies else None
+    # What is no text becomes text that is no recording, and is refused as such.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+        found = replayed(lines, path, policy=policy, parameters=parameters)
+    if as_json:
+        click.echo(json.dumps(_as_dict(found)))
+    else:
+        _show(found, is_beside=policy is not None or bool(parameters))
+    if found.difference is not None:
+        raise click.exceptions.Exit(1)  # an error, a file that is none among them, is 2
+
+
+def _as_dict(found: Replayed) -> dict[str, Json]:
+    difference = found.difference
+    others = [decision for decision in found.decisions if decision.recorded != decision.other]
+    return {
+        "policy": found.policy,
+        "events": found.events,
+        "instructions": found.instructions,
+        "same": difference is None,
+        "difference": None
+        if difference is None
+        else {**difference._asdict(), "event": str(difference.event)},
+        "cut": found.cut,
+        "ended": found.ended,
+        "steps": len(found.decisions),
+        "other_steps": [
+            {"at": one.at, "recorded": str(one.recorded), "other": str(one.other)} for one in others
+        ],
+    }
+
+
+def _show(found: Replayed, is_beside: bool) -> None:
+    click.echo(f"{found.events:,} events under {found.policy}, {found.instructions:,} instructions")
+    if found.cut:
+        click.echo("the last line is not whole: it is left out", err=True)
+    if found.ended:
+        click.echo(f"the recording ended there: {found.ended}", err=True)
+    if found.difference is not None:
+        _show_difference(found.difference)
+        return
+    click.echo("the same")
+    if is_beside:
+        others = [decision for decision in found.decisions if decision.recorded != decision.other]
+        click.echo(f"{len(found.decisions):,} steps moved anything, {len(others):,} of them not the same")
+        for decision in others[:_SHOWN]:
+            click.echo(
+                f"  at {decision.at:.6f}: {_moves(decision.recorded)}; the other: {_moves(decision.other)}"
+            )
+
+
+def _moves(moves: Moves) -> str:
+    told = ", ".join(f"{key} from {victim} to {thief}" for key, victim, thief in moves) or "none"
+    return told if len(told) <= _WIDE else f"{told[:_WIDE]} ..."
+
+
+def _show_difference(found: Difference) -> None:
+    click.echo(f"event {found.number:,}, at {found.at:.6f}: {found.event}"[:_WIDE])
+    click.echo(f"  recorded: {found.recorded}"[:_WIDE])
+    click.echo(f"  now:      {found.now}"[:_WIDE])

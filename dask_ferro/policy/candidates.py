@@ -23,7 +23,7 @@ from dask_ferro.policy.placement import Placement
 HOLDERS = 8
 # Tasks of a queue that are looked at, whichever, to tell what all of them take.
 QUEUED = 16
-# Workers that are weighed where restrictions admit many.
+# Workers that are weighed where restrictions admit many: a row takes 2 us, so 0.1 ms of the scheduler for each task.
 _ADMITTED = 64
 
 

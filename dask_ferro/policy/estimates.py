@@ -1,5 +1,7 @@
 """What things cost, learned from what they cost before: seconds of a task, seconds of moving bytes.
 
+How it is learned is said by `Learning`, which all that learns here and in the ledger has.
+
 Nothing here is a constant of a machine: a default stands until there is a measurement.  Sizes are bytes,
 bandwidths bytes per second, all else seconds.
 """
@@ -11,27 +13,85 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from dask_ferro import options
 from dask_ferro.policy.facts import Replica, Worker
 
-# The newest of many measurements counts for a tenth: durations of one prefix vary, and an estimate that follows
-# the last one (Dask's counts it half) makes moves that the next one takes back.
-_NEWEST = 0.1
 # Seconds that are left between the end of a task and that of its worker: half of all tasks take longer than their
 # mean, and a result of a gigabyte takes one second to leave.
 SPARE = 2.0
 
 
+@dataclass(frozen=True)
+class Learning:
+    """Parameters of what is learned from measurements, and how it is believed: options."""
+
+    newest: float = options.number(
+        0.1,
+        "Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that"
+        " follows the last one (Dask's counts it half) makes moves that the next one takes back.",
+        most=1.0,
+        above=True,
+    )
+    guess: float = options.seconds("500ms", "What a task is projected to take whose like was never measured.")
+    reported: float = options.seconds(
+        "100ms",
+        "How old the news of what a worker runs are when they are heard, at most: of what was started later than that"
+        " before them it may not have known.",
+    )
+    usual_tasks: float = options.number(
+        4.0,
+        "Tasks that took just what was projected with which a worker begins: what it really took, over what was"
+        " projected, says little until there are more.",
+        unit="tasks",
+    )
+    usual_seconds: float = options.seconds(
+        "1ms", "A task that takes less measures the clock, and not how slow its worker is.", above=True
+    )
+    spread: float = options.number(
+        2.0,
+        "Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal"
+        " ones, sigma 1, the mean is off by a third.",
+        unit="times",
+        least=1.0,
+    )
+    slowest: float = options.number(
+        32.0,
+        "How much slower, or faster, than projected a worker is thought to be, at most.",
+        unit="times",
+        least=1.0,
+    )
+    light: int = options.size(
+        "64KiB", "A transfer up to this size tells the latency of its link, a larger one the bandwidth."
+    )
+    bytes_share: float = options.number(
+        0.1,
+        "The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in"
+        " one process nothing is copied), would tell of an endless bandwidth.",
+        most=1.0,
+        above=True,
+    )
+    unseen: int = options.count(
+        4,
+        "Tasks of a prefix of which no result was seen yet that are thought to fill a device.",
+        unit="tasks",
+    )
+
+
+LEARNING = Learning()
+
+
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets slowly: exact over the first ten values, then the newest counts a tenth."""
+    """A mean that forgets slowly: exact over the first values, then the newest counts a tenth, or what is said."""
 
     value: float = 0.0
     count: int = 0
+    newest: float = LEARNING.newest
 
     def add(self, value: float) -> None:
         """Take one more value in."""
         self.count += 1
-        self.value += (value - self.value) * max(1.0 / self.count, _NEWEST)
+        self.value += (value - self.value) * max(1.0 / self.count, self.newest)
 
 
 def is_duration(seconds: float) -> bool:
@@ -80,13 +140,12 @@ class Durations:
 
     Attributes
     ----------
-    guess : float
-        For a prefix that was never measured.
+    learning : Learning
     speeds : dict of device class to Speed
         Those that were measured.
     """
 
-    guess: float = 0.5
+    learning: Learning = LEARNING
     measured: dict[tuple[str, str], Mean] = field(default_factory=dict)
     correction: dict[tuple[str, str], Mean] = field(default_factory=dict)
     speeds: dict[str, Speed] = field(default_factory=dict)
@@ -101,10 +160,15 @@ class Durations:
         annotated : float or Estimate, optional
             The task's own estimate; one that is not finite, or negative, is none.
         """
-        self.measured.setdefault((prefix, device), Mean()).add(seconds)
+        newest = self.learning.newest
+        self.measured.setdefault((prefix, device), Mean(newest=newest)).add(seconds)
         told = self._told(device, annotated)
         if told:
-            self.correction.setdefault((prefix, device), Mean()).add(seconds / told)
+            self.correction.setdefault((prefix, device), Mean(newest=newest)).add(seconds / told)
+
+    def set_speed(self, device: str, flops: float, bandwidth: float) -> None:
+        """Note what a device class does in a second; what was said first of a class stands."""
+        self.speeds.setdefault(device, Speed(flops, bandwidth))
 
     def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
@@ -116,7 +180,7 @@ class Durations:
         if known is not None:
             return known.value, True
         elsewhere = self._elsewhere(prefix, device)
-        return (self.guess, False) if elsewhere is None else (elsewhere, True)
+        return (self.learning.guess, False) if elsewhere is None else (elsewhere, True)
 
     def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
         """Return whether `of` goes by no measurement, or by one of another class."""
@@ -155,12 +219,13 @@ class Sizes:
     """Bytes of a task's result by prefix: the largest of late, for what does not fit is worse than what waits."""
 
     largest: dict[str, float] = field(default_factory=dict)
+    learning: Learning = LEARNING
 
     def add(self, prefix: str, nbytes: int) -> bool:
         """Learn from a result; return whether it is the first of its prefix."""
         before = self.largest.get(prefix)
         old = 0.0 if before is None else before
-        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * _NEWEST)
+        self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
         return before is None
 
     def of(self, prefix: str) -> int | None:
@@ -174,7 +239,7 @@ class Sizes:
         As many as its largest input, and no less than a quarter of the smallest device: so few are given away that
         the first of them is measured before a device is full.
         """
-        return max(device // _UNSEEN, max(inputs, default=0))
+        return max(device // self.learning.unseen, max(inputs, default=0))
 
 
 @dataclass(slots=True)
@@ -192,13 +257,6 @@ OTHER_HOST = Link(0.003, 0.3e9)
 OUT_OF_DEVICE = Link(0.0002, 6e9)
 # Between devices of a host that reach each other's memory: what NVLink of two generations ago gives.
 PEER = Link(0.0001, 40e9)
-# So many tasks of a prefix of which no result was seen fill a device.
-_UNSEEN = 4
-# Below this a transfer says what the latency is, above it what the bandwidth is.
-_SMALL = 64 * 1024
-# The share of a transfer that is put down to its bytes, at least: one that took just the latency, or less (in one
-# process nothing is copied), would tell of an endless bandwidth.
-_BYTES_SHARE = 0.1
 
 
 @dataclass(slots=True)
@@ -217,10 +275,12 @@ class Links:
             "device": Link(OUT_OF_DEVICE.latency, OUT_OF_DEVICE.bandwidth),
         }
     )
+    learning: Learning = LEARNING
 
     def copy(self) -> Links:
         """Return what is known by now: it learns nothing from later transfers."""
-        return Links({kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()})
+        classes = {kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()}
+        return Links(classes, self.learning)
 
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
         """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
@@ -232,16 +292,16 @@ class Links:
         """
         if kind == "peer":
             self.classes.setdefault(kind, Link(PEER.latency, PEER.bandwidth))
-        link = self.classes[kind]
+        link, p = self.classes[kind], self.learning
         if copies:
-            seconds = max(seconds - copies * self._copy(nbytes), _BYTES_SHARE * seconds)
-        if nbytes <= _SMALL:
-            link.latency += (seconds - link.latency) * _NEWEST
+            seconds = max(seconds - copies * self._copy(nbytes), p.bytes_share * seconds)
+        if nbytes <= p.light:
+            link.latency += (seconds - link.latency) * p.newest
         elif seconds > 0.0:
-            beyond = max(seconds - link.latency, _BYTES_SHARE * seconds)
+            beyond = max(seconds - link.latency, p.bytes_share * seconds)
             # Seconds a byte have a mean; of bytes a second, one lucky transfer outweighs a hundred others.
             each = 1.0 / link.bandwidth
-            link.bandwidth = 1.0 / (each + (beyond / nbytes - each) * _NEWEST)
+            link.bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
 
     def seconds(self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]) -> float:
         """Return the seconds until a worker has the inputs that it lacks.

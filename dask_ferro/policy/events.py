@@ -177,6 +177,74 @@ class Sweep(NamedTuple):
 
 
 @_apart
+class DeviceTold(NamedTuple):
+    """A worker is of a device class, as it says itself."""
+
+    worker: Address
+    device: str
+
+
+@_apart
+class MemoryTold(NamedTuple):
+    """A worker's device has so many bytes; None: nobody counts them."""
+
+    worker: Address
+    most: int | None
+
+
+@_apart
+class ResourcesTold(NamedTuple):
+    """A worker has these amounts of resources, other ones than it was said to have."""
+
+    worker: Address
+    resources: Mapping[str, float]
+
+
+@_apart
+class EndTold(NamedTuple):
+    """A worker, there or still to come, will be gone at that time on the caller's clock; None: nobody knows."""
+
+    worker: Address
+    at: float | None
+
+
+@_apart
+class DurationLearned(NamedTuple):
+    """Tasks of a prefix took so many seconds on a device class before the core was there."""
+
+    prefix: str
+    device: str
+    seconds: float
+
+
+@_apart
+class SizeLearned(NamedTuple):
+    """The first result of a prefix has so many bytes."""
+
+    prefix: str
+    nbytes: int
+
+
+@_apart
+class SpeedLearned(NamedTuple):
+    """A device class does so many operations, and reads and writes so many bytes, in a second; said once."""
+
+    device: str
+    flops: float
+    bandwidth: float
+
+
+@_apart
+class TransferLearned(NamedTuple):
+    """Bytes took so many seconds on a class of link, in which they left or entered a device so many times as well."""
+
+    link: str
+    nbytes: int
+    seconds: float
+    copies: int = 0
+
+
+@_apart
 class Switched(NamedTuple):
     """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
 
@@ -203,6 +271,14 @@ Event = (
     | Due
     | Tick
     | Sweep
+    | DeviceTold
+    | MemoryTold
+    | ResourcesTold
+    | EndTold
+    | DurationLearned
+    | SizeLearned
+    | SpeedLearned
+    | TransferLearned
     | Switched
     | Restarted
 )

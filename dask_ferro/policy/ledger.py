@@ -24,9 +24,6 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 __all__ = ["VICTIMS", "Ledger"]
 
-# What a worker says it runs is so many seconds old when it is heard, at most, if it is not hung.
-_ABOUT = 0.1
-
 
 class Ledger(LedgerView):
     """The book, and what happens in it.
@@ -88,7 +85,9 @@ class Ledger(LedgerView):
         now = self._now
         row = self.rows.get(address)
         if row is None:
-            row = self.rows[address] = WorkerLoad(address, nthreads, host, device, accepts)
+            row = self.rows[address] = WorkerLoad(
+                address, nthreads, host, device, accepts, self.durations.learning
+            )
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
@@ -143,6 +142,10 @@ class Ledger(LedgerView):
         """Note the bytes of a worker's device; None: nobody counts them."""
         self.rows[address].most = most
         self._classify()
+
+    def set_resources(self, address: Address, resources: Mapping[str, float]) -> None:
+        """Note the amounts of a worker's resources."""
+        self.rows[address].resources = resources
 
     def set_bytes(self, prefix: str, nbytes: int) -> None:
         """Note the device bytes that tasks of a prefix take, of those that were given away before it was measured."""
@@ -346,7 +349,7 @@ class Ledger(LedgerView):
             entry.started = heard
             row.running[entry.key] = entry
         for entry in row.running.values():
-            early = entry.started is not None and entry.started < heard - _ABOUT
+            early = entry.started is not None and entry.started < heard - self.durations.learning.reported
             entry.is_sure = entry.key in running or not early
         while self._doubt(now, row):
             pass

@@ -67,16 +67,27 @@ class LedgerView:
         self.ends: dict[Address, float] = {}
         self.devices: set[str] = set()
         self.hosts: Mapping[Address, str] = {}
-        self._describe = describe
-        self._unlocks = unlocks
-        self._live = live
-        self._holds = holds
-        self._unbound = unbound
+        self.ask_of(describe, unlocks, live, holds, unbound)
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
         self._everyone: list[Address] = []
         self._outlasted: dict[Address, None] = {}  # those that end before their queue does
         self._last: float | None = None  # the latest of all ends; None: to be found
+
+    def ask_of(
+        self,
+        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
+        unlocks: Callable[[Key], bool],
+        live: Callable[[Address], int],
+        holds: Callable[[Address], int],
+        unbound: Callable[[list[Entry]], list[Entry]],
+    ) -> None:
+        """Ask these from now on what is not known here; as the constructor has them."""
+        self._describe = describe
+        self._unlocks = unlocks
+        self._live = live
+        self._holds = holds
+        self._unbound = unbound
 
     def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
         """Return a worker's row, as it is for a task of some priority."""

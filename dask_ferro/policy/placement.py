@@ -80,6 +80,13 @@ class Placement:
         " that took long is no reason to shun its worker for good.",
     )
 
+    wide: float = options.number(
+        4.0,
+        "Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then `rank` leaves it"
+        " in Dask's order.",
+        unit="tasks a thread",
+    )
+
     def choose(
         self,
         task: TaskFacts,

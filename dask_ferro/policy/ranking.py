@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from dask_ferro.policy.facts import Key
 
-# Tasks a thread, on average along the longest chain, beyond which a graph counts as wide.
-WIDE = 4.0
-
 
 def upward_ranks(dependents: Mapping[Key, Sequence[Key]], seconds: Mapping[Key, float]) -> dict[Key, float]:
     """Return the upward rank of every task in seconds.
@@ -50,12 +47,13 @@ def is_narrow(
     ranks: Mapping[Key, float],
     seconds: Mapping[Key, float],
     threads: int,
+    wide: float,
 ) -> bool:
-    """Whether the longest chain bounds the graph: its average width is at most a few tasks a thread.
+    """Whether the longest chain bounds the graph: its average width is at most `wide` tasks a thread.
 
     In seconds, and in tasks: beside one long task, thousands of short ones are not narrow.
     """
-    room = WIDE * threads
+    room = wide * threads
     longest = max(ranks.values(), default=0.0)
     if sum(seconds[key] for key in ranks) > room * longest:
         return False

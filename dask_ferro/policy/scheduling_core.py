@@ -22,13 +22,16 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
     Ask,
     Assigned,
+    DeviceTold,
     Due,
+    DurationLearned,
+    EndTold,
     Event,
     Finished,
     HandOver,
@@ -37,16 +40,21 @@ from dask_ferro.policy.events import (
     Instruction,
     Joined,
     Left,
+    MemoryTold,
     Opened,
     Ordered,
     PlaceAgain,
+    ResourcesTold,
     Restarted,
     Sent,
     Settled,
     Settlement,
+    SizeLearned,
+    SpeedLearned,
     Sweep,
     Switched,
     Tick,
+    TransferLearned,
     Unsent,
     Wake,
     Withdrawn,
@@ -63,15 +71,10 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 COALESCE, TICK = 0.001, 0.5
 # Workers that one step looks at as thieves: it sees the ends of ten queues.
 THIEVES = 32
-# Tasks that the first look of a step shows for each thread of a thief, and for one more: a thread takes 0.1 s of work,
-# mostly a few tasks.  Where none of them moves, a second look shows as many as a snapshot has room for.
-QUICK = 16
 # Outcomes that no step has read: while stealing is off none does.  100 kB.
 HISTORY = 1000
 # Idle workers that one sweep looks at: a row takes 2 us.
 IDLE = 256
-# Seconds of queue a thread from which a worker does not notice that its messages are gathered for 5 ms.
-PLENTY = 0.01
 
 
 class Facts(Protocol):
@@ -99,14 +102,18 @@ class Facts(Protocol):
         """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""
 
 
-class _Asked(NamedTuple):
+class PendingAsk(NamedTuple):
+    """A request that was not answered yet."""
+
     victim: Address
     thief: Address
     gain: float
     cost: float
 
 
-class _Arriving(NamedTuple):
+class PendingArrival(NamedTuple):
+    """A task that was sent to its thief, and is not done there."""
+
     victim: Address
     requested: float
     dry: bool  # whether the thief had a thread with nothing to do when it was sent the task
@@ -123,6 +130,7 @@ class SchedulingCore:
         What moving bytes costs; who learns it shares it.
     coalesce, tick : float
         Seconds, as `ferro.scheduler` has them.
+    learning : Learning
 
     Attributes
     ----------
@@ -146,17 +154,12 @@ class SchedulingCore:
         *,
         coalesce: float = COALESCE,
         tick: float = TICK,
+        learning: Learning = LEARNING,
     ) -> None:
-        self.facts = facts
         self.policy = policy
-        self.links = Links() if links is None else links
-        self.ledger = Ledger(
-            facts.waiting,
-            unlocks=facts.unlocks,
-            live=facts.live,
-            holds=facts.holds,
-            unbound=facts.unbound,
-        )
+        self.links = Links(learning=learning) if links is None else links
+        self.ledger = Ledger(facts.waiting, Durations(learning))
+        self.ask_of(facts)
         self.ledger.listens = True
         self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
@@ -165,8 +168,8 @@ class SchedulingCore:
         self.coalesce, self.tick = coalesce, tick
         self._is_on = True
         self._decided: list[Instruction] = []
-        self._asked: dict[Key, _Asked] = {}
-        self._arriving: dict[Key, _Arriving] = {}
+        self._asked: dict[Key, PendingAsk] = {}
+        self._arriving: dict[Key, PendingArrival] = {}
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
         self._hurried: dict[Address, bool] = {}
@@ -179,6 +182,14 @@ class SchedulingCore:
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
+            DeviceTold: lambda event, now: self.ledger.set_device(*event),
+            MemoryTold: lambda event, now: self.ledger.set_memory(*event),
+            ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
+            EndTold: lambda event, now: self.ledger.set_end(*event),
+            SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
+            DurationLearned: lambda event, now: self.ledger.durations.add(*event),
+            SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
+            TransferLearned: lambda event, now: self.links.add(*event),
         }  # fmt: skip
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -188,6 +199,11 @@ class SchedulingCore:
             return []
         decided, self._decided = self._decided, []
         return decided
+
+    def ask_of(self, facts: Facts) -> None:
+        """Ask these facts from now on."""
+        self.facts = facts
+        self.ledger.ask_of(facts.waiting, facts.unlocks, facts.live, facts.holds, facts.unbound)
 
     def threshold(self, address: Address) -> float:
         """Return a worker's threshold in seconds of backlog."""
@@ -246,7 +262,7 @@ class SchedulingCore:
         if asked is not None and (thief := self.ledger.rows.get(asked.thief)) is not None:
             self._look_at(thief, now)
 
-    def _arrived(self, key: Key, arriving: _Arriving, seconds: float, now: float) -> None:
+    def _arrived(self, key: Key, arriving: PendingArrival, seconds: float, now: float) -> None:
         """Note when a stolen task had started: its end, seen here, less its duration; no clock but this one."""
         entry = self.ledger.entries.get(key)
         if entry is None:
@@ -355,7 +371,9 @@ class SchedulingCore:
         asked = policy.asks(thieves, ledger.everyone, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
         # Of certain victims each thief is shown its own: a quick look would show the first of them alone.
-        skip, few = self._barren * VICTIMS, QUICK * (1 + threads) if asked is None else TASKS
+        skip, few = self._barren * VICTIMS, TASKS
+        if asked is None:
+            few = policy.parameters.quick * (1 + threads)
         for room in (few, TASKS) if few < TASKS else (TASKS,):
             snapshot = ledger.snapshot(now, thieves, self.links, asked, skip=skip, tasks=room)
             moves = policy.step(snapshot, self.state)
@@ -407,7 +425,7 @@ class SchedulingCore:
                 continue
             before, after = rows[victim].starts_in(now), rows[thief].starts_in(now)
             self.ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0))
-            self._asked[key] = _Asked(victim, thief, gain, cost)
+            self._asked[key] = PendingAsk(victim, thief, gain, cost)
             self._arriving.pop(key, None)
             self.counts["requests"] += 1
             self._decided.append(Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
@@ -437,7 +455,7 @@ class SchedulingCore:
             self._settle("stale", event.key, asked, now)
             self._decided.append(PlaceAgain(event.key, asked.victim, asked.thief))
 
-    def _kept(self, event: Answered, entry: Entry | None, asked: _Asked, now: float) -> None:
+    def _kept(self, event: Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
         self._settle("refused", event.key, asked, now)
         if entry is not None and event.answer == "seceded":  # it has no thread
             self.ledger.finish(now, event.key)
@@ -447,16 +465,16 @@ class SchedulingCore:
         if asked.thief in self.ledger.rows:
             self._look_at(self.ledger.rows[asked.thief], now)
 
-    def _given(self, entry: Entry, asked: _Asked, thief: WorkerLoad, now: float) -> None:
+    def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
         self._settle("confirmed", entry.key, asked, now)
         if entry.thief is None:  # nothing was heard of it for long
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
-        self._arriving[entry.key] = _Arriving(asked.victim, entry.requested, dry)
+        self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
         self.ledger.confirm(now, entry.key)
         self._decided.append(HandOver(entry.key, asked.victim, asked.thief))
 
-    def _settle(self, outcome: Settlement, key: Key, asked: _Asked, now: float) -> None:
+    def _settle(self, outcome: Settlement, key: Key, asked: PendingAsk, now: float) -> None:
         """Note what became of a request; of one in vain tell the policy, unless its thief has left.
 
         A thief that has left would be remembered again.
@@ -471,7 +489,8 @@ class SchedulingCore:
 
     def _hurry(self, row: WorkerLoad) -> None:
         """Let the gathering of a worker's messages follow what it has to do."""
-        soon = row.waiting_seconds * row.slowness < PLENTY * row.nthreads
+        plenty = self.policy.parameters.plenty
+        soon = row.waiting_seconds * row.slowness < plenty * row.nthreads
         if soon != self._hurried.get(row.address):
             self._hurried[row.address] = soon
             self._decided.append(Hurry(row.address, soon))

@@ -32,7 +32,7 @@ REASONS = {
 }
 # Idle workers that are named in a line.
 _NAMED = 3
-# Idle workers that are weighed for one task.
+# Idle workers that are weighed for one task: a look has 32 tasks, and a transfer of each is projected for as many.
 _THIEVES = 4
 
 

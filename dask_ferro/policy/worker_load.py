@@ -10,17 +10,8 @@ from collections.abc import Mapping
 from math import exp, inf, log
 from typing import Any
 
-from dask_ferro.policy.estimates import Estimate, Mean
+from dask_ferro.policy.estimates import LEARNING, Estimate, Learning, Mean
 from dask_ferro.policy.facts import Address, Key
-
-# Ratios of measured to projected seconds say little until there are some, and a worker is rarely further off.
-_PRIOR_TASKS = 4
-_SLOWEST = 32.0
-# Within this factor it is the spread of the durations and not the worker: of ten lognormal ones, sigma 1, the mean is
-# off by a third.
-_SPREAD = 2.0
-# Tasks of a few microseconds measure the clock and not the worker.
-_PRIOR_SECONDS = 0.001
 
 
 class Entry:
@@ -69,12 +60,20 @@ class WorkerLoad:
     """A worker's page in the book."""
 
     __slots__ = (
-        "accepts", "address", "device", "ends_at", "guessed_seconds", "host", "incoming", "incoming_seconds", "load",
-        "log_ratio", "measured", "most", "nthreads", "projected", "promised", "queue", "queue_since", "resources",
-        "running", "slowness", "turn", "unknown", "version", "waiting_seconds",
+        "accepts", "address", "device", "ends_at", "guessed_seconds", "host", "incoming", "incoming_seconds",
+        "learning", "load", "log_ratio", "measured", "most", "nthreads", "projected", "promised", "queue",
+        "queue_since", "resources", "running", "slowness", "turn", "unknown", "version", "waiting_seconds",
     )  # fmt: skip
 
-    def __init__(self, address: Address, nthreads: int, host: str, device: str, accepts: bool) -> None:
+    def __init__(
+        self,
+        address: Address,
+        nthreads: int,
+        host: str,
+        device: str,
+        accepts: bool,
+        learning: Learning = LEARNING,
+    ) -> None:
         self.address = address
         self.nthreads = nthreads
         self.host = host
@@ -93,9 +92,10 @@ class WorkerLoad:
         self.guessed_seconds = 0.0  # of `waiting_seconds`, those that are a guess
         self.incoming = 0
         self.incoming_seconds = 0.0
-        self.measured = Mean()
-        self.projected = Mean()
-        self.log_ratio = Mean()
+        self.learning = learning
+        self.measured = Mean(newest=learning.newest)
+        self.projected = Mean(newest=learning.newest)
+        self.log_ratio = Mean(newest=learning.newest)
         self.slowness = 1.0
         self.load: tuple[float, Address] | None = None
         self.version = 0
@@ -195,16 +195,18 @@ class WorkerLoad:
 
         Very short ones tell nothing of how slow a worker is, but that others are an exception.
         """
-        self.log_ratio.add(log((measured + _PRIOR_SECONDS) / (projected + _PRIOR_SECONDS)))
-        if measured < _PRIOR_SECONDS and projected < _PRIOR_SECONDS:
+        p = self.learning
+        self.log_ratio.add(log((measured + p.usual_seconds) / (projected + p.usual_seconds)))
+        if measured < p.usual_seconds and projected < p.usual_seconds:
             return
         self.projected.add(projected)
         self.measured.add(measured)
-        weight = min(self.measured.count, 10)
-        prior = max(_PRIOR_TASKS * self.projected.value, _PRIOR_SECONDS)
+        most = 1.0 / p.newest  # tasks that such a mean is made of
+        weight = min(self.measured.count, most)
+        prior = max(p.usual_tasks * self.projected.value, p.usual_seconds)
         ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
         # One task that took five times as long is its own matter; a slow worker is slow in most of them.
-        many = min(self.log_ratio.count, 10)
-        typical = exp(self.log_ratio.value * many / (many + _PRIOR_TASKS))
-        is_noise = any(1 / _SPREAD < seen < _SPREAD for seen in (ratio, typical))
-        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / _SLOWEST), _SLOWEST)
+        many = min(self.log_ratio.count, most)
+        typical = exp(self.log_ratio.value * many / (many + p.usual_tasks))
+        is_noise = any(1 / p.spread < seen < p.spread for seen in (ratio, typical))
+        self.slowness = 1.0 if is_noise else min(max(ratio, 1 / p.slowest), p.slowest)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
-from dask_ferro.policy.estimates import Links, Speed
+from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import (
     Answer,
     Answered,
@@ -18,6 +18,7 @@ from dask_ferro.policy.events import (
     Ask,
     Assigned,
     Due,
+    EndTold,
     Event,
     Finished,
     HandOver,
@@ -25,12 +26,16 @@ from dask_ferro.policy.events import (
     Hurry,
     Joined,
     Left,
+    MemoryTold,
     Opened,
     PlaceAgain,
     Sent,
     Settled,
+    SizeLearned,
+    SpeedLearned,
     Sweep,
     Tick,
+    TransferLearned,
     Wake,
 )
 from dask_ferro.policy.facts import Address
@@ -54,15 +59,17 @@ class CoreAdapter:
     """A decider with a stealing policy and a placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
-        self.links = Links()
-        self.facts_of_tasks = SimulatedFacts(scheduler)
+        self.links = Links(learning=rules.learning)
+        self.facts_of_tasks = SimulatedFacts(scheduler, rules.learning)
         self.core = SchedulingCore(
             self.facts_of_tasks,
             named(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
             tick=rules.tick,
+            learning=rules.learning,
         )
+        self.handle = self.core.handle  # or a recorder's
         self.ledger = self.core.ledger
         self.facts_of_tasks.ledger = self.ledger
         self.candidates = Candidates(self.ledger, self.links, rules.placement)
@@ -91,9 +98,9 @@ class CoreAdapter:
     def joined(self, record: WorkerRecord) -> None:
         """Open the worker's page."""
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
-        self.ledger.durations.speeds.setdefault(spec.device, Speed(flops, flops))
+        self._tell(SpeedLearned(spec.device, flops, flops))
         self._tell(Joined(record.address, record.nthreads, spec.host, spec.device))
-        self.ledger.set_memory(record.address, spec.memory)
+        self._tell(MemoryTold(record.address, spec.memory))
 
     def left(self, record: WorkerRecord) -> None:
         """Close the worker's page."""
@@ -115,7 +122,8 @@ class CoreAdapter:
         self._held = held
         self._asked.pop(job.number, None)
         self._tell(Finished(job.number, True, held.stop - held.start))
-        self.facts_of_tasks.done(job, record.address)
+        if self.facts_of_tasks.done(job, record.address):
+            self._tell(SizeLearned(job.spec.prefix, job.spec.nbytes))
         self._freed = True
 
     def dropped(self, job: Job, record: WorkerRecord) -> None:
@@ -126,7 +134,7 @@ class CoreAdapter:
     def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
         """Learn what the link does."""
         copies = 0 if kind == "peer" else self.facts_of_tasks.copies(job, address)
-        self.links.add(kind, job.spec.nbytes, seconds, copies)
+        self._tell(TransferLearned(kind, job.spec.nbytes, seconds, copies))
         self.facts_of_tasks.came(job, address)
 
     def released(self, job: Job) -> None:
@@ -166,7 +174,7 @@ class CoreAdapter:
     def _tell(self, event: Event) -> None:
         """Tell the core of an event, and do what it decides: that takes the scheduler time."""
         cluster, steps = self._scheduler.world.cluster, self.core.steps
-        decided = self.core.handle(event, self._clock.now)
+        decided = self.handle(event, self._clock.now)
         if self.core.steps > steps:
             self._scheduler.think(cluster.per_step)
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
@@ -254,7 +262,7 @@ class CoreAdapter:
 
     def set_end(self, address: Address, at: float) -> None:
         """Write the end on the worker's page."""
-        self.ledger.set_end(address, at)
+        self._tell(EndTold(address, at))
 
     def set_fresh(self, seconds: float) -> None:
         """Note what a fresh worker would have."""

@@ -81,7 +81,9 @@ def simulate(
         raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
     jobs = jobs_of(graph)
     is_stock, rules = policy in STOCK, rules or SimulatedSettings()
-    prioritize(jobs, order, max(sum(w.nthreads for w in cluster.at_start), 1), rules.rank and not is_stock)
+    wide = rules.placement.wide if rules.rank and not is_stock else None
+    threads = max(sum(w.nthreads for w in cluster.at_start), 1)
+    prioritize(jobs, order, threads, wide, rules.learning.guess)
     world = World(cluster, Clock(), seed)
     world.counts.update(dict.fromkeys(_COUNTS, 0.0))
     scheduler = Scheduler(world, jobs, graph.stops)

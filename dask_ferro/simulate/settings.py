@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dask_ferro.policy.estimates import LEARNING, Learning
 from dask_ferro.policy.placement import Placement
 from dask_ferro.policy.scheduling_core import COALESCE, TICK
 from dask_ferro.policy.stealing.informed import StealingParameters
@@ -19,6 +20,7 @@ class SimulatedSettings:
     parameters : StealingParameters
         Of stealing.
     placement : Placement
+    learning : Learning
     rank : bool
         Whether narrow graphs go by upward rank.
     coalesce, tick : float
@@ -28,6 +30,7 @@ class SimulatedSettings:
 
     parameters: StealingParameters = field(default_factory=StealingParameters)
     placement: Placement = field(default_factory=Placement)
+    learning: Learning = LEARNING
     rank: bool = True
     coalesce: float = COALESCE
     tick: float = TICK

@@ -11,7 +11,7 @@ from itertools import islice
 from math import inf
 
 from dask_ferro.policy.candidates import Candidates
-from dask_ferro.policy.estimates import Sizes
+from dask_ferro.policy.estimates import Learning, Sizes
 from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
@@ -31,19 +31,19 @@ class SimulatedFacts:
     ledger: Ledger
     candidates: Candidates
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, learning: Learning) -> None:
         self._scheduler = scheduler
-        self._sizes = Sizes()
+        self._sizes = Sizes(learning=learning)
         self._held: dict[Address, int] = {}  # bytes of results
         self._thieves: Sequence[Address] = ()  # of the look that is being taken
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def done(self, job: Job, address: Address) -> None:
-        """Learn the size of a result, which now lies on a worker."""
-        if self._sizes.add(job.spec.prefix, job.spec.nbytes) and self.ledger.counts_bytes:
-            self.ledger.set_bytes(job.spec.prefix, job.spec.nbytes)
+    def done(self, job: Job, address: Address) -> bool:
+        """Learn the size of a result, which now lies on a worker; return whether it is news to who counts bytes."""
+        is_first = self._sizes.add(job.spec.prefix, job.spec.nbytes)
         self.came(job, address)
+        return is_first and self.ledger.counts_bytes
 
     def came(self, job: Job, address: Address) -> None:
         """Note that a result lies on a worker."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from dask_ferro.policy.estimates import Durations
+from dask_ferro.policy.estimates import LEARNING
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
@@ -111,25 +111,32 @@ def depth_first(jobs: list[Job]) -> dict[int, int]:
     return place
 
 
-def prioritize(jobs: list[Job], order: Mapping[Key, int] | None, threads: int, rank: bool) -> None:
+def prioritize(
+    jobs: list[Job],
+    order: Mapping[Key, int] | None,
+    threads: int,
+    wide: float | None,
+    guess: float = LEARNING.guess,
+) -> None:
     """Set every task's priority, the first to run lowest.
 
     Parameters
     ----------
     order : mapping of key to int, optional
         Dask's own order; without it, depth first.
-    rank : bool
-        Whether a narrow graph goes by upward rank; tasks without an annotation count the default guess.
+    wide : float or None
+        Tasks a thread up to which a graph goes by upward rank; None: no graph does.
+    guess : float
+        Seconds of a task without an annotation, for that.
     """
     places = {job.number: order[job.spec.key] for job in jobs} if order is not None else depth_first(jobs)
-    if rank and len(jobs) <= _RANKED:
-        guess = Durations().guess
+    if wide is not None and len(jobs) <= _RANKED:
         seconds: dict[Key, float] = {
             job.number: guess if job.spec.annotated is None else job.spec.annotated for job in jobs
         }
         dependents: dict[Key, list[Key]] = {job.number: [a.number for a in job.after] for job in jobs}
         ranks = upward_ranks(dependents, seconds)
-        if is_narrow(dependents, ranks, seconds, threads):
+        if is_narrow(dependents, ranks, seconds, threads, wide):
             places = cast(dict[int, int], order_by_rank(ranks, cast(dict[Key, float], places)))
     for job in jobs:
         job.priority = places[job.number]

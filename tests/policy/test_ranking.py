@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.policy.facts import Key
-from dask_ferro.policy.ranking import WIDE, is_narrow, order_by_rank, upward_ranks
+from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 
 Dependents = dict[Key, list[Key]]
+
+WIDE = Placement().wide
 
 
 def longest_way(key: Key, dependents: Dependents, seconds: dict[Key, float]) -> float:
@@ -111,7 +114,8 @@ def chains(count: int, length: int) -> Dependents:
 )
 def test_narrow(graph: Dependents, threads: int, wanted: bool) -> None:
     seconds = dict.fromkeys(graph, 0.04)
-    assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads) is wanted
+    assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads, WIDE) is wanted
+    assert is_narrow(graph, upward_ranks(graph, seconds), seconds, threads, 1000.0)
 
 
 def test_the_critical_path_of_a_cholesky_goes_first() -> None:
@@ -127,4 +131,4 @@ def test_the_critical_path_of_a_cholesky_goes_first() -> None:
 def test_one_long_task_makes_thousands_of_short_ones_no_narrow_graph() -> None:
     graph: dict[Key, list[Key]] = {**{f"load-{i}": ["sum"] for i in range(1000)}, "sum": [], "long": []}
     seconds = dict.fromkeys(graph, 0.01) | {"long": 60.0}
-    assert not is_narrow(graph, upward_ranks(graph, seconds), seconds, 8)
+    assert not is_narrow(graph, upward_ranks(graph, seconds), seconds, 8, WIDE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy import scheduling_core as module
+from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.events import (
     Answered,
     Arrived,
@@ -235,8 +236,8 @@ def test_a_step_describes_few_tasks_and_more_only_where_none_of_them_moves() -> 
     scene.facts.bound.update(key for key in scene.core.ledger.entries)
     scene.hear(Finished(("v00", 99)), Left("thief"), Joined("other", 1, "h"))
     scene.hear(Tick())
-    assert few <= 2 * module.QUICK
-    assert scene.facts.described == 2 * module.QUICK + module.TASKS
+    assert few <= 2 * P.quick
+    assert scene.facts.described == 2 * P.quick + module.TASKS
 
 
 def test_a_policy_that_moves_nothing_is_described_nothing() -> None:
@@ -355,7 +356,7 @@ def test_a_move_that_somebody_orders_is_asked_for_whatever_it_gains() -> None:
 
 def test_outcomes_that_no_step_reads_do_not_pile_up() -> None:
     scene = piled(0)
-    asked = module._Asked("a", "b", 1.0, 0.1)
+    asked = module.PendingAsk("a", "b", 1.0, 0.1)
     for _ in range(3 * module.HISTORY):
         scene.core._settle("refused", 9, asked, 0.0)
     assert list(scene.core._outcomes) == [Outcome("refused", "a", "b")] * module.HISTORY
@@ -459,3 +460,33 @@ def test_events_that_were_pickled_give_another_core_the_same_instructions(name: 
     again = [other.handle(event, now) for event, now in recorded]
     assert pickle.dumps(again) == pickle.dumps([decided for _, _, decided in first.history])
     assert any(isinstance(i, Ask) for decided in again for i in decided) is (name != "none")
+
+
+# -- what is set ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("plenty", "soon"), [(0.01, False), (0.3, True)])
+def test_messages_are_gathered_for_who_has_plenty(plenty: float, soon: bool) -> None:
+    scene = Scene(named("informed", StealingParameters(plenty=plenty)), p=0.1)
+    scene.workers("a")
+    scene.queue("a", range(3))
+    hurries = [i.soon for _, _, told in scene.history for i in told if isinstance(i, Hurry)]
+    assert hurries[-1] is soon
+
+
+@pytest.mark.parametrize("quick", [2, 8])
+def test_the_first_look_shows_a_few_tasks_for_each_thread(quick: int) -> None:
+    scene = piled(60, policy=named("informed", StealingParameters(threshold=0.01, quick=quick)))
+    assert scene.asked(Tick(), now=1.0)
+    assert scene.facts.described == 2 * quick
+
+
+@pytest.mark.parametrize(("reported", "runs"), [(0.1, ["x"]), (5.0, ["first"])])
+def test_what_a_worker_says_it_runs_is_believed_of_what_is_older_than_the_news(
+    reported: float, runs: list[str]
+) -> None:
+    core = SchedulingCore(Told(), named("informed", P), learning=Learning(reported=reported))
+    for event in (Joined("a", 1, "h"), Assigned("first", "a", "p", 0), Assigned("x", "a", "p", 1), Sent()):
+        core.handle(event, 0.0)
+    core.handle(Heard("a", 1.0, frozenset({"x"})), 1.1)
+    assert sorted(core.ledger.rows["a"].running) == sorted({"x", *runs})

@@ -2,12 +2,14 @@
 
 import pytest
 
-from dask_ferro.policy.estimates import Link
+from dask_ferro.policy.estimates import Learning, Link
+from dask_ferro.policy.placement import Placement
 from dask_ferro.simulate.clock import Clock, Line
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import POLICIES, Stuck, simulate
 from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
+from dask_ferro.simulate.settings import SimulatedSettings
 from dask_ferro.simulate.virtual_tasks import Roots, depth_first, jobs_of
 
 FREE = dict.fromkeys(
@@ -282,3 +284,17 @@ def test_a_cluster_without_workers_is_stuck():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_is_set_of_learning_and_of_wide_graphs_reaches_the_simulation():
+    seen = []
+
+    def attach(site):
+        decider = site.scheduler.decider
+        seen.append(
+            (decider.ledger.durations.learning, decider.links.learning, decider.candidates.placement.wide)
+        )
+
+    rules = SimulatedSettings(learning=Learning(guess=2.0, newest=0.5), placement=Placement(wide=1.0))
+    simulate(hoard(8), VirtualCluster.local(2), rules=rules, attach=attach)
+    assert seen == [(rules.learning, rules.learning, 1.0)]

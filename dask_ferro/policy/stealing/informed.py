@@ -99,6 +99,17 @@ class StealingParameters:
         " worker of another device class could take it, and its own goes on to start tasks.",
     )
     tries: int = options.count(8, "Tasks of a queue that are weighed for one move.", unit="tasks")
+    quick: int = options.count(
+        16,
+        "Tasks that the first look of a step shows for each thread of a thief, and for one more: a thread takes"
+        " `reach` seconds of work, mostly a few tasks. Where none of them moves, a second look shows 640.",
+        unit="tasks a thread",
+    )
+    plenty: float = options.seconds(
+        "10ms",
+        "Seconds of queue a thread from which a worker does not notice that its messages are gathered for 5 ms, as"
+        " Dask does; to one that has less they leave within `scheduler-sends`.",
+    )
     pause: float = options.seconds(
         "1s",
         "How long a paused worker is projected to stay paused. Dask looks at a worker's memory ten times a second,"

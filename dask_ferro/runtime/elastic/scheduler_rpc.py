@@ -28,6 +28,7 @@ from distributed.metrics import monotonic, time
 from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
 from dask_ferro.runtime.elastic.lost import Lost
@@ -128,7 +129,7 @@ class Roster(SchedulerPlugin):
             await self.leaving.stop()
         if (stealing := stealing_of(scheduler)) is not None:
             for address in scheduler.workers:
-                stealing.ledger.set_end(address, None)
+                stealing.tell(EndTold(address, None))
             stealing.ledger.fresh = 0.0
 
     async def before_close(self) -> None:
@@ -380,7 +381,7 @@ class Roster(SchedulerPlugin):
         for ws in workers:
             at = self._end(ws)
             if at != ledger.ends.get(ws.address):
-                ledger.set_end(ws.address, at)
+                stealing.tell(EndTold(ws.address, at))
 
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""

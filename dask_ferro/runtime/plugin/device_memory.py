@@ -11,13 +11,15 @@ little.  What a task will take is what its like took, or what its annotation say
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.estimates import Links, Sizes, Speed
+from dask_ferro.policy.estimates import Learning, Sizes
+from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SizeLearned, SpeedLearned, TransferLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
@@ -47,14 +49,15 @@ class Devices:
     Parameters
     ----------
     scheduler : Scheduler
-    links : Links
-        Told what copies out of devices, into them and between them took.
+    tell : callable (event)
+        Told what workers are, and what copies out of devices, into them and between them took.
+    learning : Learning
     """
 
-    def __init__(self, scheduler: Scheduler, links: Links) -> None:
-        self.sizes = Sizes()
+    def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None], learning: Learning) -> None:
+        self.sizes = Sizes(learning=learning)
         self._scheduler = scheduler
-        self._links = links
+        self._tell = tell
         self._told: dict[str, _Told] = {}
         self._heard: set[str] = set()  # workers that told of their links
         self._first: dict[str, str] = {}  # model that a class's plain name stands for
@@ -67,23 +70,23 @@ class Devices:
             return
         device = self._class(told)
         if ledger.rows[ws.address].device != device:
-            ledger.set_device(ws.address, device)
-        if told["flops"] and told["bandwidth"]:
-            ledger.durations.speeds.setdefault(device, Speed(told["flops"], told["bandwidth"]))
+            self._tell(DeviceTold(ws.address, device))
+        if told["flops"] and told["bandwidth"] and device not in ledger.durations.speeds:
+            self._tell(SpeedLearned(device, told["flops"], told["bandwidth"]))
         gpu = told.get("gpu")
         if not gpu:
             if self._told.pop(ws.address, None) is not None:
-                ledger.set_memory(ws.address, None)
+                self._tell(MemoryTold(ws.address, None))
             return
         if gpu["links"] and ws.address not in self._heard:
             self._heard.add(ws.address)
             for kind, nbytes, seconds in gpu["links"]:
-                self._links.add(kind, nbytes, seconds)
+                self._tell(TransferLearned(kind, nbytes, seconds))
         managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
         self._told[ws.address] = _Told(live, managed, frozenset(gpu["types"]))
         if ledger.rows[ws.address].most != gpu["total"]:
-            ledger.set_memory(ws.address, int(gpu["total"]))
+            self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
     def _class(self, told: Heartbeat) -> str:
         """The class that a worker's seconds are learned for: of the first model, "gpu"; of others, "gpu: T4"."""
@@ -100,11 +103,11 @@ class Devices:
         copies = sum(1 for one in told if one is not None and one.types)
         kind, nbytes, seconds = sample
         if copies == 2 and kind == "host" and to.startswith(_FROM_DEVICE_TO_DEVICE):
-            self._links.add("peer", nbytes, seconds)
+            self._tell(TransferLearned("peer", nbytes, seconds))
         else:
-            self._links.add(kind, nbytes, seconds, copies)
+            self._tell(TransferLearned(kind, nbytes, seconds, copies))
 
-    def guess(self, ws: WorkerState, ledger: Ledger) -> None:
+    def guess(self, ws: WorkerState) -> None:
         """Take what Dask says of the GPU of a worker that has told nothing itself: it did so when it registered.
 
         Before the first heartbeat, a new worker is a thief already; its memory may not be endless until then.
@@ -114,8 +117,8 @@ class Devices:
             return
         used = (metrics_of(ws).get("gpu") or {}).get("memory-used") or 0
         self._told[ws.address] = _Told(int(used), int(metrics_of(ws).get("managed_bytes", 0)), frozenset())
-        ledger.set_device(ws.address, "gpu")
-        ledger.set_memory(ws.address, int(total))
+        self._tell(DeviceTold(ws.address, "gpu"))
+        self._tell(MemoryTold(ws.address, int(total)))
 
     def left(self, address: str) -> None:
         """Forget a worker."""
@@ -147,7 +150,7 @@ class Devices:
     def done(self, ts: TaskState, nbytes: int, ledger: Ledger) -> None:
         """Learn from a result; the first of its prefix also says what its like will take that were given away."""
         if self.sizes.add(ts.prefix.name, nbytes) and ledger.counts_bytes:
-            ledger.set_bytes(ts.prefix.name, nbytes)
+            self._tell(SizeLearned(ts.prefix.name, nbytes))
 
     def takes(self, ts: TaskState, ledger: Ledger) -> int:
         """Return the projected device bytes of a task's result, and what it works in; 0 where nobody counts."""

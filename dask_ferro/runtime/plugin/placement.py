@@ -324,7 +324,9 @@ class Placing:
         dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}
         seconds = {key: self._seconds(ts)[0] for key, ts in new.items()}
         ranks = upward_ranks(dependents, seconds)
-        if not is_narrow(dependents, ranks, seconds, self.scheduler.total_nthreads):
+        if not is_narrow(
+            dependents, ranks, seconds, self.scheduler.total_nthreads, self.settings.placing.wide
+        ):
             return
         orders = {key: ts.priority or (0,) for key, ts in new.items()}
         places = order_by_rank(ranks, {key: order[-1] for key, order in orders.items()})

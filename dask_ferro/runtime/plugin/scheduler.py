@@ -166,6 +166,7 @@ class FerroScheduler(SchedulerPlugin):
         self._end_events()
         if self.stealing is not None:
             await self.stealing.stop()
+            await self.stealing.close_logs()
         upstream.put_stock_placement(scheduler)
         if self._had_stealing:
             await upstream.put_stock_stealing(scheduler, self.stealing)
@@ -180,8 +181,10 @@ class FerroScheduler(SchedulerPlugin):
         self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
 
     async def close(self) -> None:
-        """Publish and count no more: the scheduler is going."""
+        """Publish, count and record no more: the scheduler is going."""
         self._end_events()
+        if self.stealing is not None:
+            await self.stealing.close_logs()
 
     def _end_events(self) -> None:
         if self.events is not None and self._scheduler is not None:
@@ -216,6 +219,9 @@ class FerroScheduler(SchedulerPlugin):
             for who in telemetry.wanted:
                 if str(who).startswith(mine):
                     telemetry.stop_for(who)
+            for who in [who for who in self.stealing.logs if who.startswith(mine)]:
+                if (log := self.stealing.end_recording(who)) is not None:
+                    log.stop()
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
 

@@ -37,7 +37,7 @@ class Settings(PluginOptions):
         """What of it a simulation follows."""
         names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
         return SimulatedSettings(
-            self.parameters, self.placing, **{name: getattr(self, name) for name in names}
+            self.parameters, self.placing, self.learning, **{name: getattr(self, name) for name in names}
         )
 
     def resolved(self, stock: bool) -> Settings:

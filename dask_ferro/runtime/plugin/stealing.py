@@ -6,6 +6,7 @@ business of `policy.scheduling_core`; what it is told of tasks is in `dask_facts
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,6 +20,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingState
 from dask_ferro.policy.stealing.policies import named
@@ -26,6 +28,7 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.device_memory import Devices
+from dask_ferro.runtime.plugin.event_log import EventLog, in_file
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
@@ -65,6 +68,8 @@ class Stealing(EntryPoints):
         What is known of the workers' devices.
     shown : Shown
         What a policy is shown of a task.
+    logs : mapping of str to EventLog
+        The recordings of events that are being made, by who wants each.
     after_tick : callable ()
         Called after each slow tick.
     after_freeing : callable ()
@@ -75,18 +80,26 @@ class Stealing(EntryPoints):
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
-        self.links = Links()
-        self.devices = Devices(scheduler, self.links)
+        self.links = Links(learning=settings.learning)
+        self.devices = Devices(scheduler, self.tell, settings.learning)
         self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
         policy = named(settings.stealing, settings.parameters)
         self.core = SchedulingCore(
-            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick
+            self.shown,
+            policy,
+            self.links,
+            coalesce=settings.coalesce,
+            tick=settings.tick,
+            learning=settings.learning,
         )
+        self.logs: dict[str, EventLog] = {}
+        self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)
+        # The recorder's only while there is a recording: without one an event costs what it did.
+        self._handle = self.core.handle
+        if settings.record is not None:
+            self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
         self.ledger: Ledger = self.core.ledger
         self.shown.ledger = self.ledger
-        for prefix in upstream.prefixes(scheduler):
-            if prefix.duration_average > 0:  # what Dask has seen before us
-                self.ledger.durations.add(prefix.name, "cpu", prefix.duration_average)
         self.counts = self.core.counts
         self.moves = MoveLog(self.counts)
         self.telemetry = Telemetry(settings.recorded_tasks)
@@ -108,7 +121,18 @@ class Stealing(EntryPoints):
             events.Arrived: self.moves.write,
         }
         self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
+        self._learn(scheduler)
         super().__init__(scheduler)
+        self._take_over(scheduler)
+
+    def _learn(self, scheduler: Scheduler) -> None:
+        """Take what Dask has seen before us."""
+        for prefix in upstream.prefixes(scheduler):
+            if prefix.duration_average > 0:
+                self.tell(events.DurationLearned(prefix.name, "cpu", prefix.duration_average))
+
+    def _take_over(self, scheduler: Scheduler) -> None:
+        """Write the tasks that are with workers into their queues."""
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
@@ -151,19 +175,42 @@ class Stealing(EntryPoints):
         self._unkick()
         self.tell(events.Switched(False))
 
+    # -- recordings of events ------------------------------------------------------------------------------
+
+    def record(self, log: EventLog, who: str, *, fresh: bool = False) -> None:
+        """Record events from now on; a core that has heard of some has its state copied first."""
+        self._recorder.add(log, fresh=fresh)
+        self.logs[who] = log
+        self._handle = self._recorder.handle
+
+    def end_recording(self, who: str) -> EventLog | None:
+        """End a recording of events, and return it; None: there is none.  It is still to be closed."""
+        log = self.logs.pop(who, None)
+        if log is not None:
+            self._recorder.remove(log)
+        return log
+
+    def _unrecorded(self) -> None:
+        self._handle = self.core.handle
+
+    async def close_logs(self) -> None:
+        """End all recordings of events; return when they are written."""
+        logs = [log for who in list(self.logs) if (log := self.end_recording(who)) is not None]
+        await asyncio.gather(*(asyncio.to_thread(log.close) for log in logs))
+
     # -- what happens --------------------------------------------------------------------------------------
 
     def tell(self, event: events.Event) -> None:
         """Tell the core of an event, and do what it decides."""
         now = time()
-        if decided := self.core.handle(event, now):
+        if decided := self._handle(event, now):
             self._enact(decided, now)
 
     def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
         """Open the worker's page; it is a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
-        accepts, resources = ws.status == Status.running, ws.resources
+        accepts, resources = ws.status == Status.running, dict(ws.resources)
         self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
 
@@ -272,9 +319,11 @@ class Stealing(EntryPoints):
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
+        if ws.resources != self.ledger.rows[ws.address].resources:  # Dask has no hook for it
+            self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
-            self.devices.guess(ws, self.ledger)
+            self.devices.guess(ws)
         if not told or self._beats.get(ws.address) == told["beat"]:
             return
         self._beats[ws.address] = told["beat"]
@@ -315,7 +364,7 @@ class Stealing(EntryPoints):
 
     def _answered(self, ts: TaskState, answer: events.Answer) -> events.Settlement:
         now = time()
-        decided = self.core.handle(events.Answered(ts.key, answer), now)
+        decided = self._handle(events.Answered(ts.key, answer), now)
         self._enact(decided, now)
         settled = (told.outcome for told in decided if isinstance(told, events.Settled))
         return next(settled, "stale")  # a restart made the core forget the request

@@ -9,11 +9,14 @@ warning tells with its address, and "workers_without_ops" counts such workers.
     with ff.trace(client) as t:
         y.compute()
     t.report("run.html")
+
+With `events=True` it has all that the scheduling core was told and decided as well, for `dask ferro replay --events`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import os
 import pickle
@@ -34,6 +37,7 @@ from dask_ferro import config
 from dask_ferro.account import account
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.plugin import reach
+from dask_ferro.runtime.plugin.event_log import EventsInMemory
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry.drawings import handed
@@ -73,12 +77,13 @@ class _Ops(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """What it says at the end; the trace is pickled there, beside the scheduler's loop."""
+    """What it says at the end; the trace is pickled there, and the events compressed, beside the scheduler's loop."""
 
     time: float
     lost: tuple[int, int]
     counts: dict[str, float]
     trace: bytes
+    events: bytes
 
 
 class Tracing:
@@ -90,9 +95,11 @@ class Tracing:
         What finished within the block; there when the block has ended.
     """
 
-    def __init__(self, client: Client, *, tasks: int, ops: bool) -> None:
+    def __init__(self, client: Client, *, tasks: int, ops: bool, events: bool) -> None:
         self._client = client
         self._tasks = tasks
+        self._wants_events = events
+        self._events: tuple[str, ...] | None = None
         self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
         self._tape = TapePlugin(self._token) if ops else None
         self._begun: _Begun | None = None
@@ -119,7 +126,7 @@ class Tracing:
     async def _begin(self) -> None:
         if self._begun is not None:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
-        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks)
+        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks, self._wants_events)
         if begun is None:
             off = await self._client.run_on_scheduler(stays_off)
             raise ConfigError(f"ff.trace: {off or NOT_INSTALLED}")
@@ -156,6 +163,8 @@ class Tracing:
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
         self._tell(ops.hung, "its ops are not in the trace")
+        if self._wants_events:
+            self._events = tuple(gzip.decompress(ended.events).decode().splitlines(keepends=True))
         trace: Trace = pickle.loads(ended.trace)
         return replace(
             _with_ops(trace, ops.spans, self._begun.time),
@@ -211,6 +220,25 @@ class Tracing:
             raise ConfigError("ff.trace: the trace is there when the block has ended")
         return self._trace
 
+    @property
+    def events(self) -> tuple[str, ...]:
+        """The recorded events as lines of text, for `dask_ferro.policy.recording.replay.replay`.
+
+        Raises
+        ------
+        ConfigError
+            While the block runs, and where no events were asked for.
+        """
+        if self._events is None:
+            raise ConfigError(
+                "ff.trace: events are there when a block of ff.trace(client, events=True) has ended"
+            )
+        return self._events
+
+    def save_events(self, path: str | os.PathLike[str]) -> None:
+        """Write the events for `dask ferro replay --events`."""
+        write_whole(path, "".join(self.events).encode())
+
     def summary(self) -> dict[str, float]:
         """Return the run's figures by name: counts, seconds, bytes and shares."""
         found = account(self.trace)
@@ -236,7 +264,9 @@ class Tracing:
         write[checked(path)](path)
 
 
-def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) -> Tracing:
+def trace(
+    client: Client, *, tasks: int | None = None, ops: bool | None = None, events: bool | None = None
+) -> Tracing:
     """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
 
     Parameters
@@ -247,6 +277,8 @@ def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) 
         That are kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
         Whether workers record the ops inside of bundles; default: `ferro.trace.ops`.
+    events : bool, optional
+        Whether all that stealing is told and decides is recorded; default: `ferro.trace.events`.
 
     Raises
     ------
@@ -267,9 +299,10 @@ def trace(client: Client, *, tasks: int | None = None, ops: bool | None = None) 
     """
     if not isinstance(client, Client):
         raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
-    given = {name: told for name, told in (("tasks", tasks), ("ops", ops)) if told is not None}
+    asked = {"tasks": tasks, "ops": ops, "events": events}
+    given = {name: told for name, told in asked.items() if told is not None}
     options = config.read(TraceOptions, "trace.", given, "ff.trace")
-    return Tracing(client, tasks=options.tasks, ops=options.ops)
+    return Tracing(client, tasks=options.tasks, ops=options.ops, events=options.events)
 
 
 def checked(path: str | os.PathLike[str]) -> str:
@@ -318,10 +351,12 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | None:
+def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | None:
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return None
+    if events:
+        stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
     answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
@@ -353,12 +388,14 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     if stealing is None or token not in stealing.telemetry.wanted:
         return None
     telemetry = stealing.telemetry
+    log = stealing.end_recording(token)
     now, lost = time(), telemetry.lost(begun.mark)
     copy, counts = telemetry.copy(), dict(stealing.counts)
     telemetry.stop_for(token)
     # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    return _Ended(now, lost, counts, made)
+    events = b"" if not isinstance(log, EventsInMemory) else await asyncio.to_thread(log.taken)
+    return _Ended(now, lost, counts, made, events)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------

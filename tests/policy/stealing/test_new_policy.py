@@ -42,10 +42,31 @@ assert found["stealing"] == "random"
 assert found["counts"]["confirmed"] > 0, found
 """
 
+REPLAY = """
+import os, tempfile, time
+from click.testing import CliRunner
+from distributed import Client, LocalCluster
+import dask_ferro as ff
+from dask_ferro.commands.replay import replay
+path = os.path.join(tempfile.mkdtemp(), "run.events")
+with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+    with Client(cluster) as client:
+        ff.install(client, stealing="random", record=path)
+        where = {"workers": [min(cluster.scheduler.workers)], "allow_other_workers": True}
+        futures = client.map(lambda i: time.sleep(0.02) or i, range(30), pure=False, **where)
+        assert client.gather(futures) == list(range(30))
+        ff.uninstall(client)
+done = CliRunner().invoke(replay, ["--events", path, "--policy", "random"])
+assert done.exit_code == 0, done.output
+assert "events under random" in done.output and "the same" in done.output, done.output
+assert " 0 of them not the same" in done.output, done.output
+assert '{"is":"HandOver"' in open(path).read()
+"""
+
 PROPERTIES = """
 import pytest
 tests = ["tests/policy/stealing/test_policy_properties.py", "tests/policy/test_scheduling_core.py"]
-tests += ["tests/simulate/test_starvation.py"]
+tests += ["tests/policy/recording/test_replay.py", "tests/simulate/test_starvation.py"]
 assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 0
 """
 
@@ -55,6 +76,7 @@ assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 
     [
         pytest.param(SIMULATOR, id="simulator"),
         pytest.param(PLUGIN, id="plugin"),
+        pytest.param(REPLAY, id="replay"),
         pytest.param(PROPERTIES, id="tests of every policy"),
     ],
 )
