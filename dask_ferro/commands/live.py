@@ -23,7 +23,7 @@ from rich.live import Live
 from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
 from dask_ferro.commands.sorts import SORTS, WORDS
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import Line
+from dask_ferro.runtime.telemetry.top import Line, SchedulerLook
 from dask_ferro.views.terminal import console
 from dask_ferro.views.top import Frame, page, screen, show_once
 
@@ -150,7 +150,7 @@ class Screen:
         self._line = line
         self._choice = choice
         self._interval = interval
-        self._seen: dict[str, Any] | None = None
+        self._seen: SchedulerLook | None = None
         self._lost: tuple[float, str] | None = None  # since when nobody answers, and what the last try said
         self._changed = asyncio.Event()
         self._page = 10

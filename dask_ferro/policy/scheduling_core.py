@@ -47,6 +47,8 @@ from dask_ferro.policy.events import (
     ResourcesTold,
     Restarted,
     Sent,
+    Settled,
+    Settlement,
     SizeLearned,
     SpeedLearned,
     Sweep,
@@ -105,6 +107,8 @@ class PendingAsk(NamedTuple):
 
     victim: Address
     thief: Address
+    gain: float
+    cost: float
 
 
 class PendingArrival(NamedTuple):
@@ -253,7 +257,7 @@ class SchedulingCore:
         key = event.key
         asked = self._asked.pop(key, None) if self._asked else None
         if asked is not None:  # it left before the victim was asked
-            self._came_of("stale", asked)
+            self._settle("stale", key, asked, now)
         if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
             self._arrived(key, arriving, event.seconds or 0.0, now)
         entry = self.ledger.finish(now, key, event.seconds)
@@ -426,7 +430,7 @@ class SchedulingCore:
                 continue
             before, after = rows[victim].starts_in(now), rows[thief].starts_in(now)
             self.ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0))
-            self._asked[key] = PendingAsk(victim, thief)
+            self._asked[key] = PendingAsk(victim, thief, gain, cost)
             self._arriving.pop(key, None)
             self.counts["requests"] += 1
             self._decided.append(Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
@@ -453,11 +457,11 @@ class SchedulingCore:
         elif event.answer == "given" and entry is not None and thief is not None and thief.accepts:
             self._given(entry, asked, thief, now)
         else:
-            self._came_of("stale", asked)
-            self._decided.append(PlaceAgain(event.key, *asked))
+            self._settle("stale", event.key, asked, now)
+            self._decided.append(PlaceAgain(event.key, asked.victim, asked.thief))
 
     def _kept(self, event: Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
-        self._came_of("refused", asked)
+        self._settle("refused", event.key, asked, now)
         if entry is not None and event.answer == "seceded":  # it has no thread
             self.ledger.finish(now, event.key)
             self._look_at(entry.worker, now)
@@ -467,19 +471,24 @@ class SchedulingCore:
             self._look_at(self.ledger.rows[asked.thief], now)
 
     def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
-        self.counts["confirmed"] += 1
+        self._settle("confirmed", entry.key, asked, now)
         if entry.thief is None:  # nothing was heard of it for long
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
         self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
         self.ledger.confirm(now, entry.key)
-        self._decided.append(HandOver(entry.key, *asked))
+        self._decided.append(HandOver(entry.key, asked.victim, asked.thief))
 
-    def _came_of(self, kind: str, asked: PendingAsk) -> None:
-        """Count what came of a move, and tell the policy, unless the thief has left: it would be remembered again."""
-        self.counts[kind] += 1
-        if asked.thief in self.ledger.rows:
-            self._outcomes.append(Outcome(kind, *asked))
+    def _settle(self, outcome: Settlement, key: Key, asked: PendingAsk, now: float) -> None:
+        """Note what became of a request; of one in vain tell the policy, unless its thief has left.
+
+        A thief that has left would be remembered again.
+        """
+        victim, thief, gain, cost = asked
+        self.counts[outcome] += 1
+        self._decided.append(Settled(key, victim, thief, outcome, now, gain, cost))
+        if outcome != "confirmed" and thief in self.ledger.rows:
+            self._outcomes.append(Outcome(outcome, victim, thief))
 
     # -- messages ------------------------------------------------------------------------------------------
 

@@ -57,15 +57,21 @@ class Ending(NamedTuple):
 
     Attributes
     ----------
+    state : str
+        The batch system's word for it, where it said so.
     failed : bool
         It ran or was held, and that was its end before all its workers had come.
     refused : bool
         SLURM would never run it.
+    is_held : bool
+        It was held, and did not run.
     """
 
     why: str
+    state: str = ""
     failed: bool = False
     refused: bool = False
+    is_held: bool = False
 
 
 @dataclass(eq=False)
@@ -189,10 +195,10 @@ class BatchJob:
         self.reason = row.reason
         if row.phase == OVER:
             self.ran = row.starts, row.ends
-            return Ending(_told(row), failed=self._no_worker_came(row))
+            return Ending(row.told, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # Replaced at once; a site that holds each new job is asked less and less often.
-            return Ending(_told(row), failed=not self.was_whole)
+            return Ending(row.told, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
         if row.phase == ENDING:
             return self._ends(row, connected, now, patience)
@@ -202,7 +208,9 @@ class BatchJob:
             self._pass(_ALONE)
             self.enter(PENDING, now)
             if row.is_stuck:
-                return self._unless_it_passes(_STUCK, patience.stuck, now, Ending(_told(row), refused=True))
+                return self._unless_it_passes(
+                    _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
+                )
             self._pass(_STUCK)
             return None
         self._pass(_STUCK)
@@ -238,7 +246,7 @@ class BatchJob:
 
     def _ends(self, row: Row, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
         """Wait a little: it may be requeued.  While workers are connected it is about to end, and leaves."""
-        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(_told(row)))
+        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state))
         if not self._is_there(connected):
             return over
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
@@ -303,7 +311,3 @@ class BatchJob:
         """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""
         ran = row.starts is not None and self.state != RUNNING and not self.was_whole
         return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")
-
-
-def _told(row: Row) -> str:
-    return f"{row.state} ({row.reason})" if row.reason else row.state

@@ -16,7 +16,7 @@ from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, Scaling
-    from dask_ferro.runtime.telemetry.history import Sample
+    from dask_ferro.runtime.telemetry.move_log import Sample
 
 _WINDOW = 600
 _ROWS = 14
