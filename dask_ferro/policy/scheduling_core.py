@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import (
@@ -59,11 +59,12 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
-from dask_ferro.policy.facts import Address, Key, Move, Outcome, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
 from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
 from dask_ferro.policy.stealing.policies import overdue_moves
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import Look, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
@@ -75,31 +76,6 @@ THIEVES = 32
 HISTORY = 1000
 # Idle workers that one sweep looks at: a row takes 2 us.
 IDLE = 256
-
-
-class Facts(Protocol):
-    """What whoever has the tasks says of them while an event is handled, as of that moment."""
-
-    def begin(self, thieves: Sequence[Address]) -> None:
-        """Begin a look at tasks, for some thieves."""
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
-
-    def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
-        """Return whether a task may be asked for, and note that what it needs will be taken at the thief."""
-
-    def unlocks(self, key: Key) -> bool:
-        """Whether a task is the last that some other one waits for."""
-
-    def live(self, address: Address) -> int:
-        """Return the device bytes that are taken on a worker or on their way there."""
-
-    def holds(self, address: Address) -> int:
-        """Return the bytes of the results that a worker holds."""
-
-    def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""
 
 
 class PendingAsk(NamedTuple):

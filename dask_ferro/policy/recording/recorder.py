@@ -24,8 +24,9 @@ from dask_ferro.policy.events import Event, Finished, Instruction, Restarted
 from dask_ferro.policy.facts import Address, Key, TaskFacts
 from dask_ferro.policy.recording.state import state_of
 from dask_ferro.policy.recording.values import Json, encode, text
-from dask_ferro.policy.scheduling_core import Facts, SchedulingCore
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import StealingParameters
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 T = TypeVar("T")

@@ -111,7 +111,14 @@ class Stealing(EntryPoints):
         self._kick: object = None
         self._beats: dict[str, int] = {}
         self._refused = False
-        self._acts: dict[type, Callable[[Any, float], None]] = {
+        self._acts = self._by_instruction()
+        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
+        self._learn(scheduler)
+        super().__init__(scheduler)
+        self._take_over(scheduler)
+
+    def _by_instruction(self) -> dict[type, Callable[[Any, float], None]]:
+        return {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
             events.PlaceAgain: self._place_again,
@@ -120,10 +127,6 @@ class Stealing(EntryPoints):
             events.Settled: self.moves.write,
             events.Arrived: self.moves.write,
         }
-        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
-        self._learn(scheduler)
-        super().__init__(scheduler)
-        self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
         """Take what Dask has seen before us."""
@@ -334,11 +337,18 @@ class Stealing(EntryPoints):
     # -- what is decided -----------------------------------------------------------------------------------
 
     def _enact(self, decided: list[events.Instruction], now: float) -> None:
+        failed: Exception | None = None
         for told in decided:
-            self._acts[type(told)](told, now)
+            try:
+                self._acts[type(told)](told, now)
+            except Exception as error:  # the core believes that all of them were done
+                logger.exception("dask_ferro could not do %r", told)
+                failed = failed or error
         if self._lines:
             lines, self._lines = self._lines, []
             self._log_requests(lines)
+        if failed is not None:
+            raise failed
 
     def _hurry(self, told: events.Hurry, now: float) -> None:
         soon = self.settings.scheduler_sends

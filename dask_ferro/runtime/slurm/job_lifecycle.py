@@ -205,19 +205,23 @@ class BatchJob:
         self._pass(_ENDS)
         self.submitted_at = row.submitted
         if row.phase == WAITS:
-            self._pass(_ALONE)
-            self.enter(PENDING, now)
-            if row.is_stuck:
-                return self._unless_it_passes(
-                    _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
-                )
-            self._pass(_STUCK)
-            return None
+            return self._waits(row, now, patience)
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
         self.nodes = node_count(row.node) or self.nodes
         self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
+
+    def _waits(self, row: Row, now: float, patience: Patience) -> Ending | None:
+        """Return why a job in the queue is over: what keeps it there does not pass."""
+        self._pass(_ALONE)
+        self.enter(PENDING, now)
+        if row.is_stuck:
+            return self._unless_it_passes(
+                _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
+            )
+        self._pass(_STUCK)
+        return None
 
     def _believed(self, row: Row | None, connected: Collection[str], now: float) -> Row | None:
         """Return a row with what it does not tell; None for one that is older than what is known."""
