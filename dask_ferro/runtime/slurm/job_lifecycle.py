@@ -208,9 +208,8 @@ class BatchJob:
             self._pass(_ALONE)
             self.enter(PENDING, now)
             if row.is_stuck:
-                return self._unless_it_passes(
-                    _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
-                )
+                never = Ending(row.told, row.state, refused=True)
+                return self._unless_it_passes(_STUCK, patience.stuck, now, never)
             self._pass(_STUCK)
             return None
         self._pass(_STUCK)
