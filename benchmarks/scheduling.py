@@ -39,7 +39,7 @@ import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.events import Ask, Assigned, Joined, Sent, Tick, Withdrawn  # noqa: E402
+from dask_ferro.policy.events import Ask, Assigned, Joined, MessagesSent, Tick, Withdrawn  # noqa: E402
 from dask_ferro.policy.facts import Key, Replica, TaskFacts  # noqa: E402
 from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
 from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
@@ -370,7 +370,7 @@ def _full_core(tasks: int, workers: int, hungry: int) -> SchedulingCore:
         at, key = full[n % len(full)], ("task", n)
         facts.blocks[key] = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
         core.handle(Assigned(key, at, "task", n), 0.0)
-    core.handle(Sent(), 0.0)
+    core.handle(MessagesSent(), 0.0)
     return core
 
 

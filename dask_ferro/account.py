@@ -27,7 +27,7 @@ class Flow(NamedTuple):
     nbytes: int
 
 
-class Share(NamedTuple):
+class BusyShare(NamedTuple):
     """One worker's part: `busy` are its threads' seconds, `share` from 0 to 1, `fetched` and the moves are its own."""
 
     worker: str
@@ -69,7 +69,7 @@ class Account(NamedTuple):
     ----------
     steals, transfers : tuple of Flow
         The largest first.
-    workers : tuple of Share
+    workers : tuple of BusyShare
     prefixes, ops : tuple of Family
         Those that took longest first.
     path : tuple of PathStep
@@ -83,7 +83,7 @@ class Account(NamedTuple):
 
     steals: tuple[Flow, ...]
     transfers: tuple[Flow, ...]
-    workers: tuple[Share, ...]
+    workers: tuple[BusyShare, ...]
     prefixes: tuple[Family, ...]
     ops: tuple[Family, ...]
     path: tuple[PathStep, ...]
@@ -133,7 +133,7 @@ def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
     return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
 
 
-def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[Share, ...]:
+def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[BusyShare, ...]:
     tasks = Counter(span.worker for span in trace.of("compute"))
     fetched: Counter[str] = Counter()
     for span in trace.of("transfer"):
@@ -150,7 +150,7 @@ def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[Share, ...]:
         # A worker that was there for a part of the run has a small share: of the whole run's threads.
         share = busy / (span_of_run * threads) if span_of_run and threads else 0.0
         shares.append(
-            Share(worker, threads, tasks[worker], busy, share, fetched[worker], into[worker], out[worker])
+            BusyShare(worker, threads, tasks[worker], busy, share, fetched[worker], into[worker], out[worker])
         )
     return tuple(shares)
 

@@ -162,7 +162,7 @@ def run(**options: Any) -> None:
     # Before the imports: a wrong call is told at once.
     _check_run(options)
     from dask_ferro.runtime.local.array_files import check_writable
-    from dask_ferro.runtime.local.model_run import Request, trial
+    from dask_ferro.runtime.local.model_run import RunRequest, trial
     from dask_ferro.views.progress import bar
     from dask_ferro.views.report import show_trial
     from dask_ferro.views.terminal import console
@@ -174,7 +174,7 @@ def run(**options: Any) -> None:
     # On stderr: with --json, stdout has the one object and nothing else.
     remarks = console(sys.stderr)
     # Dask's own log is for who debugs.
-    done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=bar)
+    done = trial(RunRequest(**options, quiet=not debug), tell=remarks.print, watching=bar)
     if as_json:
         click.echo(json.dumps(done.as_dict()))
     else:

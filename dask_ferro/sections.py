@@ -21,7 +21,7 @@ from dask_ferro.options import (
     size,
 )
 from dask_ferro.policy.estimates import Learning
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.replication.copies import Copying
 from dask_ferro.policy.scaling.fleet import ScalingParameters as Scaling
 from dask_ferro.policy.scheduling_core import COALESCE, TICK
@@ -134,7 +134,7 @@ class PluginOptions:
         " small.",
     )
     parameters: Stealing = section(Stealing)
-    placing: Placement = section(Placement, name="place")
+    placing: PlacementParameters = section(PlacementParameters, name="place")
     learning: Learning = section(Learning, name="learn")
     coalesce: float = seconds(f"{1000 * COALESCE:g}ms", "How long events are gathered before a step.")
     tick: float = seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.account import Family, Flow, PathStep, Share, account
+from dask_ferro.account import BusyShare, Family, Flow, PathStep, account
 from dask_ferro.trace import Span, Trace, TracedTask
 from tests.runs import RUN, W0, W1
 
@@ -17,7 +17,7 @@ FOUND = account(RUN)
         pytest.param(FOUND.steals, (Flow(W0, W1, 1, 1.0, 0),), id="who took tasks from whom"),
         pytest.param(FOUND.transfers, (Flow(W0, W1, 2, pytest.approx(0.65), 200),), id="who fetched from whom"),
         pytest.param(FOUND.workers,
-            (Share(W0, 2, 2, 1.5, 1.5 / 8, 0, 0, 1), Share(W1, 1, 1, 2.5, 2.5 / 4, 200, 1, 0)),
+            (BusyShare(W0, 2, 2, 1.5, 1.5 / 8, 0, 0, 1), BusyShare(W1, 1, 1, 2.5, 2.5 / 4, 200, 1, 0)),
             id="a worker's share counts all of its threads"),
         pytest.param(FOUND.prefixes, (Family("sum", 1, 2.5, 2.5, 2.5, 8), Family("load", 2, 1.5, 0.75, 1.0, 200)),
             id="the prefix that took longest comes first"),
@@ -50,7 +50,7 @@ def test_the_curve_holds_all_of_the_busy_time() -> None:
 def test_an_empty_trace_has_no_figures_and_divides_by_nothing() -> None:
     found = account(Trace(workers={"w": 1}))
     assert (found.path, found.curve, found.critical_path, found.lower_bound) == ((), (), 0, 0.0)
-    assert found.workers == (Share("w", 1, 0, 0.0, 0.0, 0, 0, 0),)
+    assert found.workers == (BusyShare("w", 1, 0, 0.0, 0.0, 0, 0, 0),)
 
 
 def test_an_input_from_outside_of_the_trace_is_no_step_of_the_path() -> None:

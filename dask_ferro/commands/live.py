@@ -23,7 +23,7 @@ from rich.live import Live
 from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
 from dask_ferro.commands.sorts import SORTS, WORDS
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import Line, SchedulerLook
+from dask_ferro.runtime.telemetry.top import SchedulerConnection, SchedulerLook
 from dask_ferro.views.terminal import console
 from dask_ferro.views.top import Frame, page, screen, show_once
 
@@ -122,7 +122,7 @@ def _natural(value: Any) -> tuple[Any, ...]:
 # ---- one look, and many ------------------------------------------------------------------------------------
 
 
-async def print_once(line: Line, choice: Choice, as_json: bool) -> None:
+async def print_once(line: SchedulerConnection, choice: Choice, as_json: bool) -> None:
     """Look once, and print it.
 
     Raises
@@ -146,7 +146,7 @@ async def print_once(line: Line, choice: Choice, as_json: bool) -> None:
 class Screen:
     """The loop, and what it knows."""
 
-    def __init__(self, line: Line, choice: Choice, interval: float) -> None:
+    def __init__(self, line: SchedulerConnection, choice: Choice, interval: float) -> None:
         self._line = line
         self._choice = choice
         self._interval = interval

@@ -10,7 +10,7 @@ import click
 from dask_ferro.commands.faults import Group
 
 
-class _Option(click.ParamType):
+class _KeyValue(click.ParamType):
     """KEY=VALUE, the value in YAML."""
 
     name = "option"
@@ -69,7 +69,7 @@ def list_(before: Mapping[str, Any], /, **there: Any) -> None:
 
 @pools.command()
 @click.argument("name")
-@click.argument("options", nargs=-1, type=_Option(), metavar="[KEY=VALUE]...")
+@click.argument("options", nargs=-1, type=_KeyValue(), metavar="[KEY=VALUE]...")
 @_there
 @click.pass_obj
 def add(before: Mapping[str, Any], /, name: str, options: tuple[tuple[str, Any], ...], **there: Any) -> None:

@@ -47,9 +47,9 @@ def top(
     import asyncio
 
     from dask_ferro.commands.live import Choice, Screen, print_once
-    from dask_ferro.runtime.telemetry.top import Line, where
+    from dask_ferro.runtime.telemetry.top import SchedulerConnection, where
 
-    line = Line(where(address, scheduler_file))
+    line = SchedulerConnection(where(address, scheduler_file))
     choice = Choice(sort=sort, descending=sort not in WORDS, wanted=wanted)
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(line, choice, as_json))

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from threading import Lock
 
 from dask_ferro import portable
-from dask_ferro.graph.external import Problem, Span, opened
+from dask_ferro.graph.external import FilePart, Problem, opened
 from dask_ferro.graph.source_files import identity, is_settled
 
 DIGEST_BYTES = 20
@@ -32,7 +32,7 @@ def of_bytes(content: memoryview | bytes) -> str:
     return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def of_memory(content: memoryview | bytes, held: Mapping[Span, bytes]) -> str:
+def of_memory(content: memoryview | bytes, held: Mapping[FilePart, bytes]) -> str:
     """The digest of a model whose external data was read into memory too."""
     state = blake2b(content, digest_size=DIGEST_BYTES)
     for span in sorted(held):
@@ -41,7 +41,7 @@ def of_memory(content: memoryview | bytes, held: Mapping[Span, bytes]) -> str:
     return state.hexdigest()
 
 
-def of_file(path: str, descriptor: int, folder: str, spans: Sequence[Span]) -> str:
+def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) -> str:
     """The digest of the model file open as `descriptor`, whose external data is `spans` of files in `folder`.
 
     Raises
@@ -69,7 +69,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[Span]) -> s
     return digest
 
 
-def _read(descriptor: int, size: int, folder: str, spans: Sequence[Span]) -> str:
+def _read(descriptor: int, size: int, folder: str, spans: Sequence[FilePart]) -> str:
     state = blake2b(digest_size=DIGEST_BYTES)
     _update(state, descriptor, 0, size, "the model file")
     for span in spans:
@@ -79,7 +79,7 @@ def _read(descriptor: int, size: int, folder: str, spans: Sequence[Span]) -> str
     return state.hexdigest()
 
 
-def _separator(span: Span) -> bytes:
+def _separator(span: FilePart) -> bytes:
     return f"\n{span.length}\n".encode()  # so that no two lists of spans run into one another
 
 

@@ -30,7 +30,7 @@ class Problem(ValueError):
     """One thing that is wrong with a reference to external data, as a sentence."""
 
 
-class Span(NamedTuple):
+class FilePart(NamedTuple):
     """A part of a file: `location` is relative to the model's folder, with "/" between its steps."""
 
     location: str
@@ -40,7 +40,7 @@ class Span(NamedTuple):
     identity: Identity  # of the file that was looked at
 
 
-def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> Span:
+def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> FilePart:
     """The span of the file that holds `tensor`, whose dtype and dimensions need `nbytes`.
 
     Parameters
@@ -72,7 +72,7 @@ def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> Span:
             f"bytes {offset} to {offset + length} of {location!r} are wanted, and that file has "
             f"{status.st_size}; it is cut off or belongs to another model"
         )
-    return Span("/".join(steps), offset, length, status.st_size, identity(status))
+    return FilePart("/".join(steps), offset, length, status.st_size, identity(status))
 
 
 def _steps(location: str) -> list[str]:
@@ -125,7 +125,7 @@ def number(entries: dict[str, str], key: str, default: int) -> int:
 
 
 @contextmanager
-def opened(folder: str, span: Span) -> Iterator[int]:
+def opened(folder: str, span: FilePart) -> Iterator[int]:
     """A file descriptor of the file that `locate` looked at.
 
     Raises
@@ -149,7 +149,7 @@ def opened(folder: str, span: Span) -> Iterator[int]:
         os.close(descriptor)
 
 
-def content(folder: str, span: Span) -> bytes:
+def content(folder: str, span: FilePart) -> bytes:
     """The bytes of a span, as they were at one time.
 
     Raises

@@ -169,10 +169,10 @@ def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
 
 
 # External data in memory by its place; None where it stays in its files.
-Held = Mapping[external.Span, bytes] | None
+Held = Mapping[external.FilePart, bytes] | None
 
 
-def _held(file: Opened, spans: Sequence[external.Span], mapped_above: int) -> Held:
+def _held(file: Opened, spans: Sequence[external.FilePart], mapped_above: int) -> Held:
     """The external data, read into memory where it and the model are small together."""
     ranges = set(spans)
     if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
@@ -180,7 +180,7 @@ def _held(file: Opened, spans: Sequence[external.Span], mapped_above: int) -> He
     return {span: external.content(str(file.folder), span) for span in ranges}
 
 
-def _files(file: Opened, spans: Sequence[external.Span], held: Held) -> SourceFiles:
+def _files(file: Opened, spans: Sequence[external.FilePart], held: Held) -> SourceFiles:
     """The files that weights are to be mapped from."""
     found = []
     if file.mapped and file.path is not None and file.descriptor is not None:
@@ -191,7 +191,7 @@ def _files(file: Opened, spans: Sequence[external.Span], held: Held) -> SourceFi
     return SourceFiles(found)
 
 
-def _digest(file: Opened, spans: Sequence[external.Span], held: Held) -> str:
+def _digest(file: Opened, spans: Sequence[external.FilePart], held: Held) -> str:
     if held is not None and not file.mapped:
         return digest.of_memory(file.view, held)
     if file.path is None or file.descriptor is None:

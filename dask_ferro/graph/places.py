@@ -17,7 +17,7 @@ from dask_ferro.graph.functions import all_nodes
 from dask_ferro.graph.order import bodies
 
 # The entries of a tensor's reference -> the place that was checked.
-Places = dict[tuple[str, ...], external.Span]
+Places = dict[tuple[str, ...], external.FilePart]
 
 
 def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:
@@ -71,14 +71,14 @@ def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -
     places[_reference(tensor)] = span
 
 
-def _embedded_span(tensor: TensorProto, nbytes: int, size: int) -> external.Span:
+def _embedded_span(tensor: TensorProto, nbytes: int, size: int) -> external.FilePart:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     offset, length = external.number(entries, "offset", 0), external.number(entries, "length", nbytes)
     if length != nbytes:
         raise external.Problem(f"its raw_data has {length} bytes, and its dtype and dimensions need {nbytes}")
     if offset + length > size:
         raise external.Problem("its data lies outside of the file; the file is damaged")
-    return external.Span(wire.EMBEDDED, offset, length, size, (0, 0, 0, 0, 0))
+    return external.FilePart(wire.EMBEDDED, offset, length, size, (0, 0, 0, 0, 0))
 
 
 def is_embedded(tensor: TensorProto) -> bool:
@@ -111,7 +111,7 @@ def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
             tensor.ClearField("data_location")
 
 
-def external_spans(proto: onnx.ModelProto, places: Places) -> list[external.Span]:
+def external_spans(proto: onnx.ModelProto, places: Places) -> list[external.FilePart]:
     """The parts of other files that `proto` uses."""
     graphs = [proto.graph, *(body for node in all_nodes(proto.graph.node) for body in bodies(node))]
     used = [tensor for graph in graphs for tensor in graph.initializer if tensor.external_data]

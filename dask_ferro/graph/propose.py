@@ -32,7 +32,7 @@ from dask_ferro.graph.placements import Shard
 from dask_ferro.graph.redistribute import COLLECTIVES, Layout, Mesh
 from dask_ferro.graph.schedules.closed import StageSeconds, makespan
 from dask_ferro.graph.shard import propagate
-from dask_ferro.graph.shard_plan import Compute, Move, Sharding
+from dask_ferro.graph.shard_plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.signal import BACKWARD, region_of
 from dask_ferro.graph.tensor_model import Built
 from dask_ferro.policy.estimates import SAME_HOST, Link
@@ -304,7 +304,7 @@ def _chain(sharding: Sharding) -> int:
         if isinstance(entry, Compute):
             before = max((depth.get(v, 0) for v in entry.node.inputs if v is not None), default=0)
             depth.update(dict.fromkeys(entry.node.outputs, before))
-        elif isinstance(entry, Move):
+        elif isinstance(entry, LayoutChange):
             depth[entry.value] = depth.get(entry.value, 0) + sum(
                 step.kind in COLLECTIVES for step in entry.steps
             )

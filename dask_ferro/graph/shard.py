@@ -29,7 +29,7 @@ from dask_ferro.graph.placement_table import Strategy, rule, strategies
 from dask_ferro.graph.placements import WHOLE, Partial, Placement, Replicate, Shard, Site
 from dask_ferro.graph.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
 from dask_ferro.graph.shard_given import Placed, layouts, refuse
-from dask_ferro.graph.shard_plan import Compute, Entry, Folded, Move, Sharding
+from dask_ferro.graph.shard_plan import Compute, Entry, Folded, LayoutChange, Sharding
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -196,7 +196,7 @@ class _Walk:
             )
         priced = [(total(way, form, nbytes, self.mesh, self.link), form, way) for form, way in routes]
         cost, source, way = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
-        self.entries.append(Move(value, source, target, way, cost, reader))
+        self.entries.append(LayoutChange(value, source, target, way, cost, reader))
         now = source
         for step in way:  # what lies on the way is there from now on, too
             now = (*now[: step.axis], step.target, *now[step.axis + 1 :])

@@ -32,7 +32,7 @@ class Compute(NamedTuple):
     seconds: float
 
 
-class Move(NamedTuple):
+class LayoutChange(NamedTuple):
     """A value gets another layout, because `reader` (a node, or "" for the caller) wants it."""
 
     value: ir.Value
@@ -50,7 +50,7 @@ class Folded(NamedTuple):
     array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
-Entry: TypeAlias = Compute | Move | Folded
+Entry: TypeAlias = Compute | LayoutChange | Folded
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sharding:
         Layouts in which graph inputs and initializers start.
     outputs : tuple of Layout
         Of the graph's outputs.
-    entries : tuple of Compute, Move and Folded
+    entries : tuple of Compute, LayoutChange and Folded
     """
 
     model: ir.Model
@@ -78,9 +78,9 @@ class Sharding:
     entries: tuple[Entry, ...]
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> tuple[LayoutChange, ...]:
         """The redistributions."""
-        return tuple(entry for entry in self.entries if isinstance(entry, Move))
+        return tuple(entry for entry in self.entries if isinstance(entry, LayoutChange))
 
     @property
     def collectives(self) -> Counter[str]:
@@ -107,7 +107,7 @@ class Sharding:
 def _line(entry: Entry) -> str:
     if isinstance(entry, Folded):
         return f"{entry.value.name} = {entry.array.tolist()}"
-    if isinstance(entry, Move):
+    if isinstance(entry, LayoutChange):
         named = " + ".join(step.kind for step in entry.steps)
         return (
             f"{entry.value.name}: {text(entry.source)} -> {text(entry.target)}  {named}, "

@@ -26,7 +26,7 @@ from dask_ferro.graph.placements import PLACEMENT, Shard, Site
 from dask_ferro.graph.redistribute import Layout, Step, collective, text
 from dask_ferro.graph.shapes import Dim
 from dask_ferro.graph.shard_parts import Array, Port, Spmd, holders, local_shape, part
-from dask_ferro.graph.shard_plan import Compute, Folded, Move, Sharding
+from dask_ferro.graph.shard_plan import Compute, Folded, LayoutChange, Sharding
 from dask_ferro.graph.signal import region_of
 from dask_ferro.graph.site import CHUNK
 
@@ -70,11 +70,11 @@ class _Lowering:
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
             self._source(value, plan.given[value.name or ""])
 
-    def add(self, entry: Compute | Move | Folded) -> None:
+    def add(self, entry: Compute | LayoutChange | Folded) -> None:
         """Write one entry of the plan out, rank by rank."""
         if isinstance(entry, Compute):
             self._compute(entry)
-        elif isinstance(entry, Move):
+        elif isinstance(entry, LayoutChange):
             self._move(entry)
         else:
             piece = self._constant(_name(entry.value, self.mesh.whole, 0), entry.array)
@@ -207,7 +207,7 @@ class _Lowering:
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
-    def _move(self, entry: Move) -> None:
+    def _move(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()

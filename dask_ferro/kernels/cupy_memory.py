@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 
-class Account(NamedTuple):
+class ProcessMemory(NamedTuple):
     """The memory of a process's GPU.
 
     Attributes
@@ -47,7 +47,7 @@ class Account(NamedTuple):
         return max(self.used - self.kept, self.own)
 
 
-class Pool(NamedTuple):
+class RmmPool(NamedTuple):
     """RMM's memory: the bytes of its pool, 0 without one; and those given out, None where nothing counts them."""
 
     nbytes: int
@@ -59,7 +59,7 @@ class Pool(NamedTuple):
         return 0 if self.used is None else max(self.nbytes - self.used, 0)
 
 
-def account(cupy: Any) -> Account:
+def account(cupy: Any) -> ProcessMemory:
     """Return the memory of CuPy's current device.
 
     Raises
@@ -72,14 +72,14 @@ def account(cupy: Any) -> Account:
     own, kept = pool.used_bytes(), pool.free_bytes()
     rmm = _rmm()
     if rmm is None:
-        return Account(total, total - free, free + kept, own, kept)
+        return ProcessMemory(total, total - free, free + kept, own, kept)
     is_cupys = _module(cupy.cuda.get_allocator()) == "rmm"
     _check(rmm, is_cupys, total)
     reach = free + kept + (rmm.kept if is_cupys else 0)
-    return Account(total, total - free, reach, own + (rmm.used or 0), kept + rmm.kept)
+    return ProcessMemory(total, total - free, reach, own + (rmm.used or 0), kept + rmm.kept)
 
 
-def _rmm() -> Pool | None:
+def _rmm() -> RmmPool | None:
     """RMM's current memory; None where nobody in this process uses it."""
     if "rmm" not in sys.modules:
         return None
@@ -88,9 +88,9 @@ def _rmm() -> Pool | None:
         if used is None and hasattr(resource, "get_allocated_bytes"):
             used = int(resource.get_allocated_bytes())
         if hasattr(resource, "pool_size"):  # what counts below it counts the pool itself
-            return Pool(int(resource.pool_size()), used)
+            return RmmPool(int(resource.pool_size()), used)
         resource = getattr(resource, "upstream_mr", None)
-    return Pool(0, used)
+    return RmmPool(0, used)
 
 
 def _module(function: Any) -> str:
@@ -98,7 +98,7 @@ def _module(function: Any) -> str:
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-def _check(rmm: Pool, is_cupys: bool, total: int) -> None:
+def _check(rmm: RmmPool, is_cupys: bool, total: int) -> None:
     if rmm.nbytes and not is_cupys:
         _warn(
             f"RMM's pool has {rmm.nbytes:,} of {total:,} bytes of the GPU, and CuPy does not allocate there, so that"

@@ -63,7 +63,7 @@ _HARMED = frozenset({
 _HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
 
 
-class Flow:
+class EmptinessFlow:
     """What is known of the values of a graph and of the bodies in it, node by node in topological order.
 
     Parameters
@@ -168,7 +168,7 @@ class Flow:
         return node.op_type in _KEEP_POSITIVE and all(_is_positive(v, self._positive) for v in data)
 
 
-def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> Flow:
+def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> EmptinessFlow:
     """Return the flow of a body, where what one trip of a Loop or Scan makes is what the next one is handed."""
     first = 1 if node.op_type == "Loop" else 0
     count = len(body.inputs) - first
@@ -177,7 +177,7 @@ def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> Flow:
     states = list(zip(body.inputs[first:], body.outputs, strict=False))[:count]
     handed = set(given)
     while True:
-        flow = Flow(body, handed)
+        flow = EmptinessFlow(body, handed)
         carried = {i for i, o in states if o in flow.empty}
         if carried <= handed:
             return flow

@@ -78,7 +78,7 @@ def support(model: ir.Model) -> list[Support]:
     """Return, for each node of the main graph in order, the engines that declare it."""
     opsets = dict(model.opset_imports)
     nodes = list(model.graph)
-    flow = emptiness.Flow(nodes)
+    flow = emptiness.EmptinessFlow(nodes)
     if not flow.origins:
         return [_support(node, opsets) for node in nodes]
     places = {node: position for position, node in enumerate(nodes)}

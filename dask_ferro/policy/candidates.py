@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dask_ferro.policy.estimates import Estimate, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 
 # Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
 HOLDERS = 8
@@ -43,7 +43,7 @@ class Candidates:
     ----------
     ledger : Ledger
     links : Links
-    placement : Placement
+    placement : PlacementParameters
         What chooses among them.
     current : callable (Worker) -> Worker
         A row as it is at this moment, where the ledger hears of something later.
@@ -53,7 +53,7 @@ class Candidates:
         self,
         ledger: Ledger,
         links: Links,
-        placement: Placement,
+        placement: PlacementParameters,
         current: Callable[[Worker], Worker] = lambda worker: worker,
     ) -> None:
         self.ledger = ledger

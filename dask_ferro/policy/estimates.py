@@ -218,7 +218,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Sizes:
+class ResultSizes:
     """Bytes of a task's result by prefix: the largest of late, for what does not fit is worse than what waits."""
 
     largest: dict[str, float] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class Left(NamedTuple):
 
 
 @_apart
-class Opened(NamedTuple):
+class AcceptsTasks(NamedTuple):
     """A worker accepts tasks, or no longer: it paused, is about to leave, or does not answer."""
 
     worker: Address
@@ -147,7 +147,7 @@ class Ordered(NamedTuple):
 
 
 @_apart
-class Sent(NamedTuple):
+class MessagesSent(NamedTuple):
     """All messages that were to be sent have left: what was given away is thought to start from now on."""
 
 
@@ -259,7 +259,7 @@ class Restarted(NamedTuple):
 Event = (
     Joined
     | Left
-    | Opened
+    | AcceptsTasks
     | Heard
     | Assigned
     | Finished
@@ -267,7 +267,7 @@ Event = (
     | Unsent
     | Withdrawn
     | Ordered
-    | Sent
+    | MessagesSent
     | Due
     | Tick
     | Sweep

@@ -23,7 +23,7 @@ from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementParameters:
     """Parameters of placement: options, but for what follows from those of stealing.
 
     Attributes

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import (
+    AcceptsTasks,
     Answered,
     Arrived,
     Ask,
@@ -41,12 +42,11 @@ from dask_ferro.policy.events import (
     Joined,
     Left,
     MemoryTold,
-    Opened,
+    MessagesSent,
     Ordered,
     PlaceAgain,
     ResourcesTold,
     Restarted,
-    Sent,
     Settled,
     Settlement,
     SizeLearned,
@@ -65,7 +65,7 @@ from dask_ferro.policy.ledger_view import TASKS, VICTIMS
 from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
 from dask_ferro.policy.stealing.policies import overdue_moves
 from dask_ferro.policy.stealing.snapshot import Facts
-from dask_ferro.policy.waits import Look, look
+from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 # Seconds in which what happens shares a step, and from one tick to the next, unless somebody says otherwise.
@@ -118,7 +118,7 @@ class SchedulingCore:
         "requests", "confirmed", "refused", "stale".
     steps, sweeps : int
         How often the policy was asked, and how often there was a sweep.
-    found : Look
+    found : OverdueTasks
         What the newest sweep saw.
     """
 
@@ -140,7 +140,7 @@ class SchedulingCore:
         self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
         self.steps = 0
-        self.found: Look = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
+        self.found: OverdueTasks = look(self.ledger, 0.0, [], policy.parameters.patience, 0)
         self.coalesce, self.tick = coalesce, tick
         self._is_on = True
         self._decided: list[Instruction] = []
@@ -158,9 +158,9 @@ class SchedulingCore:
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
         """Return what takes in each kind of event."""
         return {
-            Joined: self._joined, Left: self._left, Opened: self._opened, Heard: self._heard,
+            Joined: self._joined, Left: self._left, AcceptsTasks: self._opened, Heard: self._heard,
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
-            Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,
+            Withdrawn: self._withdrawn, Ordered: self._ordered, MessagesSent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
             # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
             DeviceTold: lambda event, now: self.ledger.set_device(*event),
@@ -209,7 +209,7 @@ class SchedulingCore:
         self._outcomes = deque((o for o in self._outcomes if o.thief != gone), HISTORY)
         self.state = without(self.state, gone)
 
-    def _opened(self, event: Opened, now: float) -> None:
+    def _opened(self, event: AcceptsTasks, now: float) -> None:
         if event.worker in self.ledger.rows:
             self.ledger.set_accepts(event.worker, event.accepts)
             if event.accepts:
@@ -256,7 +256,7 @@ class SchedulingCore:
         self._outcomes.append(Outcome("started", victim, thief, delay, dry))
         self._decided.append(Arrived(key, victim, thief, requested, delay, worked))
 
-    def _sent(self, event: Sent, now: float) -> None:
+    def _sent(self, event: MessagesSent, now: float) -> None:
         self.ledger.listen(now)
 
     def _restarted(self, event: Restarted, now: float) -> None:

@@ -123,7 +123,7 @@ def by_reason(waits: Iterable[Wait]) -> dict[str, int]:
     return {reason: counted[reason] for reason in REASONS}
 
 
-class Look(NamedTuple):
+class OverdueTasks(NamedTuple):
     """One look at what is overdue while somebody has nothing to do.
 
     Attributes
@@ -148,7 +148,7 @@ def look(
     turn: int,
     projected: bool = True,
     links: Links | None = None,
-) -> Look:
+) -> OverdueTasks:
     """Return what is overdue, and the facts for a policy to move it: whatever else there is, nothing hides it.
 
     A step of stealing looks at the ends of the longest queues, for the workers that ran dry first; what may not move
@@ -168,10 +168,10 @@ def look(
             # A few of each: a snapshot is built of all of them, and any of these could take the task.
             legal, _ = _narrowed(task, idle, False)
             thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
-    return Look(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
+    return OverdueTasks(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
 
 
-def waits_of(found: Look) -> list[Wait]:
+def waits_of(found: OverdueTasks) -> list[Wait]:
     """Return what there is to tell of a look, the longest wait first."""
     told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
     for entry, row, task in found.overdue:

@@ -13,6 +13,7 @@ from typing import Any
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import LEARNING, Learning, Links
 from dask_ferro.policy.events import (
+    AcceptsTasks,
     Answer,
     Answered,
     Arrived,
@@ -29,9 +30,8 @@ from dask_ferro.policy.events import (
     Joined,
     Left,
     MemoryTold,
-    Opened,
+    MessagesSent,
     PlaceAgain,
-    Sent,
     Settled,
     SizeLearned,
     SpeedLearned,
@@ -41,7 +41,7 @@ from dask_ferro.policy.events import (
     Wake,
 )
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
 from dask_ferro.policy.scheduling_core import COALESCE, TICK, SchedulingCore
 from dask_ferro.policy.stealing.informed import StealingParameters
@@ -49,8 +49,8 @@ from dask_ferro.policy.stealing.policies import NoStealing, named
 from dask_ferro.simulate.cluster import CORE_FLOPS, SHORT, STOCK_TO_WORKER
 from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
-from dask_ferro.simulate.virtual_tasks import Job
-from dask_ferro.simulate.virtual_worker import Held
+from dask_ferro.simulate.virtual_tasks import VirtualTask
+from dask_ferro.simulate.virtual_worker import WorkerTask
 from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Span
 
@@ -66,7 +66,7 @@ class SimulatedSettings:
     ----------
     parameters : StealingParameters
         Of stealing.
-    placement : Placement
+    placement : PlacementParameters
     learning : Learning
     rank : bool
         Whether narrow graphs go by upward rank.
@@ -76,7 +76,7 @@ class SimulatedSettings:
     """
 
     parameters: StealingParameters = field(default_factory=StealingParameters)
-    placement: Placement = field(default_factory=Placement)
+    placement: PlacementParameters = field(default_factory=PlacementParameters)
     learning: Learning = LEARNING
     rank: bool = True
     coalesce: float = COALESCE
@@ -114,7 +114,7 @@ class CoreAdapter:
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._freed = False
         self._since: dict[int, float] = {}  # tasks that wait for a worker
-        self._held: Held  # of the task that was finished last
+        self._held: WorkerTask  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
             Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
             Hurry: self._hurry, Settled: self._settled, Arrived: self._stolen,
@@ -145,15 +145,15 @@ class CoreAdapter:
 
     def changed(self, record: WorkerRecord) -> None:
         """Note whether the worker accepts tasks."""
-        self._tell(Opened(record.address, record.accepts))
+        self._tell(AcceptsTasks(record.address, record.accepts))
 
-    def assigned(self, job: Job, record: WorkerRecord) -> None:
+    def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Write the task into the worker's queue."""
         spec, takes = job.spec, self.facts.takes(job)
         told = Assigned(job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes)
         self._tell(told)
 
-    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+    def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn what the task took, and how long its move."""
         self._held = held
         self._asked.pop(job.number, None)
@@ -162,30 +162,30 @@ class CoreAdapter:
             self._tell(SizeLearned(job.spec.prefix, job.spec.nbytes))
         self._freed = True
 
-    def dropped(self, job: Job, record: WorkerRecord) -> None:
+    def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Strike the task off."""
         self._asked.pop(job.number, None)
         self._tell(Finished(job.number))
 
-    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+    def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Learn what the link does."""
         copies = 0 if kind == "peer" else self.facts.copies(job, address)
         self._tell(TransferLearned(kind, job.spec.nbytes, seconds, copies))
         self.facts.came(job, address)
 
-    def released(self, job: Job) -> None:
+    def released(self, job: VirtualTask) -> None:
         """Take the bytes off their holders."""
         self.facts.dropped(job)
         self._freed = True
 
     def settled(self) -> None:
         """Note that what was to be sent leaves now, and look again at what waits for bytes."""
-        self._tell(Sent())
+        self._tell(MessagesSent())
         if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._freed = False
             self._scheduler.retry()
 
-    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+    def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Take a victim's answer to the newest request for a task; others are of no matter any more."""
         if self._asked.get(job.number) == request:
             del self._asked[job.number]
@@ -257,7 +257,7 @@ class CoreAdapter:
 
     # ---- place ---------------------------------------------------------------------------------------------
 
-    def where(self, job: Job) -> Address | None:
+    def where(self, job: VirtualTask) -> Address | None:
         """Return where the task is projected to finish first."""
         now, candidates = self._clock.now, self.candidates
         task = self.facts.task(job, waited=now - self._since.setdefault(job.number, now))
@@ -269,10 +269,10 @@ class CoreAdapter:
             del self._since[job.number]
         return chosen
 
-    def _seconds(self, job: Job) -> tuple[float, bool]:
+    def _seconds(self, job: VirtualTask) -> tuple[float, bool]:
         return self.candidates.seconds(job.spec.prefix, job.spec.annotated)
 
-    def suits(self, job: Job, record: WorkerRecord) -> bool:
+    def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
         """Whether the worker has the time, or nobody will; and the room, and others are not done without it."""
         now, candidates = self._clock.now, self.candidates
         if not candidates.are_alike:
@@ -284,7 +284,7 @@ class CoreAdapter:
         free = (record.address,)
         return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
 
-    def projected(self, job: Job) -> float:
+    def projected(self, job: VirtualTask) -> float:
         """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
 
         Where nothing was measured, a task takes twice what one of its prefix has run for by now, but no less than the

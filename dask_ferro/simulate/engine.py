@@ -24,8 +24,8 @@ from dask_ferro.simulate.cluster import (
 from dask_ferro.simulate.core_adapter import CoreAdapter, SimulatedSettings
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
 from dask_ferro.simulate.virtual_scheduler import Scheduler
-from dask_ferro.simulate.virtual_tasks import Job, jobs_of, prioritize
-from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
+from dask_ferro.simulate.virtual_tasks import VirtualTask, jobs_of, prioritize
+from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 from dask_ferro.simulate.worker_record import Decider
 from dask_ferro.trace import Trace, TracedTask
 
@@ -46,7 +46,7 @@ def simulate(
     seed: int = 0,
     order: Mapping[Key, int] | None = None,
     known: Mapping[str, float] | None = None,
-    attach: Callable[[Site], None] | None = None,
+    attach: Callable[[VirtualSite], None] | None = None,
 ) -> Trace:
     """Return the trace of a graph on a virtual cluster.
 
@@ -63,7 +63,7 @@ def simulate(
         Dask's order of the tasks; without it they go depth first.
     known : mapping of str to float, optional
         What tasks of a prefix took, in seconds, in runs that the scheduler saw before; default: none.
-    attach : callable (Site), optional
+    attach : callable (VirtualSite), optional
         Called before the first event: who brings and takes workers while it runs.
 
     Returns
@@ -92,7 +92,7 @@ def simulate(
     scheduler.decider = _decider(scheduler, policy, rules, seed)
     scheduler.decider.learn(known or {})
     _connect(world, scheduler)
-    site = Site(world, scheduler, None if is_stock else rules)
+    site = VirtualSite(world, scheduler, None if is_stock else rules)
     _populate(site)
     scheduler.decider.begin()
     if attach is not None:
@@ -126,7 +126,7 @@ def _connect(world: World, scheduler: Scheduler) -> None:
     world.sampled = scheduler.decider.arrived
 
 
-class Site:
+class VirtualSite:
     """A virtual cluster that runs, for who brings and takes its workers; without rules, under stock Dask's."""
 
     def __init__(self, world: World, scheduler: Scheduler, rules: SimulatedSettings | None) -> None:
@@ -151,7 +151,7 @@ class Site:
         self.world.clock.at(heard, self.scheduler.receive, self.scheduler.died, address)
 
 
-def _populate(site: Site) -> None:
+def _populate(site: VirtualSite) -> None:
     cluster, clock, join = site.world.cluster, site.world.clock, site.join
     specs = {worker.address: worker for worker in cluster.workers}
     for worker in cluster.at_start:
@@ -163,7 +163,7 @@ def _populate(site: Site) -> None:
             clock.at(change.seconds, _change, site, change)
 
 
-def _change(site: Site, change: Change) -> None:
+def _change(site: VirtualSite, change: Change) -> None:
     world, scheduler = site.world, site.scheduler
     live = world.workers.get(change.worker)
     if live is None or not live.alive:
@@ -176,7 +176,7 @@ def _change(site: Site, change: Change) -> None:
     live.tell(scheduler.receive, scheduler.paused, change.worker, pause)
 
 
-def _trace(world: World, jobs: list[Job], first_done: dict[int, Held]) -> Trace:
+def _trace(world: World, jobs: list[VirtualTask], first_done: dict[int, WorkerTask]) -> Trace:
     tasks = []
     for number, held in first_done.items():
         spec = jobs[number].spec

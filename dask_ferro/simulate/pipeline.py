@@ -52,7 +52,7 @@ def simulate(
     takes = {action: seconds(action) for action in lowered.stage}
     if min(transfer, hop, *takes.values()) < 0:
         raise ValueError("pipeline: got seconds below zero, wanted what an action, a transfer and a hop take")
-    computed = dict(_Run(lowered, takes, transfer, hop).computed())
+    computed = dict(_SimulatedStages(lowered, takes, transfer, hop).computed())
     spans = [*computed.values(), *_transfers(lowered, computed, transfer)]
     spans.sort(key=lambda span: (span.start, span.stop, span.worker))
     stages = sorted(set(lowered.stage.values()))
@@ -117,7 +117,7 @@ def _tasks(plan: Lowering, computed: Mapping[Action, Span]) -> tuple[TracedTask,
     )
 
 
-class _Run:
+class _SimulatedStages:
     """What is ready on each stage, what is under way, and who waits for how many others."""
 
     def __init__(self, plan: Lowering, takes: Mapping[Action, float], transfer: float, hop: float) -> None:

@@ -11,12 +11,12 @@ from itertools import islice
 from math import inf
 
 from dask_ferro.policy.candidates import Candidates
-from dask_ferro.policy.estimates import Learning, Sizes
+from dask_ferro.policy.estimates import Learning, ResultSizes
 from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.simulate.virtual_scheduler import Scheduler
-from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.simulate.virtual_tasks import VirtualTask
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.  Of its readers, as many are seen.
 FEW_INPUTS = 8
@@ -33,23 +33,23 @@ class SimulatedFacts:
 
     def __init__(self, scheduler: Scheduler, learning: Learning) -> None:
         self._scheduler = scheduler
-        self._sizes = Sizes(learning=learning)
+        self._sizes = ResultSizes(learning=learning)
         self._held: dict[Address, int] = {}  # bytes of results
         self._thieves: Sequence[Address] = ()  # of the look that is being taken
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def done(self, job: Job, address: Address) -> bool:
+    def done(self, job: VirtualTask, address: Address) -> bool:
         """Learn the size of a result, which now lies on a worker; return whether it is news to who counts bytes."""
         is_first = self._sizes.add(job.spec.prefix, job.spec.nbytes)
         self.came(job, address)
         return is_first and self.ledger.counts_bytes
 
-    def came(self, job: Job, address: Address) -> None:
+    def came(self, job: VirtualTask, address: Address) -> None:
         """Note that a result lies on a worker."""
         self._held[address] = self._held.get(address, 0) + job.spec.nbytes
 
-    def dropped(self, job: Job) -> None:
+    def dropped(self, job: VirtualTask) -> None:
         """Note that a result leaves its holders, which the task still names."""
         for address in job.holders:
             self._held[address] = self._held.get(address, 0) - job.spec.nbytes
@@ -93,13 +93,13 @@ class SimulatedFacts:
         """Return those that may run on more than one worker."""
         return [entry for entry in entries if not self.job(entry.key).pinned]
 
-    def job(self, key: Key) -> Job:
+    def job(self, key: Key) -> VirtualTask:
         """Return a task by its number."""
         return self._scheduler.jobs[int(str(key))]
 
     # ---- what is known -------------------------------------------------------------------------------------
 
-    def task(self, job: Job, waited: float = inf) -> TaskFacts:
+    def task(self, job: VirtualTask, waited: float = inf) -> TaskFacts:
         """Return a task that nobody was given, for so many seconds."""
         device, seconds, known, others = self.candidates.seconds_by_class(job.spec.prefix, job.spec.annotated)
         return TaskFacts(
@@ -107,7 +107,7 @@ class SimulatedFacts:
             nbytes=self.takes(job), headroom=self.headroom(job), waited=waited,
         )  # fmt: skip
 
-    def held(self, job: Job) -> tuple[dict[Address, int], int]:
+    def held(self, job: VirtualTask) -> tuple[dict[Address, int], int]:
         """Return the bytes of a task's inputs on each of their holders, and of all of them."""
         held: dict[Address, int] = {}
         for dependency in job.inputs:
@@ -116,7 +116,7 @@ class SimulatedFacts:
                     held[address] = held.get(address, 0) + dependency.spec.nbytes
         return held, sum(dependency.spec.nbytes for dependency in job.inputs)
 
-    def takes(self, job: Job) -> int:
+    def takes(self, job: VirtualTask) -> int:
         """Return the projected bytes of a result; 0 where no device counts them."""
         if not self.ledger.counts_bytes:
             return 0
@@ -125,7 +125,7 @@ class SimulatedFacts:
             return found
         return self._sizes.guess((d.spec.nbytes for d in job.inputs), self.ledger.least)
 
-    def headroom(self, job: Job) -> int:
+    def headroom(self, job: VirtualTask) -> int:
         """Return the projected bytes of the largest result that is made of the task's, less what it frees."""
         if not self.ledger.counts_bytes:
             return 0
@@ -144,7 +144,7 @@ class SimulatedFacts:
         """Return the bytes of results on a worker."""
         return self._held.get(address, 0)
 
-    def inputs(self, job: Job, fetching: Iterable[Address]) -> tuple[Replica, ...]:
+    def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
         if len(job.inputs) > FEW_INPUTS:
             held: dict[frozenset[Address], int] = {}
@@ -161,7 +161,7 @@ class SimulatedFacts:
             inputs.append(Replica(dependency.spec.nbytes, holders, self._kind(dependency.holders), number))
         return tuple(inputs)
 
-    def copies(self, job: Job, to: Address) -> int:
+    def copies(self, job: VirtualTask, to: Address) -> int:
         """Return how often a result left or entered a device on its way to a worker."""
         source = next((a for a in job.holders if a != to), to)
         return (self._kind([source]) != HOST) + (self._kind([to]) != HOST)

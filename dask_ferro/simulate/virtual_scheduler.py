@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from dask_ferro.policy.facts import Address
-from dask_ferro.simulate.virtual_tasks import Job, Roots
-from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
+from dask_ferro.simulate.virtual_tasks import Roots, VirtualTask
+from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 
 # The number of the requests for what a leaving worker has not started; those of steals count from 1.
@@ -23,7 +23,7 @@ _BACK = 0
 class Scheduler:
     """The server."""
 
-    def __init__(self, world: World, jobs: list[Job], stops: Sequence[int]) -> None:
+    def __init__(self, world: World, jobs: list[VirtualTask], stops: Sequence[int]) -> None:
         self.world = world
         self.clock = world.clock
         self.jobs = jobs
@@ -31,7 +31,7 @@ class Scheduler:
         self.threads = 0
         self._joined_count = 0
         self.remaining = len(jobs)
-        self.first_done: dict[int, Held] = {}
+        self.first_done: dict[int, WorkerTask] = {}
         self.known = 0  # tasks that were submitted
         self.submissions: list[float] = []
         self._stops = (0, *stops)
@@ -42,7 +42,7 @@ class Scheduler:
         self._open: list[
             tuple[tuple[float, float], int, int, WorkerRecord]
         ] = []  # a heap: the least busy first
-        self._unplaced: list[Job] = []
+        self._unplaced: list[VirtualTask] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._free_at = 0.0
         self._has_core = False  # where they are counted
@@ -127,7 +127,7 @@ class Scheduler:
         if self.known < len(self.jobs):
             self.submit()
 
-    def finished(self, address: Address, held: Held) -> None:
+    def finished(self, address: Address, held: WorkerTask) -> None:
         """Hear that a worker computed a task."""
         self.think(self._cluster.per_result)
         job, record = held.job, self.records.get(address)
@@ -224,7 +224,7 @@ class Scheduler:
         for job in record.processing.values():
             self.send(record, record.live.asked, job, _BACK)
 
-    def answered(self, address: Address, job: Job, request: int, state: str) -> None:
+    def answered(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Hear a worker's answer to who asked for a task."""
         if request != _BACK:
             self.decider.replied(address, job, request, state)
@@ -233,7 +233,7 @@ class Scheduler:
 
     # ---- placing -------------------------------------------------------------------------------------------
 
-    def place_again(self, job: Job, record: WorkerRecord) -> None:
+    def place_again(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Take a task back from a worker that gave it up already, and place it anew."""
         self._take_back(job, record, tell=False)
         self._place([job])
@@ -243,12 +243,12 @@ class Scheduler:
         """Whether a task waits for a worker that may have it."""
         return bool(self._unplaced)
 
-    def queued(self, count: int) -> tuple[int, list[Job]]:
+    def queued(self, count: int) -> tuple[int, list[VirtualTask]]:
         """Return how many tasks look like roots and wait, and some of the next ones."""
         some = [self.jobs[number] for _, number in self._queue[:count]]
         return len(self._queue), some
 
-    def give(self, job: Job, record: WorkerRecord) -> None:
+    def give(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Send a task to a worker."""
         job.state, job.on = "processing", record.address
         record.processing[job.number] = job
@@ -258,12 +258,12 @@ class Scheduler:
         self.think(self._cluster.per_send)
         self.send(record, record.live.compute, job)
 
-    def move(self, job: Job, victim: WorkerRecord, thief: WorkerRecord) -> None:
+    def move(self, job: VirtualTask, victim: WorkerRecord, thief: WorkerRecord) -> None:
         """Send a task that its victim gave up to the thief."""
         self._unassign(job, victim)
         self.give(job, thief)
 
-    def _place(self, ready: Iterable[Job]) -> None:
+    def _place(self, ready: Iterable[VirtualTask]) -> None:
         declined = False  # nobody with a free slot takes what is queued
         for job in sorted(ready, key=lambda job: job.priority):
             if self._roots.has(job, self.threads):
@@ -272,7 +272,7 @@ class Scheduler:
                 self._place_one(job)
         self._fill()
 
-    def _queue_up(self, job: Job, declined: bool) -> bool:
+    def _queue_up(self, job: VirtualTask, declined: bool) -> bool:
         """Give a root-ish task a free slot, before any that waits, as Dask does; else let it wait for one."""
         job.state = "queued"
         if not declined:
@@ -284,7 +284,7 @@ class Scheduler:
             heappush(self._queue, (job.priority, job.number))
         return declined
 
-    def _place_one(self, job: Job) -> None:
+    def _place_one(self, job: VirtualTask) -> None:
         address = next(iter(self.records), None) if job.pinned else self.decider.where(job)
         if address is None:
             job.state = "unplaced"
@@ -294,7 +294,7 @@ class Scheduler:
         self.give(job, record)
         self.decider.assigned(job, record)
 
-    def _fill(self, last: Job | None = None) -> bool:
+    def _fill(self, last: VirtualTask | None = None) -> bool:
         """Give queued tasks to the least busy workers with a free slot, until one task was given away.
 
         Return whether such a worker declined.
@@ -331,7 +331,7 @@ class Scheduler:
             busy = self.decider.busy(record)
             heappush(self._open, (busy, record.number, record.version, record))
 
-    def _unassign(self, job: Job, record: WorkerRecord) -> None:
+    def _unassign(self, job: VirtualTask, record: WorkerRecord) -> None:
         del record.processing[job.number]
         for dependency in job.inputs:
             left = record.needs[dependency.number] = record.needs[dependency.number] - 1
@@ -342,7 +342,7 @@ class Scheduler:
 
     # ---- losing --------------------------------------------------------------------------------------------
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: VirtualTask) -> None:
         self.decider.released(job)
         for address in job.holders:
             live = self.world.workers[address]
@@ -352,14 +352,14 @@ class Scheduler:
         job.holders.clear()
         job.state = "released"
 
-    def _take_back(self, job: Job, record: WorkerRecord, *, tell: bool) -> None:
+    def _take_back(self, job: VirtualTask, record: WorkerRecord, *, tell: bool) -> None:
         self.decider.dropped(job, record)
         self._unassign(job, record)
         job.state = "waiting"
         if tell:
             self.send(record, record.live.give_up, job)
 
-    def _compute_again(self, lost: list[Job], again: list[Job]) -> None:
+    def _compute_again(self, lost: list[VirtualTask], again: list[VirtualTask]) -> None:
         """Put what was lost and what needs it back to waiting, and place what is ready."""
         touched = dict.fromkeys(again)
         stack = [job for job in lost if job.needed or job.wanted]

@@ -20,7 +20,7 @@ _ROOTISH_FEWER = 5
 _RANKED = 20_000
 
 
-class Job:
+class VirtualTask:
     """A task on the scheduler.  States: waiting, ready, queued, processing, memory, released, unplaced."""
 
     __slots__ = (
@@ -32,8 +32,8 @@ class Job:
         self.number = number
         self.spec = spec
         self.priority = number
-        self.inputs: tuple[Job, ...] = ()
-        self.after: list[Job] = []
+        self.inputs: tuple[VirtualTask, ...] = ()
+        self.after: list[VirtualTask] = []
         self.state = "waiting"
         self.missing = 0  # inputs that are not in memory
         self.needed = 0  # tasks after it that are not done
@@ -48,7 +48,7 @@ class Job:
         return self.state == "memory" or self.state == "released"
 
 
-def jobs_of(graph: TaskGraph) -> list[Job]:
+def jobs_of(graph: TaskGraph) -> list[VirtualTask]:
     """Return the graph's tasks, tied to each other.
 
     Raises
@@ -61,11 +61,11 @@ def jobs_of(graph: TaskGraph) -> list[Job]:
         raise ValueError(
             f"task graph {graph.name!r}: phases of {graph.stops[-1]} tasks, it has {len(graph.tasks)}"
         )
-    known: dict[Key, Job] = {}
+    known: dict[Key, VirtualTask] = {}
     for number, spec in enumerate(graph.tasks):
         if spec.key in known:
             raise ValueError(f"task graph {graph.name!r}: key {spec.key!r} is there twice")
-        job = Job(number, spec)
+        job = VirtualTask(number, spec)
         try:
             job.inputs = tuple(known[key] for key in dict.fromkeys(spec.dependencies))
         except KeyError as missing:
@@ -87,7 +87,7 @@ def jobs_of(graph: TaskGraph) -> list[Job]:
     return jobs
 
 
-def depth_first(jobs: list[Job]) -> dict[int, int]:
+def depth_first(jobs: list[VirtualTask]) -> dict[int, int]:
     """Return each task's place where what was begun is finished first.
 
     The idea of `dask.order` without its refinements: results in turn, and before each what it needs, the input
@@ -112,7 +112,7 @@ def depth_first(jobs: list[Job]) -> dict[int, int]:
 
 
 def prioritize(
-    jobs: list[Job],
+    jobs: list[VirtualTask],
     order: Mapping[Key, int] | None,
     threads: int,
     wide: float | None,
@@ -145,7 +145,7 @@ def prioritize(
 class Roots:
     """Which tasks look like roots to Dask, from their groups."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[VirtualTask]) -> None:
         self._sizes: dict[str, int] = {}
         self._before: dict[str, set[str]] = {}
         for job in jobs:
@@ -158,7 +158,7 @@ class Roots:
             few[group] = len(before) < _ROOTISH_FEWER and tasks < _ROOTISH_FEWER
         self._few = few
 
-    def has(self, job: Job, threads: int) -> bool:
+    def has(self, job: VirtualTask, threads: int) -> bool:
         """Whether the task is root-ish on a cluster of so many threads."""
         group = job.spec.group
         return not job.pinned and self._few[group] and self._sizes[group] > _ROOTISH_PER_THREAD * threads

@@ -15,23 +15,23 @@ from math import inf
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.clock import Clock, Cores, Line, Process
 from dask_ferro.simulate.cluster import CPU_AROUND, VirtualCluster, VirtualWorker
-from dask_ferro.simulate.virtual_tasks import Job
+from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.trace import Span
 
 # The receiver, what came, the kind of link, seconds: what a worker tells the scheduler of a transfer.
-Sample = Callable[[Address, Job, str, float], None]
+Sample = Callable[[Address, VirtualTask, str, float], None]
 
 
 # The share of the cores that idle processes may take at most: with hundreds of them, something still happens.
 _MOST_TAKEN = 0.9
 
 
-class Held:
+class WorkerTask:
     """A task on a worker.  States: fetching, ready, running, gone."""
 
     __slots__ = ("gap", "job", "lane", "missing", "start", "state", "stop")
 
-    def __init__(self, job: Job, missing: int) -> None:
+    def __init__(self, job: VirtualTask, missing: int) -> None:
         self.job = job
         self.missing = missing
         self.state = "fetching"
@@ -51,10 +51,10 @@ class World:
     spans: list[Span] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     running: int = 0  # tasks on all workers
-    told: Callable[[Address, Held], None] = lambda address, held: None
+    told: Callable[[Address, WorkerTask], None] = lambda address, held: None
     noticed: Callable[[], None] = lambda: None
     batched: Callable[[], None] = lambda: None
-    answered: Callable[[Address, Job, int, str], None] = lambda address, job, request, state: None
+    answered: Callable[[Address, VirtualTask, int, str], None] = lambda address, job, request, state: None
     sampled: Sample = lambda address, job, kind, seconds: None
 
     def __post_init__(self) -> None:
@@ -84,15 +84,15 @@ class LiveWorker:
         self.process = Process(world.clock, world.cores)
         self.inbox = Line(to_worker, world.cluster.wire)
         self.outbox = Line(to_scheduler, world.cluster.wire)
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, WorkerTask] = {}
         self.has: set[int] = set()
         self.short_of = 0  # bytes that its device lacked at the worst moment
         self._world = world
-        self._ready: list[tuple[int, int, int, Held]] = []
+        self._ready: list[tuple[int, int, int, WorkerTask]] = []
         self._turn = 0  # one task may stand there twice: taken back, and given again
         self._lanes = list(range(spec.nthreads))
         self._free_since = [world.clock.now] * spec.nthreads
-        self._fetching: dict[int, tuple[Address, list[Held]]] = {}
+        self._fetching: dict[int, tuple[Address, list[WorkerTask]]] = {}
         self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
         self._sizes: dict[int, int] = {}  # of what it has or had
         self._in_free = self._out_free = 0.0
@@ -134,24 +134,24 @@ class LiveWorker:
 
     # ---- messages of the scheduler -------------------------------------------------------------------------
 
-    def compute(self, job: Job) -> None:
+    def compute(self, job: VirtualTask) -> None:
         """Take a task; fetch what it lacks."""
         if not self.alive or job.number in self.held:
             return
         missing = [d for d in job.inputs if d.number not in self.has]
-        held = self.held[job.number] = Held(job, len(missing))
+        held = self.held[job.number] = WorkerTask(job, len(missing))
         for dependency in missing:
             self._fetch(dependency, [held])
         if not missing:
             self._is_ready(held)
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: VirtualTask) -> None:
         """Drop a task that the scheduler took back; one that runs goes on and counts for nothing."""
         held = self.held.pop(job.number, None)
         if held is not None:
             held.state = "gone"
 
-    def asked(self, job: Job, request: int) -> None:
+    def asked(self, job: VirtualTask, request: int) -> None:
         """Answer a steal request: what was not started is given up."""
         if not self.alive:
             return
@@ -197,7 +197,7 @@ class LiveWorker:
 
     # ---- fetching ------------------------------------------------------------------------------------------
 
-    def replicate(self, job: Job) -> None:
+    def replicate(self, job: VirtualTask) -> None:
         """Fetch a result that no task here asked for."""
         if self.alive and job.number not in self.has:
             self._fetch(job, [])
@@ -206,7 +206,7 @@ class LiveWorker:
         """Return the numbers of the tasks whose results it fetches."""
         return self._fetching
 
-    def _fetch(self, dependency: Job, waiting: list[Held]) -> None:
+    def _fetch(self, dependency: VirtualTask, waiting: list[WorkerTask]) -> None:
         known = self._fetching.get(dependency.number)
         if known is not None and self._is_alive(known[0]):
             known[1].extend(waiting)
@@ -244,7 +244,7 @@ class LiveWorker:
         worker = self._world.workers.get(address)
         return worker is not None and worker.alive
 
-    def _holder(self, dependency: Job) -> LiveWorker | None:
+    def _holder(self, dependency: VirtualTask) -> LiveWorker | None:
         workers = self._world.workers
         holders = [workers[a] for a in dependency.holders if workers[a].alive]
         near = [w for w in holders if w.spec.host == self.spec.host] or holders
@@ -253,7 +253,9 @@ class LiveWorker:
         # Spread over the holders, and the same each time; a random one is what Dask takes.
         return near[(dependency.number * 31 + hash_of(self.address) + self._world.seed) % len(near)]
 
-    def _fetched(self, dependency: Job, entry: tuple[Address, list[Held]], kind: str, begin: float) -> None:
+    def _fetched(
+        self, dependency: VirtualTask, entry: tuple[Address, list[WorkerTask]], kind: str, begin: float
+    ) -> None:
         number = dependency.number
         if self._fetching.get(number) is not entry or not self._is_alive(entry[0]):
             return
@@ -276,7 +278,7 @@ class LiveWorker:
 
     # ---- its device's memory -------------------------------------------------------------------------------
 
-    def _keep(self, job: Job) -> None:
+    def _keep(self, job: VirtualTask) -> None:
         self.has.add(job.number)
         self._sizes[job.number] = job.spec.nbytes
         self._measure(0)
@@ -289,7 +291,7 @@ class LiveWorker:
 
     # ---- computing -----------------------------------------------------------------------------------------
 
-    def _is_ready(self, held: Held) -> None:
+    def _is_ready(self, held: WorkerTask) -> None:
         held.state = "ready"
         self._turn += 1
         heappush(self._ready, (held.job.priority, held.job.number, self._turn, held))
@@ -310,12 +312,12 @@ class LiveWorker:
                 self._runs(held, now + self._before)
                 self._world.clock.at(held.stop + self._after, self._stopped, held)
 
-    def _runs(self, held: Held, start: float) -> None:
+    def _runs(self, held: WorkerTask, start: float) -> None:
         self._world.running += 1
         held.start = start
         held.stop = start + held.job.spec.seconds / self.spec.speed
 
-    def _begin(self, held: Held) -> None:
+    def _begin(self, held: WorkerTask) -> None:
         """Where cores are counted: begin what its process had CPU for."""
         clock = self._world.clock
         self._runs(held, clock.now + self._before * (1 - CPU_AROUND))
@@ -324,7 +326,7 @@ class LiveWorker:
         cpu = self._after * CPU_AROUND
         clock.at(held.stop + self._after - cpu, self.process.run, cpu, self._stopped, held)
 
-    def _stopped(self, held: Held) -> None:
+    def _stopped(self, held: WorkerTask) -> None:
         self._world.running -= 1
         if not self.alive:
             return

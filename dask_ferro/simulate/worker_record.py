@@ -11,8 +11,8 @@ from typing import Protocol
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.cluster import VirtualWorker
-from dask_ferro.simulate.virtual_tasks import Job
-from dask_ferro.simulate.virtual_worker import Held, LiveWorker
+from dask_ferro.simulate.virtual_tasks import VirtualTask
+from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask
 
 
 class WorkerRecord:
@@ -30,7 +30,7 @@ class WorkerRecord:
         self.number = number
         self.slots = slots
         self.accepts = True
-        self.processing: dict[int, Job] = {}
+        self.processing: dict[int, VirtualTask] = {}
         self.needs: dict[int, int] = {}  # inputs of those tasks: by how many
         self.version = 0
 
@@ -53,31 +53,31 @@ class Decider(Protocol):
     def changed(self, record: WorkerRecord) -> None:
         """Hear that a worker accepts tasks no longer, or again."""
 
-    def where(self, job: Job) -> Address | None:
+    def where(self, job: VirtualTask) -> Address | None:
         """Return the worker to give a task to."""
 
     def busy(self, record: WorkerRecord) -> tuple[float, float]:
         """Return how busy a worker is: the least busy one is given a task from the queue."""
 
-    def assigned(self, job: Job, record: WorkerRecord) -> None:
+    def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Hear that a task was given to a worker."""
 
-    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+    def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Hear that a task is done; it still stands in the record's `processing`."""
 
-    def dropped(self, job: Job, record: WorkerRecord) -> None:
+    def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Hear that a task was taken back from a worker."""
 
-    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+    def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Hear that a worker fetched a task's result, over which kind of link, in so many seconds."""
 
-    def released(self, job: Job) -> None:
+    def released(self, job: VirtualTask) -> None:
         """Hear that a result is dropped by its holders, which the task still names."""
 
     def settled(self) -> None:
         """Hear that all that followed from one message was heard."""
 
-    def projected(self, job: Job) -> float:
+    def projected(self, job: VirtualTask) -> float:
         """Return the seconds that a task is thought to take, those that it has run already apart."""
 
     def set_end(self, address: Address, at: float) -> None:
@@ -86,8 +86,8 @@ class Decider(Protocol):
     def set_fresh(self, seconds: float) -> None:
         """Hear how many seconds a worker would have that joined now; 0: nobody would."""
 
-    def suits(self, job: Job, record: WorkerRecord) -> bool:
+    def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
         """Whether a task from the queue is to be given to a worker with a free slot."""
 
-    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+    def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Hear a victim's answer: "ready" (given up), "running" or "gone"."""

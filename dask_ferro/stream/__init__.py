@@ -39,7 +39,7 @@ from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.progress import bar
 from dask_ferro.stream.reread import check_read
-from dask_ferro.stream.task import Job
+from dask_ferro.stream.task import StreamJob
 from dask_ferro.stream.work import Work
 
 __all__ = ["Summary", "run"]
@@ -173,7 +173,7 @@ def run(
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))
         start = _begin(wanted, before, journal, pool)
         check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
-        job = Job(
+        job = StreamJob(
             wanted.call, wanted.chunks, _sinks(start, journal), journal, start.header.run, wanted.hashed()
         )
         if len(start.done) < job.chunks.count:
@@ -240,7 +240,7 @@ def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
 
 
 def _fly(
-    job: Job, pool: AnyPool, done: Collection[int], progress: bool | None, why: Callable[[str], str]
+    job: StreamJob, pool: AnyPool, done: Collection[int], progress: bool | None, why: Callable[[str], str]
 ) -> Summary:
     """Compute the chunks that are not done, and close the journal."""
     chunks = job.chunks
@@ -255,7 +255,7 @@ def _fly(
 
 
 @contextmanager
-def _resumable(job: Job, why: Callable[[str], str]) -> Iterator[None]:
+def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
     """Say what failed, what is kept, and how to go on; or that a source changed, which chunks found half written."""
     try:
         yield
@@ -274,6 +274,6 @@ def _resumable(job: Job, why: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
-def _kept(job: Job) -> str:
+def _kept(job: StreamJob) -> str:
     done = len(job.journal.done(job.run))
     return f"{done} of {job.chunks.count} chunks are done, and noted in {job.journal.folder!r}"

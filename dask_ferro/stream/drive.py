@@ -37,7 +37,7 @@ class Future(Protocol):
     def add_done_callback(self, fn: Callable[[Any], Any]) -> None: ...
 
 
-class Pool(Protocol):
+class ChunkPool(Protocol):
     """What runs chunks."""
 
     def limit(self) -> int:
@@ -57,7 +57,7 @@ class Pool(Protocol):
         ...
 
 
-def drive(numbers: Iterable[int], pool: Pool) -> Iterator[int]:
+def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     """Yield the numbers of chunks as they are done.
 
     Raises
@@ -94,7 +94,7 @@ def drive(numbers: Iterable[int], pool: Pool) -> Iterator[int]:
         raise ChunkFailed(number, failed, len(failures) - 1) from failed
 
 
-def _next_ended(ended: SimpleQueue[Any], pool: Pool) -> Any:
+def _next_ended(ended: SimpleQueue[Any], pool: ChunkPool) -> Any:
     while True:
         try:
             return ended.get(timeout=LOOK_S)

@@ -26,7 +26,7 @@ from dask_ferro.lower.inputs import current_client
 from dask_ferro.lower.opened import Opened
 from dask_ferro.lower.shipping import ask_workers, copy_for
 from dask_ferro.stream.drive import LOOK_S, Lost
-from dask_ferro.stream.task import Call, Job, first_row, run_chunk, unseen
+from dask_ferro.stream.task import Call, StreamJob, first_row, run_chunk, unseen
 
 # In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
@@ -78,7 +78,7 @@ class ThreadPool:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix="ferro-stream")
-        self._job: Job
+        self._job: StreamJob
         self._feeds: Sequence[Feed]
 
     def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
@@ -86,7 +86,7 @@ class ThreadPool:
         given = [_here(feed.at(0)) for feed in feeds]
         return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
 
-    def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+    def begin(self, opened: Opened, job: StreamJob, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
         """Take a job, and what the model's inputs are fed."""
         self._job, self._feeds = job, feeds
 
@@ -142,7 +142,7 @@ class ClientPool:
         self._copy: Any = None
         self._whole: dict[int, Any] = {}
         self._opened: Opened
-        self._job: Job
+        self._job: StreamJob
         self._feeds: Sequence[Feed]
         self._name = ""
         self._absence = Absence(config.value("stream.no-workers"))
@@ -179,7 +179,7 @@ class ClientPool:
         carries = [feed.carries for feed in feeds]
         return self._result(self._client.submit(first_row, call, carries, *given, copy=copy, pure=False))
 
-    def begin(self, opened: Opened, job: Job, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+    def begin(self, opened: Opened, job: StreamJob, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
         """Take a job, and what the model's inputs are fed.
 
         Raises

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 
-class _Speed(ProgressColumn):
+class _RowRate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:,.0f} rows/s")
@@ -32,7 +32,7 @@ def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Calla
         yield lambda more: None
         return
     counts = TextColumn("{task.completed:,.0f} / {task.total:,.0f} rows")
-    columns = (TextColumn("{task.description}"), BarColumn(), counts, _Speed(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), counts, _RowRate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr, markup=False)) as shown:
         task = shown.add_task(title, total=rows, completed=done)
         yield lambda more: shown.advance(task, more)

@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Job:
+class StreamJob:
     """What all tasks of a run have in common; some kilobytes, whatever the model and the rows.
 
     `hashed` are the inputs whose rows are noted by a digest, as their source may change under the same fingerprint.
@@ -75,7 +75,7 @@ def first_row(
     return [(value.dtype.str, value.shape[1:]) for value in found]
 
 
-def run_chunk(job: Job, number: int, *pieces: Any, copy: Any = None) -> None:
+def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> None:
     """Compute and write a chunk.
 
     Parameters

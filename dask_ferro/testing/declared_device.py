@@ -2,11 +2,10 @@
 
     Worker(..., plugins=[DeclaredDevice(faster=20.0, total=4 * BLOCK)])
 
-Kernels (`compute`) sleep for the seconds of a CPU, or a twentieth of it; their results (`Block`) stand for bytes in the
-device's memory, take time on their way out of it and into it, and are refused where they do not fit, as by an
+Kernels (`compute`) sleep for the seconds of a CPU, or a twentieth of it; their results (`MemoryBlock`) stand for bytes
+in the device's memory, take time on their way out of it and into it, and are refused where they do not fit, as by an
 allocator.  The worker plugin asks it for what it would measure of a GPU (`runtime.worker.plugin.Measured`), so that
-whatever decides is the same.
-Durations are seconds, sizes bytes.
+whatever decides is the same. Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class DeclaredDevice(WorkerPlugin):
         return OUT_OF_DEVICE.latency + nbytes / self.bandwidth
 
 
-class Block:
+class MemoryBlock:
     """So many bytes in a device's memory."""
 
     def __init__(self, nbytes: int) -> None:
@@ -129,14 +128,14 @@ class Block:
         return _arrived, (self.nbytes,)
 
 
-@sizeof.register(Block)
-def _size(block: Block) -> int:
+@sizeof.register(MemoryBlock)
+def _size(block: MemoryBlock) -> int:
     return block.nbytes
 
 
-def _arrived(nbytes: int) -> Block:
+def _arrived(nbytes: int) -> MemoryBlock:
     _copy(nbytes)
-    return Block(nbytes)
+    return MemoryBlock(nbytes)
 
 
 def compute(seconds: float, nbytes: int, *inputs: Any) -> Any:
@@ -154,7 +153,7 @@ def compute(seconds: float, nbytes: int, *inputs: Any) -> Any:
         return bytes(nbytes)
     device.take(worker, nbytes, inputs)
     time.sleep(seconds / device.faster)
-    return Block(nbytes)
+    return MemoryBlock(nbytes)
 
 
 def of(worker: Any) -> DeclaredDevice | None:
@@ -172,4 +171,4 @@ def _copy(nbytes: int) -> None:
 
 
 def _blocks(values: Iterable[Any]) -> int:
-    return sum(value.nbytes for value in values if isinstance(value, Block))
+    return sum(value.nbytes for value in values if isinstance(value, MemoryBlock))

@@ -18,7 +18,7 @@ from dask_ferro.views.terminal import console, count, duration
 _BAR_LEAST, _BAR_MOST = 8, 24
 
 
-class Counts(Protocol):
+class ProgressCounts(Protocol):
     """What is drawn: done and total of each kind, rates a second, seconds."""
 
     @property
@@ -41,7 +41,7 @@ class Counts(Protocol):
     def remaining(self) -> float | None: ...
 
 
-def words(seen: Counts) -> str:
+def words(seen: ProgressCounts) -> str:
     """Return the counts in words: bundles and ops where there are any, tasks otherwise.
 
     What is left is not known before something is done.
@@ -66,7 +66,7 @@ def _of(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 
-def line(seen: Counts, columns: int) -> Table:
+def line(seen: ProgressCounts, columns: int) -> Table:
     """Return a bar, and the counts in words beside it, in one line of so many columns."""
     text = Text(words(seen))
     done, total = seen.tasks
@@ -83,7 +83,7 @@ def line(seen: Counts, columns: int) -> Table:
     return grid
 
 
-def html(seen: Counts) -> str:
+def html(seen: ProgressCounts) -> str:
     """Return a bar, and the counts in words beside it, for a notebook; colours follow its theme."""
     done, total = seen.tasks
     return (

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from itertools import chain
 
-from dask_ferro.account import Account, Family, Flow, PathStep, Share
+from dask_ferro.account import Account, BusyShare, Family, Flow, PathStep
 from dask_ferro.trace import Span, Trace
 from dask_ferro.views.terminal import duration, share, size
 
@@ -173,7 +173,7 @@ def _cut(text: str, shown: int, number: int, what: str) -> str:
     return f"{text}<p class='note'>The first {shown} of {number:,} {what}.</p>" if number > shown else text
 
 
-def _workers(workers: Sequence[Share], makespan: float) -> str:
+def _workers(workers: Sequence[BusyShare], makespan: float) -> str:
     rows = (
         (
             w.worker,

@@ -16,7 +16,7 @@ from distributed import LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.cli import main
-from dask_ferro.commands.pools import _Option
+from dask_ferro.commands.pools import _KeyValue
 from dask_ferro.runtime.pools.rpc import HANDLER, serve
 
 OPEN = {
@@ -132,4 +132,4 @@ def test_a_scheduler_of_another_process_is_left_alone() -> None:
     ],
 )
 def test_values_are_yaml_but_times_stay_what_they_are(text: str, value: tuple[str, Any]) -> None:
-    assert _Option().convert(text, None, None) == value
+    assert _KeyValue().convert(text, None, None) == value

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, Sizes, Speed
+from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, needs, shown, snapshot, stand, task, ways
 
-PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
+PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
 
 
@@ -184,7 +184,7 @@ def test_a_device_takes(facts: dict[str, Any], room: int | None, fits: bool) -> 
 
 
 def test_a_result_is_as_large_as_the_largest_of_late() -> None:
-    sizes = Sizes()
+    sizes = ResultSizes()
     assert sizes.of("load") is None
     assert sizes.add("load", 100)
     assert not sizes.add("load", 10)
@@ -204,7 +204,7 @@ def test_a_result_is_as_large_as_the_largest_of_late() -> None:
 def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
     inputs: list[int], device: int, wanted: int
 ) -> None:
-    assert Sizes().guess(inputs, device) == wanted
+    assert ResultSizes().guess(inputs, device) == wanted
 
 
 # ---- placement ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dask_ferro.policy.estimates import Durations, Learning, Link, Links, Mean, Sizes
+from dask_ferro.policy.estimates import Durations, Learning, Link, Links, Mean, ResultSizes
 from dask_ferro.policy.facts import Replica, Worker
 from dask_ferro.policy.worker_load import WorkerLoad
 from tests.policy.facts import MB, free_links, needs, stand
@@ -201,7 +201,7 @@ def carried(learning: Learning, nbytes: int, seconds: float) -> Link:
             id="its bytes' share",
         ),
         pytest.param(
-            lambda p: Sizes(learning=p).guess((), 80), {"unseen": 8}, (20, 10), id="what fills a device"
+            lambda p: ResultSizes(learning=p).guess((), 80), {"unseen": 8}, (20, 10), id="what fills a device"
         ),
     ],
 )

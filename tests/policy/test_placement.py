@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dask_ferro.policy.facts import TaskFacts
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from tests.policy.facts import MB, Stand, free_links, needs, stand, task
 
-PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB)
+PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 HELD = (needs(MB, "a"),)  # 10 ms to move, 15 ms with the margin
 
 
@@ -105,7 +105,7 @@ def test_a_worker_that_is_weighed_twice_counts_once() -> None:
     assert PLACEMENT.choose(task("t"), workers, free_links(), {}) == "b"
 
 
-HOLDING = Placement(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
+HOLDING = PlacementParameters(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ HOLDING = Placement(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False
     ],
 )  # fmt: skip
 def test_a_task_whose_inputs_one_worker_holds(
-    placement: Placement,
+    placement: PlacementParameters,
     seconds: float,
     running: float,
     other: float,

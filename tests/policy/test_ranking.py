@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.policy.facts import Key
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 
 Dependents = dict[Key, list[Key]]
 
-WIDE = Placement().wide
+WIDE = PlacementParameters().wide
 
 
 def longest_way(key: Key, dependents: Dependents, seconds: dict[Key, float]) -> float:

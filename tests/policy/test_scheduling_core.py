@@ -11,6 +11,7 @@ import pytest
 from dask_ferro.policy import scheduling_core as module
 from dask_ferro.policy.estimates import Learning
 from dask_ferro.policy.events import (
+    AcceptsTasks,
     Answered,
     Arrived,
     Ask,
@@ -24,11 +25,10 @@ from dask_ferro.policy.events import (
     Instruction,
     Joined,
     Left,
-    Opened,
+    MessagesSent,
     Ordered,
     PlaceAgain,
     Restarted,
-    Sent,
     Settled,
     Sweep,
     Switched,
@@ -103,7 +103,7 @@ class Scene:
 
     def queue(self, address: str, keys: Iterable[Key], prefix: str = "p", now: float = 0.0) -> None:
         self.hear(*(Assigned(key, address, prefix, (n,)) for n, key in enumerate(keys)), now=now)
-        self.hear(Sent(), now=now)
+        self.hear(MessagesSent(), now=now)
 
     def asked(self, *events: Event, now: float = 0.0) -> list[tuple[Key, str, str]]:
         found = self.hear(*events, now=now)
@@ -144,7 +144,7 @@ def test_a_worker_is_looked_at_just_before_it_runs_dry() -> None:
     scene.workers("a", "b")
     scene.queue("b", ["own"])
     scene.queue("a", range(10))
-    scene.hear(Finished("own", True, 1.0), Assigned("next", "b", "p", 0), Sent(), now=1.0)
+    scene.hear(Finished("own", True, 1.0), Assigned("next", "b", "p", 0), MessagesSent(), now=1.0)
     (wake,) = scene.hear(Tick(), now=1.0)
     assert wake == Wake(pytest.approx(2.0 - P.threshold))
     assert scene.asked(Due(wake.at), now=wake.at + 0.001) == [(9, "a", "b")]
@@ -183,7 +183,10 @@ def test_short_tasks_behind_one_that_takes_long_are_looked_at_again_and_move() -
 
 def test_while_it_is_off_nothing_is_asked_for_but_at_a_tick() -> None:
     scene = piled()
-    assert scene.hear(Switched(False), Opened("b", True), Finished(0, True, 0.5), Due(module.COALESCE)) == []
+    assert (
+        scene.hear(Switched(False), AcceptsTasks("b", True), Finished(0, True, 0.5), Due(module.COALESCE))
+        == []
+    )
     assert scene.asked(Tick()) == [(9, "a", "b")]
     assert scene.hear(Finished(1, True, 0.5)) == []
     assert scene.hear(Switched(True), now=5.0) == [Wake(5.0 + module.COALESCE)]
@@ -194,9 +197,9 @@ def test_while_it_is_off_nothing_is_asked_for_but_at_a_tick() -> None:
 
 def test_a_paused_worker_is_no_thief_until_it_runs_again() -> None:
     scene = piled()
-    scene.hear(Opened("b", False))
+    scene.hear(AcceptsTasks("b", False))
     assert scene.asked(Tick()) == []
-    scene.hear(Opened("b", True))
+    scene.hear(AcceptsTasks("b", True))
     assert scene.asked(Tick()) == [(9, "a", "b")]
 
 
@@ -296,7 +299,7 @@ def test_what_comes_of_a_request(
 
 
 def test_a_task_is_not_given_to_a_thief_that_left_or_paused() -> None:
-    for event in (Left("b"), Opened("b", False)):
+    for event in (Left("b"), AcceptsTasks("b", False)):
         scene = requested()
         scene.hear(event)
         assert HandOver(9, "a", "b") not in scene.hear(Answered(9, "given"))
@@ -311,7 +314,7 @@ def test_a_task_that_was_given_up_for_nobody_is_placed_again() -> None:
 
 def test_the_end_of_a_stolen_task_tells_how_long_the_move_took() -> None:
     scene = requested()
-    scene.hear(Answered(9, "given"), Sent(), now=0.1)
+    scene.hear(Answered(9, "given"), MessagesSent(), now=0.1)
     (arrived, *_) = scene.hear(Finished(9, True, 0.5), now=0.8)
     assert arrived == Arrived(9, "a", "b", 0.0, pytest.approx(0.3), 0.5)
     scene.hear(Tick(), now=0.9)
@@ -427,7 +430,7 @@ def test_a_value_is_equal_to_no_value_of_another_kind() -> None:
     assert HandOver(9, "a", "b") != PlaceAgain(9, "a", "b")
     assert len({HandOver(9, "a", "b"), PlaceAgain(9, "a", "b"), HandOver(9, "a", "b")}) == 2
     assert Unsent(9) != Withdrawn(9)
-    assert Opened("a", True) == Opened("a", True) != Opened("a", False)
+    assert AcceptsTasks("a", True) == AcceptsTasks("a", True) != AcceptsTasks("a", False)
 
 
 def story(policy: Policy) -> Scene:
@@ -441,13 +444,15 @@ def story(policy: Policy) -> Scene:
         asked = scene.asked(Tick(), Sweep(elsewhere=turn % 2 == 0), now=now)
         for n, (key, _, _) in enumerate(asked):
             scene.hear(Answered(key, ("given", "kept", "gone")[n % 3]), now=now + 0.001)
-        scene.hear(Heard("a", now, frozenset(scene.core.ledger.rows["a"].running)), Sent(), now=now)
+        scene.hear(Heard("a", now, frozenset(scene.core.ledger.rows["a"].running)), MessagesSent(), now=now)
         running = [key for row in scene.core.ledger.rows.values() for key in row.running]
         scene.hear(*(Finished(key, True, 0.05) for key in running), now=now + 0.04)
         if turn == 5:
-            scene.hear(Left("c"), Joined("d", 1, "far"), Opened("b", False), now=now)
+            scene.hear(Left("c"), Joined("d", 1, "far"), AcceptsTasks("b", False), now=now)
         if turn == 8:
-            scene.hear(Opened("b", True), Assigned("new", "b", "q", (0,), 0.3, {"GPU": 1.0}, 7), now=now)
+            scene.hear(
+                AcceptsTasks("b", True), Assigned("new", "b", "q", (0,), 0.3, {"GPU": 1.0}, 7), now=now
+            )
     return scene
 
 
@@ -486,7 +491,12 @@ def test_what_a_worker_says_it_runs_is_believed_of_what_is_older_than_the_news(
     reported: float, runs: list[str]
 ) -> None:
     core = SchedulingCore(Told(), named("informed", P), learning=Learning(reported=reported))
-    for event in (Joined("a", 1, "h"), Assigned("first", "a", "p", 0), Assigned("x", "a", "p", 1), Sent()):
+    for event in (
+        Joined("a", 1, "h"),
+        Assigned("first", "a", "p", 0),
+        Assigned("x", "a", "p", 1),
+        MessagesSent(),
+    ):
         core.handle(event, 0.0)
     core.handle(Heard("a", 1.0, frozenset({"x"})), 1.1)
     assert sorted(core.ledger.rows["a"].running) == sorted({"x", *runs})

@@ -8,13 +8,13 @@ import pytest
 
 from dask_ferro.policy.facts import TaskFacts
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways
 
 SPARE = 1.0
-PLACEMENT = Placement(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
+PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB, spare=SPARE)
 PARAMETERS = StealingParameters(
     threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE
 )

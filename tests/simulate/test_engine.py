@@ -3,7 +3,7 @@
 import pytest
 
 from dask_ferro.policy.estimates import Learning, Link
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.simulate.clock import Clock, Cores, Line, Process
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
 from dask_ferro.simulate.core_adapter import SimulatedSettings
@@ -363,6 +363,8 @@ def test_what_is_set_of_learning_and_of_wide_graphs_reaches_the_simulation():
             (decider.ledger.durations.learning, decider.links.learning, decider.candidates.placement.wide)
         )
 
-    rules = SimulatedSettings(learning=Learning(guess=2.0, newest=0.5), placement=Placement(wide=1.0))
+    rules = SimulatedSettings(
+        learning=Learning(guess=2.0, newest=0.5), placement=PlacementParameters(wide=1.0)
+    )
     simulate(hoard(8), VirtualCluster.local(2), rules=rules, attach=attach)
     assert seen == [(rules.learning, rules.learning, 1.0)]

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from dask_ferro.runtime.slurm.site import Site
+from dask_ferro.runtime.slurm.site import SlurmSite
 from tests.programs import ran
 from tests.waiting import until, until_async
 
@@ -41,7 +41,7 @@ def cluster(tmp_path: Path, **options: Any) -> ff.SLURMCluster:
     return ff.SLURMCluster(**(settings | options))
 
 
-async def submitted(site: Site) -> set[str]:
+async def submitted(site: SlurmSite) -> set[str]:
     array = await site.submit(SCRIPT, [0, 1], "one")
     found = set(await site.queue())
     assert found == {f"{array}_0", f"{array}_1"}
@@ -51,7 +51,7 @@ async def submitted(site: Site) -> set[str]:
 @pytest.mark.parametrize("end", ["cancel_all", "watchdog"])
 def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
     """Each lists its own two jobs of the four, and ends no others: by itself, and by the process that outlives it."""
-    ours, theirs = Site("shared", f"ferro-a-{end}"), Site("shared", f"ferro-b-{end}")
+    ours, theirs = SlurmSite("shared", f"ferro-a-{end}"), SlurmSite("shared", f"ferro-b-{end}")
 
     async def scenario() -> None:
         await submitted(ours)
@@ -75,7 +75,7 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
 
 async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
     """It was told their ids."""
-    site = Site("rewritten", "ferro-c")
+    site = SlurmSite("rewritten", "ferro-c")
 
     for job in await submitted(site):
         subprocess.run(("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30)

@@ -22,7 +22,7 @@ from dask_ferro.stream import Summary, begin
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.places import journal_folder, named_places, open_source
-from dask_ferro.stream.task import Job, run_chunk
+from dask_ferro.stream.task import StreamJob, run_chunk
 from dask_ferro.stream.work import Work
 from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
 
@@ -87,7 +87,7 @@ def job_of(sink):
         opened, {"x": open_source(X, opened.signature.inputs[0])}, places, Chunks(header.rows, header.batch)
     )
     start = begin.again(header, work.known_layouts(), places, journal)
-    return Job(work.call, work.chunks, tuple(t.sink() for t in start.targets), journal, header.run)
+    return StreamJob(work.call, work.chunks, tuple(t.sink() for t in start.targets), journal, header.run)
 
 
 # ---- right rows ------------------------------------------------------------------------------------------

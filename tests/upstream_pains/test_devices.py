@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_ferro.testing.declared_device import Block, DeclaredDevice, compute
+from dask_ferro.testing.declared_device import DeclaredDevice, MemoryBlock, compute
 from tests.upstream_pains.jobs import open_gate
 from tests.upstream_pains.scene import Scene, on_a_scene
 
@@ -17,7 +17,7 @@ async def test_a_thief_is_a_device_without_room_for_what_it_steals(s: Scene) -> 
     """
     (a,) = s.workers
     await s.learn(0.05, "job", "gate")
-    blocks = await s.client.scatter([Block(BLOCK) for _ in range(40)], workers=[a.address], hash=False)
+    blocks = await s.client.scatter([MemoryBlock(BLOCK) for _ in range(40)], workers=[a.address], hash=False)
     await s.occupy(a)
     futures = s.map(40, compute, 0.05, 8, on=[a], each=blocks)
     await s.until(lambda: len(s.state(a).processing) == 41, "40 tasks that wait")

@@ -30,12 +30,12 @@ from dask_ferro.runtime.telemetry.dashboard_state import (
     Backlog,
     Closed,
     ElasticPicture,
-    Flow,
-    Scaling,
+    MoveFlow,
+    ScalingDecision,
     StealingPicture,
 )
 from dask_ferro.runtime.telemetry.graph_layout import TASKS, Chart, critical_path, layered
-from dask_ferro.runtime.telemetry.mark import Rows
+from dask_ferro.runtime.telemetry.mark import TimelineRows
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.timeline_feed import News, Reel, merged
@@ -127,7 +127,7 @@ def test_samples_are_a_second_apart() -> None:
 
 
 def test_a_thread_keeps_its_row_and_no_row_is_another_workers() -> None:
-    rows = Rows(2)
+    rows = TimelineRows(2)
     ran = [("a", 0, 4), ("b", 1, 2), ("seceded", 3, 5), ("a", 4, 6), ("c", 5, 7), ("b", 6, 8), ("d", 6, 7)]
     assert [rows(*run) for run in ran] == [0, 1, 1, 0, 1, 0, 1]
 
@@ -263,7 +263,7 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
         StealingPicture(
             "informed",
             {"confirmed": 3, "refused": 1, "worked": 4.0, "spent": 0.25},
-            (Flow("0", "1", 3, 4.0, 0.25),),
+            (MoveFlow("0", "1", 3, 4.0, 0.25),),
             (Second(100, 3, 1, 0, 4.0, 0.25),),
             (Backlog("0", 2.0, 0.005, 7), Backlog("1", 0.0, 0.02, 0)),
             2,
@@ -298,7 +298,7 @@ def test_what_waits_beside_an_idle_worker_stands_under_the_counts_as_text(
 
 def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_text() -> None:
     page = ElasticPage()
-    first = Scaling(
+    first = ScalingDecision(
         100.0,
         4,
         {"running": 1, "pending": 3},
@@ -329,7 +329,7 @@ def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_tex
 def test_a_pool_that_is_closed_stands_above_all_with_until_when_and_what_its_job_printed() -> None:
     page = ElasticPage()
     shut = Closed("cpu", "3 jobs ended <early>", 3661.0, "    a <b>\n    c")
-    decision = Scaling(100.0, 0, {}, "work", (), 0.0, {}, (shut, Closed("gpu", "busy")))
+    decision = ScalingDecision(100.0, 0, {}, "work", (), 0.0, {}, (shut, Closed("gpu", "busy")))
     page.update(ElasticPicture((decision,), (), (Sample(100.0, 0, 0, 0, 1, 0),)))
     assert "<b>pool cpu is closed until 01:01:01</b>: 3 jobs ended &lt;early&gt;" in page.closed.text
     assert ">    a &lt;b&gt;\n    c</pre>" in page.closed.text
@@ -345,10 +345,10 @@ def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
 @pytest.mark.parametrize(
     ("message", "wanted"),
     [
-        pytest.param({}, Scaling(7.0, 0, {}, "", (), 0.0, {}), id="nothing but its name"),
+        pytest.param({}, ScalingDecision(7.0, 0, {}, "", (), 0.0, {}), id="nothing but its name"),
         pytest.param(
             {"closed": {"cpu": {"why": "no", "until": 9.0, "output": "a"}, "gpu": {}}},
-            Scaling(7.0, 0, {}, "", (), 0.0, {}, (Closed("cpu", "no", 9.0, "a"), Closed("gpu", ""))),
+            ScalingDecision(7.0, 0, {}, "", (), 0.0, {}, (Closed("cpu", "no", 9.0, "a"), Closed("gpu", ""))),
             id="pools that are closed",
         ),
         pytest.param(
@@ -359,12 +359,12 @@ def test_names_with_other_digits_than_ours_have_an_order_too() -> None:
                 "why": "wide",
                 "reasons": {"wide": 2},
             },
-            Scaling(5.0, 2, {"running": 1}, "wide", (), 0.0, {}),
+            ScalingDecision(5.0, 2, {"running": 1}, "wide", (), 0.0, {}),
             id="what is there counts, what is not known is no harm",
         ),
     ],
 )
-def test_a_decision_may_lack_some_of_it(message: dict[str, Any], wanted: Scaling) -> None:
+def test_a_decision_may_lack_some_of_it(message: dict[str, Any], wanted: ScalingDecision) -> None:
     events = [(7.0, {"action": "scale", **message})]
     scheduler = SimpleNamespace(get_events=lambda topic: events)
     stealing = SimpleNamespace(watch=Watch())
@@ -627,7 +627,7 @@ async def test_a_graph_of_many_dependencies_is_drawn_by_the_group_and_not_soon_a
 def test_axes_are_fitted_to_a_graph_without_edges() -> None:
     page = GraphPage()
     nodes = tuple(
-        graph_layout.Node(str(i), "p", "", 0.0, y, "memory", 1, 1, 0.0, 0, False)
+        graph_layout.DrawnNode(str(i), "p", "", 0.0, y, "memory", 1, 1, 0.0, 0, False)
         for i, y in enumerate((-9.0, 9.0))
     )
     page.update(graph_layout.GraphPicture("tasks", 0, {}, (), (), 0, 0.0, 1))

@@ -27,7 +27,7 @@ MOST_PROBLEMS = 10  # in one message: who reads more has to make the lists anew
 _WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
-class Wait(NamedTuple):
+class BlockedStage(NamedTuple):
     """A stage that is not at its end, the action that it cannot start, and one that this waits for."""
 
     stage: int
@@ -104,7 +104,7 @@ def _stuck(rows: Rows) -> list[str]:
     return [f"deadlock: {listed}"]
 
 
-def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[Wait]]:
+def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[BlockedStage]]:
     """Return an order in which the actions can run, each stage along its list, and who never gets to its end.
 
     Every action stands behind those that it needs and those before it in its list.
@@ -124,5 +124,9 @@ def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Act
             done[action] = None
             at[stage] += 1
             awake.extend(asleep.pop(action, ()))
-    waits = [Wait(stage, rows[stage][at[stage]], need) for need, stages in asleep.items() for stage in stages]
+    waits = [
+        BlockedStage(stage, rows[stage][at[stage]], need)
+        for need, stages in asleep.items()
+        for stage in stages
+    ]
     return list(done), sorted(waits)

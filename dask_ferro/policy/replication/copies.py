@@ -65,7 +65,7 @@ class Receiver(NamedTuple):
     host: str = ""
 
 
-class Replica(NamedTuple):
+class ReplicaHolder(NamedTuple):
     """One of a result's holders.
 
     Attributes
@@ -150,7 +150,7 @@ class Copying:
         >>> Copying().choose(held, {"tcp://safe": Receiver(100)}, {"tcp://safe": 50})
         {'a': 'tcp://safe'}
         """
-        left = _Left(budget)
+        left = _TrafficAllowance(budget)
         able = {address: r for address, r in receivers.items() if r.room > 0 and left.is_open(address)}
         safe = _Rooms({address: r.room for address, r in able.items() if not r.job})
         others = _Rooms({address: r.room for address, r in able.items() if r.job})
@@ -177,7 +177,7 @@ class Copying:
         return not result.job, rank(self.charge(result.nbytes), result.seconds)
 
 
-class _Left:
+class _TrafficAllowance:
     """What each worker may still begin to send or fetch; of one that is not named, nothing is bounded."""
 
     def __init__(self, budget: Mapping[Address, float]) -> None:
@@ -201,7 +201,7 @@ class _Rooms:
         heapify(self._heap)
 
     def most(
-        self, nbytes: int, left: _Left, distance: Callable[[Address], int] = lambda address: 2
+        self, nbytes: int, left: _TrafficAllowance, distance: Callable[[Address], int] = lambda address: 2
     ) -> Address | None:
         """Return the one with most room of those at the largest distance, of 2 and 1; None: nobody has the room."""
         found: Address | None = None
@@ -236,13 +236,13 @@ def _apart(receivers: Mapping[Address, Receiver], result: Exposed, address: Addr
 
 
 def spare(
-    holders: Mapping[Address, Replica], is_copied: bool, is_worth: Callable[[], bool]
+    holders: Mapping[Address, ReplicaHolder], is_copied: bool, is_worth: Callable[[], bool]
 ) -> set[Address] | None:
     """Return who may drop a replica that Dask's own rule would drop; None: anybody.
 
     Parameters
     ----------
-    holders : mapping of address to Replica
+    holders : mapping of address to ReplicaHolder
     is_copied : bool
         Whether one of them was made for a preemption; else nobody has to be told to fetch it again.
     is_worth : callable
@@ -250,7 +250,7 @@ def spare(
 
     Examples
     --------
-    >>> spare({"safe": Replica(""), "spot": Replica("job-1")}, False, lambda: True)
+    >>> spare({"safe": ReplicaHolder(""), "spot": ReplicaHolder("job-1")}, False, lambda: True)
     {'spot'}
     """
     jobs = Counter(replica.job for replica in holders.values())
@@ -271,12 +271,12 @@ def spare(
     return {a for a in exposed if jobs[holders[a].job] > 1 or len(jobs) > 2}
 
 
-class Traffic:
+class CopyTraffic:
     """What each worker may begin to send and fetch: it fills at a rate, up to a second's; a large result overdraws it.
 
     Examples
     --------
-    >>> traffic = Traffic()
+    >>> traffic = CopyTraffic()
     >>> traffic.allowed(0.0, {"w": 10.0})
     {'w': 10.0}
     >>> traffic.spend("w", 25)

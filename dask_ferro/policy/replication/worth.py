@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dask_ferro.policy.facts import Key
 
 
-class Held(NamedTuple):
+class UniqueResult(NamedTuple):
     """A result that only leavers hold.
 
     Attributes
@@ -28,12 +28,13 @@ class Held(NamedTuple):
     seconds: float
 
 
-def by_worth(results: Iterable[Held]) -> list[Key]:
+def by_worth(results: Iterable[UniqueResult]) -> list[Key]:
     """Return the keys in the order in which they are to be copied.
 
     Of equal worth the smaller comes first, and then the one named first.
 
-    >>> by_worth([Held("large", 10**9, 5.0), Held("small", 10**3, 5.0), Held("cheap", 10**3, 0.1)])
+    >>> rows = [("large", 10**9, 5.0), ("small", 10**3, 5.0), ("cheap", 10**3, 0.1)]
+    >>> by_worth(UniqueResult(*row) for row in rows)
     ['small', 'cheap', 'large']
     """
     return [held.key for held in sorted(results, key=lambda held: rank(held.nbytes, held.seconds))]

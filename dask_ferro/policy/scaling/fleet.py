@@ -115,7 +115,7 @@ class ScalingParameters:
             raise ValueError(f"minimum: got {self.minimum!r}, wanted at most maximum, {self.maximum!r}")
 
 
-class Work(NamedTuple):
+class MergedDemand(NamedTuple):
     """The demands that the same pools may run, as one.
 
     Attributes
@@ -149,7 +149,7 @@ class Fleet:
     ----------
     pools : dict of Pool
         With numbers that make sense.
-    works : list of Work
+    works : list of MergedDemand
         The most restricted first.
     spent : list of Job
         Those that count as gone: they are about to end.
@@ -260,7 +260,7 @@ class Fleet:
         """Whether a job is of a pool that was removed."""
         return self.pools[job.pool].mode == REMOVED
 
-    def _warning(self, pool: Name, works: Iterable[Work]) -> float:
+    def _warning(self, pool: Name, works: Iterable[MergedDemand]) -> float:
         """Return the seconds before its end from which on a job counts as spent.
 
         Half of a short life is not given up for that, nor anything for a task that a successor had no time for.
@@ -270,36 +270,36 @@ class Fleet:
         wanted = self.lead(pool) + max(seconds, default=0.0)
         return max(self.parameters.notice, min(wanted, self._lifetimes[pool] / 2))
 
-    def _suffices(self, pool: Name, work: Work) -> bool:
+    def _suffices(self, pool: Name, work: MergedDemand) -> bool:
         """Whether a fresh job of a pool may run a work and has the time for its longest task."""
         if pool not in work.pools:
             return False
         needs = (work.longest + SPARE) / work.speed(pool)
         return self.pools[pool].start_up + needs <= self._lifetimes[pool]
 
-    def _parted(self, work: Work) -> list[Work]:
+    def _parted(self, work: MergedDemand) -> list[MergedDemand]:
         """Set the longest tasks apart where some jobs or pools have no time for them, and fresh ones would."""
         able = tuple(name for name in work.pools if self._suffices(name, work))
         # Nothing is set apart for fresh jobs that cannot come.
         if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
             return [work]
         long, rest = apart(work.profile, work.longest)
-        part = Work(able, work.speeds, long, work.longest, work.longest + SPARE)
+        part = MergedDemand(able, work.speeds, long, work.longest, work.longest + SPARE)
         there = (job for job in self._there.values() if job.pool in work.pools)
         if able == work.pools and all(part.admits(job) for job in there):
             return [work]
         # Without any width left, the rest is no work of its own.
         return [part, work._replace(profile=rest)] if widest(rest) > 0.0 else [part]
 
-    def power(self, work: Work, pool: Name, threads: int = 0) -> float:
+    def power(self, work: MergedDemand, pool: Name, threads: int = 0) -> float:
         """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
         return (threads if threads > 0 else self.pools[pool].threads) * work.speed(pool)
 
-    def least_job(self, work: Work) -> int:
+    def least_job(self, work: MergedDemand) -> int:
         """Return the workers of the smallest job that may run a work."""
         return min(self.pools[name].processes for name in work.pools)
 
-    def powers(self, work: Work, but: Collection[Name] = ()) -> dict[Name, float]:
+    def powers(self, work: MergedDemand, but: Collection[Name] = ()) -> dict[Name, float]:
         """Return by pool the threads of all jobs that count and may run a work, with the new ones, but for some."""
         found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
         for job in self.jobs:
@@ -307,7 +307,7 @@ class Fleet:
                 found[job.pool] += self.power(work, job.pool, job.threads)
         return found
 
-    def team(self, work: Work) -> list[Job]:
+    def team(self, work: MergedDemand) -> list[Job]:
         """Return the jobs that count and may run a work."""
         return [job for job in self.jobs if work.admits(job)]
 
@@ -428,7 +428,7 @@ def _sane(pool: Pool) -> Pool:
     )
 
 
-def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
+def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[MergedDemand]:
     """Return the demands as works: one for those that the same pools run at the same speeds."""
     groups: dict[tuple[tuple[Name, float], ...], list[Demand]] = {}
     for demand in demands:
@@ -439,6 +439,6 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
     return [work for work in works if work.pools and work.profile]
 
 
-def _work(speeds: dict[Name, float], demands: Collection[Demand]) -> Work:
+def _work(speeds: dict[Name, float], demands: Collection[Demand]) -> MergedDemand:
     profile = cleaned(merged(cleaned(demand.profile) for demand in demands))
-    return Work(tuple(speeds), speeds, profile, max(_finite(demand.longest) for demand in demands))
+    return MergedDemand(tuple(speeds), speeds, profile, max(_finite(demand.longest) for demand in demands))

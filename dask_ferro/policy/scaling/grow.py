@@ -14,7 +14,7 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.scaling.facts import PENDING, RUNNING, Job, Name, Pool, Submit
-from dask_ferro.policy.scaling.fleet import Fleet, Work, counted
+from dask_ferro.policy.scaling.fleet import Fleet, MergedDemand, counted
 from dask_ferro.policy.scaling.work_profile import (
     Profile,
     Shift,
@@ -49,7 +49,7 @@ def grow(fleet: Fleet) -> list[Submit]:
     reasons: dict[Name, str] = {}
     # First what was ordered: it is there whatever is worth it, and the work may have no need of more.
     _fill_pools(fleet, reasons)
-    loads: list[tuple[Work, Profile]] = []
+    loads: list[tuple[MergedDemand, Profile]] = []
     for item in fleet.works:
         # What others keep busy of its pools is no help for this one: as if it had that to do too.
         load = merged([item.profile, *(_shared(fleet, item, *other) for other in loads)])
@@ -63,7 +63,7 @@ def grow(fleet: Fleet) -> list[Submit]:
     return _within_queue(fleet, reasons)
 
 
-def starves(fleet: Fleet, item: Work) -> bool:
+def starves(fleet: Fleet, item: MergedDemand) -> bool:
     """Whether nobody may run a work that could begin soon."""
     if any(fleet.powers(item).values()):
         return False
@@ -76,7 +76,7 @@ def starves(fleet: Fleet, item: Work) -> bool:
     return False
 
 
-def _shared(fleet: Fleet, item: Work, other: Work, busy: Profile) -> Profile:
+def _shared(fleet: Fleet, item: MergedDemand, other: MergedDemand, busy: Profile) -> Profile:
     """Return what another work keeps busy of the pools of this one."""
     powers = fleet.powers(other)
     total = sum(powers.values())
@@ -84,12 +84,12 @@ def _shared(fleet: Fleet, item: Work, other: Work, busy: Profile) -> Profile:
     return [(seconds, width * share) for seconds, width in busy] if share else []
 
 
-def fastest(item: Work, powers: Mapping[Name, float]) -> float:
+def fastest(item: MergedDemand, powers: Mapping[Name, float]) -> float:
     """Return the speed of the fastest pool that has threads for a work."""
     return max((item.speed(name) for name, power in powers.items() if power), default=1.0)
 
 
-def _serve(fleet: Fleet, item: Work, load: Profile, reasons: dict[Name, str]) -> None:
+def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str]) -> None:
     """Grow pools for one work until another job is not worth it, or none is allowed."""
     closed = [
         f"{name} is closed ({fleet.pools[name].closed})" for name in item.pools if fleet.pools[name].closed
@@ -107,7 +107,7 @@ def _serve(fleet: Fleet, item: Work, load: Profile, reasons: dict[Name, str]) ->
             return
 
 
-def _offer(fleet: Fleet, item: Work, load: Profile, place: int, name: Name) -> _Offer | None:
+def _offer(fleet: Fleet, item: MergedDemand, load: Profile, place: int, name: Name) -> _Offer | None:
     """Return what growing a pool would bring, None where no job is worth it."""
     pool, lead = fleet.pools[name], fleet.lead(name)
     room = _room(fleet, pool, item)
@@ -133,7 +133,13 @@ def _offer(fleet: Fleet, item: Work, load: Profile, place: int, name: Name) -> _
 
 
 def _sized(
-    fleet: Fleet, item: Work, rest: Profile, place: int, pool: Pool, room: int, powers: Mapping[Name, float]
+    fleet: Fleet,
+    item: MergedDemand,
+    rest: Profile,
+    place: int,
+    pool: Pool,
+    room: int,
+    powers: Mapping[Name, float],
 ) -> _Offer | None:
     """Return what as many jobs of a pool as are worth it bring beside others."""
     present, lead = sum(powers.values()), fleet.lead(pool.name)
@@ -147,7 +153,7 @@ def _sized(
 
 
 def _is_better(
-    fleet: Fleet, item: Work, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
+    fleet: Fleet, item: MergedDemand, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
 ) -> bool:
     """Whether an offer is done long before those that wait would have done it, and costs no more for its time."""
     powers = fleet.powers(item)
@@ -161,7 +167,7 @@ def _is_better(
     return earlier and offer.score <= (came + runs) * price
 
 
-def _room(fleet: Fleet, pool: Pool, item: Work) -> int:
+def _room(fleet: Fleet, pool: Pool, item: MergedDemand) -> int:
     """Return how many more jobs of a pool a work may get: for others that starve, room for one job is kept."""
     if pool.closed:
         return 0
@@ -173,7 +179,9 @@ def _room(fleet: Fleet, pool: Pool, item: Work) -> int:
     return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
 
 
-def _worthwhile(fleet: Fleet, item: Work, pool: Pool, rest: Profile, present: float, room: int) -> int:
+def _worthwhile(
+    fleet: Fleet, item: MergedDemand, pool: Pool, rest: Profile, present: float, room: int
+) -> int:
     """Return the largest number of new jobs of which the last one still pays: each pays less than the one before."""
     p, each, speed = fleet.parameters, fleet.power(item, pool.name), item.speed(pool.name)
     within = fleet.limit(pool.name) / 2

@@ -37,7 +37,7 @@ def unmeasured(longest: float, guess: float) -> float:
     return max(2 * longest, guess)
 
 
-class Span(NamedTuple):
+class ProjectedSpan(NamedTuple):
     """A task, or some that are alike, in a schedule without end of threads."""
 
     start: float
@@ -50,7 +50,7 @@ def schedule(
     dependents: Callable[[K], Iterable[K]],
     waits_for: Callable[[K], int],
     seconds: Callable[[K], float],
-) -> dict[K, Span]:
+) -> dict[K, ProjectedSpan]:
     """Return when each task would start and end, had it threads without end.
 
     Parameters
@@ -63,14 +63,14 @@ def schedule(
         How many tasks one waits for.
     seconds : callable
     """
-    spans: dict[K, Span] = {}
+    spans: dict[K, ProjectedSpan] = {}
     starts: dict[K, float] = {}
     missing: dict[K, int] = {}
     stack = [(task, 0.0) for task in ready]
     while stack:
         task, start = stack.pop()
         end = start + seconds(task)
-        spans[task] = Span(start, end)
+        spans[task] = ProjectedSpan(start, end)
         for other in dependents(task):
             left = missing.get(other)
             left = (waits_for(other) if left is None else left) - 1
@@ -81,10 +81,10 @@ def schedule(
     return spans
 
 
-def profile(spans: Iterable[Span]) -> Profile:
+def profile(spans: Iterable[ProjectedSpan]) -> Profile:
     """Return (seconds, width) from now on of tasks' spans, in at most 64 steps.
 
-    >>> profile([Span(0.0, 2.0), Span(0.0, 1.0), Span(1.0, 2.0, 3)])
+    >>> profile([ProjectedSpan(0.0, 2.0), ProjectedSpan(0.0, 1.0), ProjectedSpan(1.0, 2.0, 3)])
     [(1.0, 2.0), (1.0, 4.0)]
     """
     changes: dict[float, float] = {}

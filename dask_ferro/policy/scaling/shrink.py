@@ -29,7 +29,7 @@ from dask_ferro.policy.scaling.facts import (
     Name,
     Recall,
 )
-from dask_ferro.policy.scaling.fleet import Fleet, Work, counted
+from dask_ferro.policy.scaling.fleet import Fleet, MergedDemand, counted
 from dask_ferro.policy.scaling.grow import fastest, starves
 from dask_ferro.policy.scaling.work_profile import peak
 
@@ -48,7 +48,7 @@ def shrink(
     moving : int
         Bytes that earlier leavers are still to hand over.
     """
-    hold = _Hold(fleet.jobs, moving)
+    hold = _FreeMemory(fleet.jobs, moving)
     actions = _end(fleet, hold) + _in_turn(fleet, hold) + _release_excess(fleet, hold)
     # Those that go already make room: nobody has to go for others before it is seen how much.
     if may_shrink and not actions:
@@ -94,7 +94,7 @@ def useful(fleet: Fleet) -> dict[Name, int]:
     return {name: fleet.count(name) - spare[name] for name in fleet.pools}
 
 
-class _Hold:
+class _FreeMemory:
     """The memory of those that stay, as leavers take it up."""
 
     def __init__(self, jobs: Iterable[Job], moving: int) -> None:
@@ -122,7 +122,7 @@ class _Hold:
 class _Leavers:
     """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
 
-    def __init__(self, fleet: Fleet, hold: _Hold, why: str, ordered: bool = False) -> None:
+    def __init__(self, fleet: Fleet, hold: _FreeMemory, why: str, ordered: bool = False) -> None:
         self._crew, self._hold, self._why, self._ordered = fleet, hold, why, ordered
         self._cancelled: list[Name] = []
         self._drained: list[Name] = []
@@ -161,7 +161,7 @@ def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]
     return (2 - booting if ordered else 1 + booting), job.idle_for <= 0.0, job.unique, job.ends_in, -job.order
 
 
-def _end(fleet: Fleet, hold: _Hold) -> list[Action]:
+def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
     # An order that others fill, or nobody should, does not wait for room.
     ordered = fleet.parameters.ordered and fleet.workers(new=False) >= fleet.parameters.maximum
@@ -182,10 +182,12 @@ def _end(fleet: Fleet, hold: _Hold) -> list[Action]:
     return removed.actions() + leavers.actions()
 
 
-def _in_turn(fleet: Fleet, hold: _Hold) -> list[Action]:
+def _in_turn(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Drain jobs while others can still take over from them, where no successor could come before they end."""
     leavers = _Leavers(fleet, hold, "all would end before another could come")
-    others = _Hold([job for job in (*fleet.jobs, *fleet.spent) if job.name not in hold.taken], hold.load)
+    others = _FreeMemory(
+        [job for job in (*fleet.jobs, *fleet.spent) if job.name not in hold.taken], hold.load
+    )
     for job in due(fleet):
         if job.name not in hold.taken and others.admits(job):
             others.take(job)
@@ -193,7 +195,7 @@ def _in_turn(fleet: Fleet, hold: _Hold) -> list[Action]:
     return leavers.actions()
 
 
-def _release_excess(fleet: Fleet, hold: _Hold) -> list[Action]:
+def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Let jobs go down to the maximum, busy ones too."""
     p = fleet.parameters
     leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
@@ -221,7 +223,7 @@ def _may_be_excess(fleet: Fleet, job: Job) -> bool:
     return nobody or not any(other.state == RUNNING for other in fleet.jobs)
 
 
-def _make_room(fleet: Fleet, hold: _Hold) -> list[Action]:
+def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Let jobs go that have nothing to do, where the maximum leaves no room for work that nobody else may run.
 
     Until the other job is asked for, in the next step, there may be less than the minimum.
@@ -244,7 +246,7 @@ def _make_room(fleet: Fleet, hold: _Hold) -> list[Action]:
     return []
 
 
-def _dispensable(fleet: Fleet, hold: _Hold, work: Work) -> list[Job]:
+def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Job]:
     """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
     teams = [_names(team) for team in _teams(fleet)]
     found = []
@@ -270,14 +272,14 @@ def _lone(fleet: Fleet) -> set[Name]:
     return {team[0].name for team in _teams(fleet) if len(team) == 1}
 
 
-def _dismiss(fleet: Fleet, hold: _Hold, jobs: list[Job], why: str) -> list[Action]:
+def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list[Action]:
     leavers = _Leavers(fleet, hold, why)
     for job in jobs:
         leavers.take(job)
     return leavers.actions()
 
 
-def _dismiss_idle(fleet: Fleet, hold: _Hold, idle: list[Job]) -> list[Action]:
+def _dismiss_idle(fleet: Fleet, hold: _FreeMemory, idle: list[Job]) -> list[Action]:
     """Let the idle jobs go that the work cannot use soon; one that its data keeps does not stand for another."""
     if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may have come to take over from those
         return []
@@ -318,7 +320,9 @@ class _Slack:
         self._crew = fleet
         self._workers = fleet.workers()
         self._counts = {name: fleet.count(name) for name in fleet.pools}
-        self._slack: list[tuple[Work, float, dict[Name, float]]] = []  # with the threads that wait, by pool
+        self._slack: list[
+            tuple[MergedDemand, float, dict[Name, float]]
+        ] = []  # with the threads that wait, by pool
         needs: list[tuple[dict[Name, float], float]] = []
         for work in fleet.works:
             powers = fleet.powers(work)
@@ -362,7 +366,7 @@ class _Slack:
                     waiting[job.pool] -= power
 
 
-def _width(fleet: Fleet, work: Work, powers: dict[Name, float], within: float | None) -> float:
+def _width(fleet: Fleet, work: MergedDemand, powers: dict[Name, float], within: float | None) -> float:
     """Return the threads that a work could use at a time, at the speed of its fastest pool."""
     if within is None:
         within = max(fleet.lead(name) + fleet.limit(name) for name in work.pools)

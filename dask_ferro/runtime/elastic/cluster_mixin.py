@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _LOOKED = 3.0
 
 
-class Scaling:
+class ElasticCluster:
     """Mixed into a cluster of dask-jobqueue, before it."""
 
     def scale(

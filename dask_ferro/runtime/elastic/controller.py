@@ -44,7 +44,7 @@ from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed, unrunnable
-from dask_ferro.runtime.elastic.lost import Lost
+from dask_ferro.runtime.elastic.lost import LostResults
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
@@ -168,7 +168,9 @@ class Elastic(upstream_deploy.Adapting):
         self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
         # Those that take as long as it takes, when an order comes.
         self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        self._lost: Lost = taken._lost if taken else Lost()  # with those that leave now on an order
+        self._lost: LostResults = (
+            taken._lost if taken else LostResults()
+        )  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)

@@ -22,7 +22,7 @@ from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.replication.evacuation import spread
-from dask_ferro.policy.replication.worth import Held, by_worth
+from dask_ferro.policy.replication.worth import UniqueResult, by_worth
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.replication.recompute import Recompute
 from dask_ferro.runtime.upstream import nbytes_of
@@ -36,7 +36,7 @@ _EACH, _ALL, _EACH_KEYS = 64 * 2**20, 512 * 2**20, 1000
 _SILENCE, _SLOWEST = 10.0, 20e6
 
 
-class Move(NamedTuple):
+class ResultTransfer(NamedTuple):
     """A result on its way to a receiver; `sent` is when it was told, 0 before that."""
 
     receiver: str
@@ -54,7 +54,7 @@ class Moving:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.moves: dict[Key, Move] = {}
+        self.moves: dict[Key, ResultTransfer] = {}
         self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
         self._silent: set[str] = set()
 
@@ -81,7 +81,7 @@ class Moving:
         found = cast(dict[Key, str] | None, spread(rest, receivers))
         if found is None:
             return False
-        self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
+        self.moves.update((key, ResultTransfer(to, alone[key])) for key, to in found.items())
         if found:
             self._order(bounded)
         return True
@@ -114,7 +114,7 @@ class Moving:
 
     def _by_worth(self, results: Iterable[TaskState]) -> list[Key]:
         again = Recompute(self.scheduler)
-        held = (Held(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
+        held = (UniqueResult(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
         return cast(list[Key], by_worth(held))
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
@@ -128,7 +128,7 @@ class Moving:
                 unplaced.append(ts)
                 continue
             room, address = heappop(rooms)
-            self.moves[ts.key] = Move(address, nbytes)
+            self.moves[ts.key] = ResultTransfer(address, nbytes)
             heappush(rooms, (room + nbytes, address))
         return unplaced
 

@@ -14,7 +14,7 @@ from dask_ferro.runtime.upstream import nbytes_of
 
 
 @dataclass
-class Lost:
+class LostResults:
     """Results that nobody holds any more: how many, of how many bytes, and those that nothing computes again."""
 
     results: int = 0
@@ -37,18 +37,18 @@ class Lost:
         self.results = self.nbytes = self.for_good = 0
 
 
-def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> Lost:
+def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> LostResults:
     """Return what is lost with workers when all of `going`, which they are among, are gone."""
     held = set(chain.from_iterable((*ws.has_what, *ws.actors) for ws in workers))
     alone = {ts for ts in held if going.issuperset(ts.who_has or ())}
     for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
-    return Lost(len(alone), sum(nbytes_of(ts) for ts in alone), for_good)
+    return LostResults(len(alone), sum(nbytes_of(ts) for ts in alone), for_good)
 
 
-def told(lost: Lost) -> str:
+def told(lost: LostResults) -> str:
     """Return it in words.
 
-    >>> told(Lost(3, 2048, 1))
+    >>> told(LostResults(3, 2048, 1))
     '3 results (2.00 kiB) that only they held are lost; 1 of them, scattered or an actor, for good'
     """
     text = f"{lost.results} results ({format_bytes(lost.nbytes)}) that only they held are lost"

@@ -17,7 +17,7 @@ from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
-from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
+from dask_ferro.policy.scaling.remaining_work import ProjectedSpan, profile, schedule
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
@@ -79,12 +79,12 @@ class Demands:
         spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)
         if away:
             spans = ((ts, span) for ts, span in spans if ts not in away)
-        kinds: dict[Needs, list[tuple[TaskState, Span]]] = {}
+        kinds: dict[Needs, list[tuple[TaskState, ProjectedSpan]]] = {}
         for ts, span in spans:
             kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
-    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> DemandRow:
+    def _row(self, needs: Needs, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds) -> DemandRow:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
         is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
         return {
@@ -115,7 +115,7 @@ class Demands:
         yield from self.scheduler.queued
         yield from self.scheduler.unrunnable
 
-    def _exact(self, seconds: Seconds) -> Iterable[tuple[TaskState, Span]]:
+    def _exact(self, seconds: Seconds) -> Iterable[tuple[TaskState, ProjectedSpan]]:
         return schedule(
             list(self._ready()),
             lambda ts: (other for other in ts.dependents if other.state == "waiting"),
@@ -125,7 +125,7 @@ class Demands:
 
     def _sampled(
         self, seconds: Seconds, count: int, away: set[TaskState]
-    ) -> Iterator[tuple[TaskState, Span]]:
+    ) -> Iterator[tuple[TaskState, ProjectedSpan]]:
         """Yield one task in some, each for all of those; what waits is spread evenly over the graph's depth."""
         stride = count // max(self.exact // 2, 1) | 1
         tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
@@ -138,10 +138,10 @@ class Demands:
         for ts in found:
             if ts.state == "waiting":
                 lasts = depth - first
-                yield ts, Span(first, depth, width * seconds.left(ts) / lasts)
+                yield ts, ProjectedSpan(first, depth, width * seconds.left(ts) / lasts)
             else:
-                yield ts, Span(0.0, seconds.left(ts), width)
-        yield from ((ts, Span(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
+                yield ts, ProjectedSpan(0.0, seconds.left(ts), width)
+        yield from ((ts, ProjectedSpan(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
 
     def _depth(self, tasks: list[TaskState], seconds: Seconds) -> float:
         """Return the seconds of the longest of some chains through the tasks that wait."""

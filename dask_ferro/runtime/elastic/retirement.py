@@ -35,7 +35,7 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.evacuation import Moving, is_clear, unheld
-from dask_ferro.runtime.elastic.lost import Lost, lost_with
+from dask_ferro.runtime.elastic.lost import LostResults, lost_with
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.upstream import nbytes_of
@@ -82,7 +82,7 @@ class Departure:
     must: bool = False  # their job ends, whatever is said here
     ordered: bool = False  # they are removed, whatever is lost
     gives_up: bool = False
-    lost: Lost = field(default_factory=Lost)
+    lost: LostResults = field(default_factory=LostResults)
     before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
     asked: dict[Key, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
     began: float = field(default_factory=monotonic)
@@ -125,7 +125,7 @@ class Leaving:
         seconds: float | None = None,
         must: bool = False,
         ordered: bool = False,
-        lost: Lost | None = None,
+        lost: LostResults | None = None,
     ) -> dict[str, str]:
         """Let workers leave; return those that stay, with the reason, when the others are gone.
 

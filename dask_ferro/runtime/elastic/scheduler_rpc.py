@@ -31,7 +31,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
-from dask_ferro.runtime.elastic.lost import Lost
+from dask_ferro.runtime.elastic.lost import LostResults
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
@@ -77,8 +77,8 @@ class Roster(SchedulerPlugin):
         self._over = False
         self._scheduler: Scheduler | None = None
         self._demands: Demands | None = None
-        self._rows: Kept[list[DemandRow]] = Kept()
-        self._unique: Kept[dict[str, int]] = Kept()
+        self._rows: RateLimitedValue[list[DemandRow]] = RateLimitedValue()
+        self._unique: RateLimitedValue[dict[str, int]] = RateLimitedValue()
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
         self._paused: dict[str, float] = {}  # since when workers pause, on the same clock
         # By name, and by who said it; of workers that are still to come as well.
@@ -254,7 +254,7 @@ class Roster(SchedulerPlugin):
         self._here()
         assert self.leaving is not None
         asked = list(addresses)
-        lost = Lost()
+        lost = LostResults()
         if self._over:
             stayed = dict.fromkeys(asked, "the cluster ends")
         else:
@@ -411,7 +411,7 @@ def reserve(seconds: float) -> float:
     return min(max(_RESERVE * seconds, 0.0), _MOST_RESERVE)
 
 
-class Kept(Generic[T]):
+class RateLimitedValue(Generic[T]):
     """What was worked out, until working it out anew takes less than 2 % of the time since."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _WORKERS_S = 30
 
 
 @dataclass(frozen=True)
-class Place:
+class RunningCluster:
     """A cluster: its scheduler, dashboard, and threads by worker address."""
 
     scheduler: str
@@ -39,7 +39,7 @@ class Place:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[tuple[Client, Place]]:
+def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
     """Connect to a cluster that has a worker, or will have one soon; leave it running.
 
     Raises
@@ -80,7 +80,7 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
 @contextmanager
 def started(
     workers: int | None = None, threads: int | None = None, *, dashboard: bool = False, quiet: bool = True
-) -> Iterator[tuple[Client, Place]]:
+) -> Iterator[tuple[Client, RunningCluster]]:
     """Start worker processes on this machine, and stop them at the end.
 
     Parameters
@@ -127,7 +127,7 @@ def _need_bokeh() -> None:
         ) from None
 
 
-def _place(client: Client, *, dashboard: bool) -> Place:
+def _place(client: Client, *, dashboard: bool) -> RunningCluster:
     scheduler: Any = client.scheduler
     link = client.dashboard_link if dashboard else None
-    return Place(scheduler.address, link or None, dict(client.nthreads()))
+    return RunningCluster(scheduler.address, link or None, dict(client.nthreads()))

@@ -24,7 +24,7 @@ class WorkerShare(NamedTuple):
     busy: float
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run: its result in the client, the seconds until it was there, and each worker's share."""
 
     result: Any
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 Watch = Callable[[Progress], None]
 
 
-def execute(client: Client, collection: object, *, watch: Watch | None = None) -> Measured:
+def execute(client: Client, collection: object, *, watch: Watch | None = None) -> MeasuredRun:
     """Compute a collection and bring its result here.
 
     Parameters
@@ -57,7 +57,7 @@ def execute(client: Client, collection: object, *, watch: Watch | None = None) -
             _watch(client, future, watch)
         result = future.result()
         elapsed = time.perf_counter() - start
-    return Measured(result, elapsed, shares(stream.data))
+    return MeasuredRun(result, elapsed, shares(stream.data))
 
 
 def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:

@@ -27,13 +27,13 @@ from dask_ferro.lower.collection import opened_of
 from dask_ferro.lower.inventory import slices, spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
-from dask_ferro.runtime.local.cluster_context import Place, connected, started
+from dask_ferro.runtime.local.cluster_context import RunningCluster, connected, started
 from dask_ferro.runtime.local.execute import Watch, WorkerShare, execute
 from dask_ferro.runtime.telemetry.tracing import checked, traced_to
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What to run, where, and how often; the options of `dask ferro run`, which explains them."""
 
     model: str | None = None
@@ -78,7 +78,7 @@ class Trial:
     source: str
     inputs: tuple[ValueSpec, ...]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    place: Place
+    place: RunningCluster
     ops: tuple[OpRow, ...]
     bundles: int
     chunks: int
@@ -137,7 +137,7 @@ class Trial:
 
 
 def trial(
-    request: Request,
+    request: RunRequest,
     *,
     tell: Callable[[str], None] = lambda line: None,
     watching: Callable[[], AbstractContextManager[Watch | None]] = lambda: nullcontext(None),
@@ -146,7 +146,7 @@ def trial(
 
     Parameters
     ----------
-    request : Request
+    request : RunRequest
     tell : callable
         Told in a line what happens next.
     watching : callable
@@ -191,7 +191,7 @@ def trial(
         return _compared(request, bound_model, arrays, origin, ran)
 
 
-def _cluster(request: Request) -> AbstractContextManager[tuple[Client, Place]]:
+def _cluster(request: RunRequest) -> AbstractContextManager[tuple[Client, RunningCluster]]:
     if request.scheduler:
         return connected(request.scheduler)
     return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
@@ -200,12 +200,12 @@ def _cluster(request: Request) -> AbstractContextManager[tuple[Client, Place]]:
 # ---- before it runs ----------------------------------------------------------------------------------------
 
 
-def _model(request: Request) -> ModelGraph:
+def _model(request: RunRequest) -> ModelGraph:
     source = request.model if request.model else workloads.build(str(request.dag), **dict(request.params))
     return from_onnx(source, granularity=request.granularity)
 
 
-def _inputs(request: Request, model: ModelGraph) -> tuple[dict[str, Any], str]:
+def _inputs(request: RunRequest, model: ModelGraph) -> tuple[dict[str, Any], str]:
     """The arrays by name, and where they come from."""
     sig = opened_of(model).signature
     if request.source is None:
@@ -256,7 +256,7 @@ def _named(model: ModelGraph, result: Any) -> dict[str, Any]:
 
 
 class _Ran(NamedTuple):
-    place: Place
+    place: RunningCluster
     batch: int | None
     seconds: tuple[float, ...]
     shares: tuple[WorkerShare, ...]
@@ -264,7 +264,7 @@ class _Ran(NamedTuple):
 
 
 def _compared(
-    request: Request, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
+    request: RunRequest, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
 ) -> Trial:
     opened, chunks = opened_of(model), model.chunks
     sig, ir_model = opened.signature, opened.loaded.model

@@ -217,15 +217,15 @@ class Pace:
     """Rates and remaining seconds, of counts that come one after the other."""
 
     def __init__(self) -> None:
-        self._first: _Counts | None = None
-        self._lately: deque[_Counts] = deque()
+        self._first: _ProgressSample | None = None
+        self._lately: deque[_ProgressSample] = deque()
 
     def __call__(self, told: Mapping[str, Any]) -> Progress:
         """Return how far it is by the newest counts."""
         (tasks, bundles, ops), totals = told["done"], told["all"]
         if told["status"] == "waiting":
             return Progress("waiting", told["elapsed"], (0, 0), (0, 0), (0, 0))
-        now = _Counts(told["elapsed"], tasks, ops, told["seconds"])
+        now = _ProgressSample(told["elapsed"], tasks, ops, told["seconds"])
         is_over = told["status"] == "finished"
         since = self._since(now, is_over)
         return Progress(
@@ -240,7 +240,7 @@ class Pace:
             0.0 if is_over else _remaining(now, since, told["left_seconds"]),
         )
 
-    def _since(self, now: _Counts, is_over: bool) -> _Counts:
+    def _since(self, now: _ProgressSample, is_over: bool) -> _ProgressSample:
         """Return the counts to compare with: of some seconds ago, or the first where nothing was done since."""
         self._first = first = self._first or now
         self._lately.append(now)
@@ -250,7 +250,7 @@ class Pace:
         return first if is_over or oldest.tasks == now.tasks else oldest
 
 
-class _Counts(NamedTuple):
+class _ProgressSample(NamedTuple):
     elapsed: float
     tasks: int
     ops: int
@@ -261,7 +261,7 @@ def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
 
 
-def _remaining(now: _Counts, since: _Counts, left: float | None) -> float | None:
+def _remaining(now: _ProgressSample, since: _ProgressSample, left: float | None) -> float | None:
     """Seconds of tasks that are left, over seconds of tasks that were done a second: as if so many threads worked."""
     threads = _rate(now.seconds - since.seconds, now.elapsed - since.elapsed)
     return None if left is None or threads <= 0 else left / threads

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.estimates import Learning, Sizes
+from dask_ferro.policy.estimates import Learning, ResultSizes
 from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SizeLearned, SpeedLearned, TransferLearned
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
@@ -32,7 +32,7 @@ _FROM_DEVICE_TO_DEVICE = ("ucx://", "ucxx://")
 _FEW_DEPENDENTS = 8
 
 
-class _Told(NamedTuple):
+class _ReportedMemory(NamedTuple):
     """What a worker with a device said last: bytes by its allocator and by Dask's books, both of that moment.
 
     `live` is without what a device drops where room is wanted, and uploads again: no task waits for that.
@@ -55,10 +55,10 @@ class Devices:
     """
 
     def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None], learning: Learning) -> None:
-        self.sizes = Sizes(learning=learning)
+        self.sizes = ResultSizes(learning=learning)
         self._scheduler = scheduler
         self._tell = tell
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _ReportedMemory] = {}
         self._heard: set[str] = set()  # workers that told of their links
         self._first: dict[str, str] = {}  # model that a class's plain name stands for
 
@@ -84,7 +84,7 @@ class Devices:
                 self._tell(TransferLearned(kind, nbytes, seconds))
         managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
-        self._told[ws.address] = _Told(live, managed, frozenset(gpu["types"]))
+        self._told[ws.address] = _ReportedMemory(live, managed, frozenset(gpu["types"]))
         if ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
@@ -116,7 +116,9 @@ class Devices:
         if not total:
             return
         used = (metrics_of(ws).get("gpu") or {}).get("memory-used") or 0
-        self._told[ws.address] = _Told(int(used), int(metrics_of(ws).get("managed_bytes", 0)), frozenset())
+        self._told[ws.address] = _ReportedMemory(
+            int(used), int(metrics_of(ws).get("managed_bytes", 0)), frozenset()
+        )
         self._tell(DeviceTold(ws.address, "gpu"))
         self._tell(MemoryTold(ws.address, int(total)))
 

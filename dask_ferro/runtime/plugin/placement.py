@@ -50,7 +50,7 @@ _RANKED = 20_000
 
 
 class Placing:
-    """Placement of a scheduler's tasks by a `policy.placement.Placement`."""
+    """Placement of a scheduler's tasks by a `policy.placement.PlacementParameters`."""
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
         self.scheduler = scheduler

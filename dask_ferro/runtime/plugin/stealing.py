@@ -231,7 +231,7 @@ class Stealing(EntryPoints):
         if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
             ws = self.scheduler.workers.get(topic)
             if ws is not None:
-                self.tell(events.Opened(topic, ws.status == Status.running))
+                self.tell(events.AcceptsTasks(topic, ws.status == Status.running))
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Keep the book."""
@@ -305,7 +305,7 @@ class Stealing(EntryPoints):
             ws = self.scheduler.workers.get(address)  # None: it is being removed
             accepts = ws is not None and self.waits.is_open(ws)
             if row.accepts != accepts:
-                self.tell(events.Opened(address, accepts))
+                self.tell(events.AcceptsTasks(address, accepts))
             if ws is not None:
                 self._heard(ws)
         self.tell(events.Tick())

@@ -19,7 +19,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import Event, Opened, Sent, Sweep, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, Event, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
@@ -101,7 +101,7 @@ class Waits:
 
     def _listen(self) -> None:
         self._listens = False
-        self._tell(Sent())
+        self._tell(MessagesSent())
 
     def step(self, due: float) -> None:
         """Take the step of stealing that was due then; if the loop was busy since, after what came meanwhile."""
@@ -200,7 +200,7 @@ class Waits:
         """Give a worker nothing more until it is heard of again."""
         self.silent[ws.address] = ws.last_seen
         if ws.address in self._stealing.ledger.rows:
-            self._tell(Opened(ws.address, False))
+            self._tell(AcceptsTasks(ws.address, False))
 
     def _give_up(self, ts: TaskState, info: StealRequest) -> None:
         """Place a task anew that its worker does not give up, or let its thief do something else meanwhile."""

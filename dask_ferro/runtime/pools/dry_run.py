@@ -28,7 +28,7 @@ _SIGNS = ("*", "$", "@", "^", "!", "%")
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
-class Request(NamedTuple):
+class ScriptRequest(NamedTuple):
     """What a script's header asks for, as far as it is compared; 0: it does not say.
 
     Attributes
@@ -57,7 +57,7 @@ class Partition(NamedTuple):
     has_qos: bool = False
 
 
-class Node(NamedTuple):
+class PartitionNode(NamedTuple):
     """A node as a partition has it."""
 
     partition: str
@@ -66,11 +66,11 @@ class Node(NamedTuple):
     is_up: bool
 
 
-def request(script: str) -> Request:
+def request(script: str) -> ScriptRequest:
     """Return what a script's header asks for.
 
     >>> request("#SBATCH -p cpu,gpu\\n#SBATCH --cpus-per-task=64\\n#SBATCH -t 5:00:00\\n#SBATCH --mem=2G")
-    Request(partitions=('cpu', 'gpu'), seconds=18000.0, nodes=0, cpus=64, memory=2048.0, is_special=False)
+    ScriptRequest(partitions=('cpu', 'gpu'), seconds=18000.0, nodes=0, cpus=64, memory=2048.0, is_special=False)
     """
     limit = parsing.duration(option(script, "t", "time"))
     nodes = re.match(r"\d+", option(script, "N", "nodes"))
@@ -79,7 +79,7 @@ def request(script: str) -> Request:
     special = any(
         option(script, short, long) for short, long in (("q", "qos"), ("", "reservation"), ("", "time-min"))
     )
-    return Request(
+    return ScriptRequest(
         tuple(filter(None, option(script, "p", "partition").split(","))),
         0.0 if limit == inf else limit,
         int(nodes[0]) if nodes else 0,
@@ -112,11 +112,11 @@ def partitions(text: str) -> tuple[Partition, ...]:
 NODES = "%R|%c|%m|%t"
 
 
-def nodes(text: str) -> tuple[Node, ...]:
+def nodes(text: str) -> tuple[PartitionNode, ...]:
     """Return the nodes that ``sinfo --Node --format=NODES`` told of.
 
     >>> nodes("cpu|4|4000+|idle")
-    (Node(partition='cpu', cpus=4, memory=4000.0, is_up=True),)
+    (PartitionNode(partition='cpu', cpus=4, memory=4000.0, is_up=True),)
     """
     found = []
     for line in text.splitlines():
@@ -124,25 +124,25 @@ def nodes(text: str) -> tuple[Node, ...]:
         numbers = [cell.rstrip("+") for cell in cells[1:3]]
         if len(cells) == 4 and all(number.isdecimal() for number in numbers):
             away = cells[3].endswith(_SIGNS) or cells[3].startswith(_AWAY)
-            found.append(Node(cells[0], int(numbers[0]), float(numbers[1]), not away))
+            found.append(PartitionNode(cells[0], int(numbers[0]), float(numbers[1]), not away))
     return tuple(found)
 
 
-def excess(asked: Request, limits: Iterable[Partition], there: Iterable[Node]) -> str:
+def excess(asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]) -> str:
     """Return what a request asks for beyond what each of its partitions has, in words; empty: one may have it all.
 
     The words begin with the reason by which SLURM lets such a job wait.
     """
     known = {limit.name: limit for limit in limits}
     names = asked.partitions or tuple(limit.name for limit in known.values() if limit.is_default)
-    nodes: dict[str, list[Node]] = {}
+    nodes: dict[str, list[PartitionNode]] = {}
     for node in there:
         nodes.setdefault(node.partition, []).append(node)
     each = [_beyond(asked, known[name], nodes.get(name, [])) for name in names if name in known]
     return "; ".join(each) if each and len(each) == len(names) and all(each) else ""
 
 
-def _beyond(asked: Request, limit: Partition, there: list[Node]) -> str:
+def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) -> str:
     where = f"partition {limit.name}"
     if not asked.is_special and not limit.has_qos:
         if asked.seconds > limit.seconds:
@@ -166,7 +166,7 @@ def _beyond(asked: Request, limit: Partition, there: list[Node]) -> str:
 
 
 def verdict(
-    refused: str, kind: str, asked: Request, limits: Iterable[Partition], there: Iterable[Node]
+    refused: str, kind: str, asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]
 ) -> str:
     """Return why no job of a kind would ever start, in SLURM's words; empty: it would, or nobody knows.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dask_ferro import config
 
 
-class Limits(NamedTuple):
+class FailureLimits(NamedTuple):
     """How many failures close a pool.
 
     Attributes
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     seconds: float
 
 
-def limits() -> Limits:
+def limits() -> FailureLimits:
     """Return what the configuration says.
 
     Raises
@@ -38,20 +38,20 @@ def limits() -> Limits:
     ConfigError
         For a value that is none.
     """
-    return Limits(
+    return FailureLimits(
         config.value("elastic.failures"),
         config.value("elastic.failures-in-window"),
         config.value("elastic.failures-window"),
     )
 
 
-def recent(times: Sequence[float], now: float, limit: Limits) -> list[float]:
+def recent(times: Sequence[float], now: float, limit: FailureLimits) -> list[float]:
     """Return the failures that are within the window, the newest of them, as many as may matter."""
     inside = [at for at in times if now - at < limit.seconds]
     return inside if limit.window == inf else inside[-int(limit.window) :]
 
 
-def too_many(row: int, times: Sequence[float], now: float, limit: Limits) -> str:
+def too_many(row: int, times: Sequence[float], now: float, limit: FailureLimits) -> str:
     """Return in words that a pool has had too many failures; empty: not yet.
 
     Parameters
@@ -63,7 +63,7 @@ def too_many(row: int, times: Sequence[float], now: float, limit: Limits) -> str
 
     Examples
     --------
-    >>> too_many(1, [0.0, 500.0, 590.0], 600.0, Limits(row=3, window=3, seconds=700.0))
+    >>> too_many(1, [0.0, 500.0, 590.0], 600.0, FailureLimits(row=3, window=3, seconds=700.0))
     '3 jobs ended before a worker came within 600 s'
     """
     if row >= limit.row:

@@ -12,7 +12,7 @@ from typing import TypedDict
 from distributed import Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import Line
+from dask_ferro.runtime.telemetry.top import SchedulerConnection
 
 HANDLER = "ferro_pools"
 
@@ -97,7 +97,7 @@ async def call(
     ConfigError
         For a scheduler that does not answer, and for what the cluster refuses.
     """
-    line = Line(where)
+    line = SchedulerConnection(where)
     try:
         answer = await line.ask(_asked, what=what, name=name, options=dict(options or {}))
     except (OSError, TimeoutError) as error:

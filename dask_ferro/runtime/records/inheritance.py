@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, Row
+from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, QueueRow
 
 ADOPT, END, GONE, ASK = "adopt", "end", "gone", "ask"
 # Between a submission's time by SLURM's clock and by ours.
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 def verdict(
     record: JobRecord,
-    row: Row | None,
+    row: QueueRow | None,
     answered: bool,
     tags: Collection[str],
     kind: str | None,
@@ -45,7 +45,7 @@ def verdict(
 
     Parameters
     ----------
-    row : Row or None
+    row : QueueRow or None
         What SLURM says of its number.
     answered : bool
         Of no row: whether SLURM knows no such job, or did not answer.
@@ -84,7 +84,7 @@ def verdict(
     return Verdict(ADOPT, "it waits, and will look for this scheduler")
 
 
-def is_own(record: JobRecord, row: Row, tags: Collection[str]) -> bool:
+def is_own(record: JobRecord, row: QueueRow, tags: Collection[str]) -> bool:
     """Whether what SLURM says is of this job, and of no later one of the same number."""
     if any(f"{tag}." in row.comment for tag in tags):
         return True

@@ -39,7 +39,7 @@ _RUN, _JOB, _END = "cluster-run", "cluster-job", "cluster-end"
 _RUNS = 100
 
 
-class Run(NamedTuple):
+class ClusterRun(NamedTuple):
     """One run of a cluster, known by the tag in its jobs' comments."""
 
     tag: str
@@ -53,7 +53,7 @@ class Told(NamedTuple):
 
     Attributes
     ----------
-    runs : tuple of Run
+    runs : tuple of ClusterRun
         The newest last.
     records : tuple of JobRecord
         The newest of each job, in the order in which they were asked for.
@@ -63,13 +63,13 @@ class Told(NamedTuple):
         Whether the last line was cut short.
     """
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ClusterRun, ...] = ()
     records: tuple[JobRecord, ...] = ()
     damaged: tuple[int, ...] = ()
     torn: bool = False
 
     @property
-    def open_runs(self) -> tuple[Run, ...]:
+    def open_runs(self) -> tuple[ClusterRun, ...]:
         """Those that did not end in order: there may be jobs of theirs."""
         return tuple(run for run in self.runs if not run.ended)
 
@@ -87,7 +87,7 @@ def parsed(text: bytes) -> Told:
     ValueError
         When there is something, and it has no line of ours.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, ClusterRun] = {}
     records: dict[str, JobRecord] = {}
     damaged, torn = [], False
     lines = text.split(b"\n")
@@ -106,14 +106,14 @@ def parsed(text: bytes) -> Told:
     return Told(tuple(runs.values()), known, tuple(damaged), torn)
 
 
-def _with_end(record: JobRecord, run: Run | None) -> JobRecord:
+def _with_end(record: JobRecord, run: ClusterRun | None) -> JobRecord:
     """Return a record as it must be: a run that ended in order has no jobs, if the line of an end is missing."""
     if record.is_over or run is None or not run.ended:
         return record
     return replace(record, state=ENDED, ended=record.seen, ending="unknown: its cluster ended")
 
 
-def _taken(told: dict[str, object], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:
+def _taken(told: dict[str, object], runs: dict[str, ClusterRun], records: dict[str, JobRecord]) -> bool:
     """Take in a line; return whether it is one of ours."""
     kind, tag, name = told.get(_KIND), told.get("run"), told.get("job_name", "")
     if not isinstance(name, str):
@@ -125,17 +125,17 @@ def _taken(told: dict[str, object], runs: dict[str, Run], records: dict[str, Job
             return False
         records[record.name] = record
         if record.run:  # whose own line may be damaged
-            runs.setdefault(record.run, Run(record.run, name))
+            runs.setdefault(record.run, ClusterRun(record.run, name))
         return True
     if kind not in (_RUN, _END) or not isinstance(tag, str) or not tag:
         return False
     if kind == _END:
-        runs[tag] = runs.get(tag, Run(tag))._replace(ended=True)
+        runs[tag] = runs.get(tag, ClusterRun(tag))._replace(ended=True)
     else:
         began = told.get("began", 0.0)
         if isinstance(began, bool) or not isinstance(began, int | float) or not is_said(began):
             return False
-        runs[tag] = Run(tag, name, float(began))
+        runs[tag] = ClusterRun(tag, name, float(began))
     return True
 
 
@@ -182,7 +182,7 @@ class JobJournal:
         self._pid = os.getpid()
         self._hold: Hold | None = None
         self._late: dict[str, JobRecord] = {}
-        self._former: tuple[Run, ...] = ()
+        self._former: tuple[ClusterRun, ...] = ()
 
     @property
     def address_file(self) -> str:
@@ -234,7 +234,7 @@ class JobJournal:
             _job_line(record, names.get(record.run, ""))
             for record in sorted([*over, *live], key=lambda one: one.order)
         ]
-        return b"".join([*lines, _run_line(Run(self.run, job_name, now))])
+        return b"".join([*lines, _run_line(ClusterRun(self.run, job_name, now))])
 
     def announce(self, address: str) -> None:
         """Tell jobs and watchdogs who looks after them now.
@@ -330,7 +330,7 @@ class JobJournal:
             self._stack.close()
 
 
-def _run_line(run: Run) -> bytes:
+def _run_line(run: ClusterRun) -> bytes:
     return sealed({_KIND: _RUN, "run": run.tag, "job_name": run.job_name, "began": run.began})
 
 
@@ -364,6 +364,6 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
     )
 
 
-def names_of(runs: Sequence[Run]) -> tuple[str, ...]:
+def names_of(runs: Sequence[ClusterRun]) -> tuple[str, ...]:
     """Return the names that the jobs of some runs have."""
     return tuple(dict.fromkeys(run.job_name for run in runs if run.job_name))

@@ -24,8 +24,8 @@ from dask_ferro.runtime.records.recording import Recording
 from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
-from dask_ferro.runtime.slurm.orphan_guard import Keep
-from dask_ferro.runtime.slurm.parsing import OVER, STARTED, Row, element, exit_status
+from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs
+from dask_ferro.runtime.slurm.parsing import OVER, STARTED, QueueRow, element, exit_status
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ _FIRST_LOOK = 5.0
 _EXITS = 4
 
 
-def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) -> tuple[Recording, Keep]:
+def recording_of(
+    tag: str, journal: str | os.PathLike[str] | None, keep: float
+) -> tuple[Recording, GuardedJobs]:
     """Return a cluster's record, and what its journal means for the watchdog.
 
     Raises
@@ -49,12 +51,12 @@ def recording_of(tag: str, journal: str | os.PathLike[str] | None, keep: float) 
             raise ConfigError(
                 "ff.SLURMCluster: keep goes with journal, by which somebody finds the jobs again"
             )
-        return Recording(tag), Keep()
+        return Recording(tag), GuardedJobs()
     kept = JobJournal(journal, tag)
-    return Recording(tag, kept), Keep(keep, kept.address_file)
+    return Recording(tag, kept), GuardedJobs(keep, kept.address_file)
 
 
-class Recorded:
+class RecordedCluster:
     """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
 
     # When jobs could find this scheduler, and when those of the run before were first looked for; whether SLURM has
@@ -129,7 +131,7 @@ class Recorded:
         except (Refused, TimeoutError) as error:
             logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
 
-    async def _settle_former(self: Any, rows: Mapping[str, Row]) -> None:
+    async def _settle_former(self: Any, rows: Mapping[str, QueueRow]) -> None:
         """Adopt or end the jobs of runs before, as far as SLURM tells of them."""
         if not self._were_heard:
             self._were_heard = True
@@ -164,7 +166,7 @@ class Recorded:
                 self._recording.over(job, f"{found.why}; its cluster had died", by_us=True)
         self._drop_former(rows)
 
-    def _drop_former(self: Any, rows: Mapping[str, Row]) -> None:
+    def _drop_former(self: Any, rows: Mapping[str, QueueRow]) -> None:
         """Let go, once, of the runs before that have no job any more."""
         if self._former or self._were_dropped:
             return
@@ -174,16 +176,16 @@ class Recorded:
         comments = "\n".join(there)
         self._recording.drop(tag for tag in self._site.former_tags if f"{tag}." not in comments)
 
-    def _found_us(self: Any, job: BatchJob, row: Row | None) -> bool:
+    def _found_us(self: Any, job: BatchJob, row: QueueRow | None) -> bool:
         """Whether a worker of a job of before is connected here."""
         restarts = job.restarts if row is None else max(job.restarts, row.restarts)
         return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
 
-    def _is_former(self: Any, row: Row) -> bool:
+    def _is_former(self: Any, row: QueueRow) -> bool:
         """Whether a job is of a run before this one on the same journal."""
         return any(f"{tag}." in row.comment for tag in self._site.former_tags)
 
-    def _end_unheard(self: Any, rows: Mapping[str, Row]) -> None:
+    def _end_unheard(self: Any, rows: Mapping[str, QueueRow]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
         jobs = [job for job in self._former.values() if not job.job_id]
         for job in jobs:  # SLURM may have them all the same
@@ -202,7 +204,7 @@ class Recorded:
                 row.job_id,
             )
 
-    def _adopt(self: Any, job: BatchJob, row: Row) -> None:
+    def _adopt(self: Any, job: BatchJob, row: QueueRow) -> None:
         self._take_over(job)
         job.restarts, job.submitted_at = max(job.restarts, row.restarts), row.submitted or job.submitted_at
         job.enter(PENDING, time())

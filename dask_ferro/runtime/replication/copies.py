@@ -30,10 +30,10 @@ from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro import config
-from dask_ferro.policy.replication.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
+from dask_ferro.policy.replication.copies import Copying, CopyTraffic, Exposed, Receiver, ReplicaHolder, spare
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.replication.anchors import Anchors
-from dask_ferro.runtime.replication.kept import Kept, Rounds
+from dask_ferro.runtime.replication.kept import ReplicaLedger, Rounds
 from dask_ferro.runtime.replication.recompute import Recompute
 from dask_ferro.runtime.replication.sight import Sight, stays
 from dask_ferro.runtime.upstream import nbytes_of
@@ -89,11 +89,11 @@ class Copies:
         self._began = 0.0
         self._since: dict[Key, float] = {}  # when results came, while there are such workers
         self._coming: dict[Key, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
-        self.kept = Kept()
+        self.kept = ReplicaLedger()
         self._rounds = Rounds()
         self._passed: list[Key] = []  # found worth a copy, but more than could travel
         self.anchors = Anchors(scheduler)
-        self._traffic = Traffic()
+        self._traffic = CopyTraffic()
         self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
         self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
         self._not_before = 0.0
@@ -348,7 +348,7 @@ class _Keeping(ReduceReplicas):
         for ws in left - short.keys():
             short[ws] = not free_bytes(ws)
         found = spare(
-            {ws.address: Replica(copies.job_of(ws), short[ws]) for ws in left},
+            {ws.address: ReplicaHolder(copies.job_of(ws), short[ws]) for ws in left},
             ts.key in copies.kept,
             lambda: copies.copying.is_worth(nbytes_of(ts), again.seconds(ts)),
         )

@@ -27,7 +27,7 @@ class Rounds:
         self._left.clear()
 
 
-class Kept:
+class ReplicaLedger:
     """Results that were copied, or are being.
 
     Attributes
@@ -37,7 +37,7 @@ class Kept:
 
     Examples
     --------
-    >>> kept = Kept()
+    >>> kept = ReplicaLedger()
     >>> kept.put("x", "tcp://safe", 10)
     >>> kept.nbytes["tcp://safe"], list(kept)
     (10, ['x'])

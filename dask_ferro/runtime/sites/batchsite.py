@@ -1,8 +1,8 @@
 """A batch system other than SLURM, for the jobs of one cluster: submit, list, cancel, with what its commands can do.
 
-It has the methods of `slurm.site.Site`, so that pools, lost submissions, strays, cancellations and bounds are one code.
-Each job is one submission.  A cluster's jobs are known by their ids, and by a word that a submission carries, where the
-listing shows it.  Three answers about a job: a row, "no such job", and none at all, which proves nothing.
+It has the methods of `slurm.site.SlurmSite`, so that pools, lost submissions, strays, cancellations and bounds are one
+code. Each job is one submission.  A cluster's jobs are known by their ids, and by a word that a submission carries,
+where the listing shows it.  Three answers about a job: a row, "no such job", and none at all, which proves nothing.
 What is over stays over: it is not asked for again.  The watchdog is a Python process with the same commands (`guard`).
 Durations are seconds.
 """
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.orphan_guard import Watchdog
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, Row
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _PATH = str(Path(__file__).resolve().parents[3])
 class Answer(NamedTuple):
     """What a batch system says of jobs: rows by id, and those that it does not know."""
 
-    rows: Mapping[str, Row]
+    rows: Mapping[str, QueueRow]
     unknown: frozenset[str] = frozenset()
 
 
@@ -72,8 +72,8 @@ class BatchSite(ABC):
     def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
         self._ids: dict[str, None] = {}
-        self._over: dict[str, Row] = {}
-        self._others: dict[str, Row] = {}
+        self._over: dict[str, QueueRow] = {}
+        self._others: dict[str, QueueRow] = {}
         self._others_at = 0.0
         # Whether there may be jobs whose ids were never heard.
         self.is_unsure = False
@@ -96,14 +96,14 @@ class BatchSite(ABC):
         """Return what is said of jobs by id.  Raises `Refused` without any answer."""
 
     @abstractmethod
-    async def _own(self) -> Mapping[str, Row]:
+    async def _own(self) -> Mapping[str, QueueRow]:
         """Return the jobs there are that are the cluster's, by word or by id.  Raises `Refused`."""
 
     @abstractmethod
     async def _cancel(self, job_ids: Sequence[str]) -> None:
         """Ask that jobs end.  Raises `Refused`; some of them may be gone."""
 
-    async def _all_own(self) -> Mapping[str, Row]:
+    async def _all_own(self) -> Mapping[str, QueueRow]:
         """Return the same by another command, which may cost more.  Raises `Refused`."""
         return {}
 
@@ -162,7 +162,7 @@ class BatchSite(ABC):
         self._watchdog.note(job_id)
         return job_id
 
-    async def queue(self) -> dict[str, Row]:
+    async def queue(self) -> dict[str, QueueRow]:
         """Return what is said of the cluster's jobs, by id, those that are over included.
 
         Raises
@@ -178,7 +178,7 @@ class BatchSite(ABC):
         self._remember(rows)
         return {**self._over, **rows}
 
-    async def _strays(self) -> Mapping[str, Row]:
+    async def _strays(self) -> Mapping[str, QueueRow]:
         """Return the jobs that carry the cluster's word: a look now and then, and what it said since."""
         now = asyncio.get_running_loop().time()
         if now >= self._others_at + _STRAYS:
@@ -189,14 +189,14 @@ class BatchSite(ABC):
                 logger.debug("dask_ferro: lost submissions were not looked for: %s", refused.words)
         return self._others
 
-    def _remember(self, rows: Mapping[str, Row]) -> None:
+    def _remember(self, rows: Mapping[str, QueueRow]) -> None:
         self._over.update((job_id, row) for job_id, row in rows.items() if row.phase == OVER)
         while len(self._over) > _REMEMBERED:
             job_id = next(iter(self._over))
             del self._over[job_id]
             self._ids.pop(job_id, None)
 
-    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, Row | None]:
+    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
         """Return what is said of jobs, each asked for by its id.
 
         None: there is no such job; of a job that is left out, nothing was said.
@@ -208,7 +208,7 @@ class BatchSite(ABC):
             logger.warning("dask_ferro: %s failed: %s", self.lists, refused.words)
             return {}
         self._remember(answer.rows)
-        found: dict[str, Row | None] = dict.fromkeys(answer.unknown)
+        found: dict[str, QueueRow | None] = dict.fromkeys(answer.unknown)
         return {job_id: row for job_id, row in {**found, **answer.rows}.items() if job_id in wanted}
 
     async def find(self, nonce: str) -> str | None:
@@ -229,11 +229,11 @@ class BatchSite(ABC):
             self._watchdog.note(found)
         return found
 
-    def _known_by(self, nonce: str, rows: Mapping[str, Row]) -> str | None:
+    def _known_by(self, nonce: str, rows: Mapping[str, QueueRow]) -> str | None:
         there = (row for row in rows.values() if row.phase in (PENDING, STARTED))
         return next((row.job_id for row in there if row.comment == f"{self.tag}.{nonce}"), None)
 
-    async def _doubt(self, own: Mapping[str, Row]) -> None:
+    async def _doubt(self, own: Mapping[str, QueueRow]) -> None:
         """Raise `Refused` for a listing that leaves out jobs that are there: it would leave out others too."""
         missing = [job_id for job_id in self._ids if job_id not in self._over and job_id not in own]
         if missing:

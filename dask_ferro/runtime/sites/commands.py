@@ -21,7 +21,7 @@ from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
 from dask_ferro.runtime.sites.listing import Listing, pattern
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Printed, Refused, called
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 _SUBMITS = 30.0
 # Jobs of one cancellation.
@@ -149,7 +149,7 @@ class CommandSite(BatchSite):
     async def _called(self, command: Sequence[str], stdin: str, pass_fds: Sequence[int]) -> Printed:
         return await called(*command, stdin=stdin, pass_fds=pass_fds, limit=_SUBMITS)
 
-    async def _listed(self) -> tuple[dict[str, Row], bool]:
+    async def _listed(self) -> tuple[dict[str, QueueRow], bool]:
         """Return the jobs, and whether it was said that there are no others."""
         printed = await called(*self._list_command.filled(name=self.job_name, user=getpass.getuser()))
         rows = self._listing.rows(printed.out)
@@ -169,7 +169,7 @@ class CommandSite(BatchSite):
         unknown = frozenset(job_id for job_id in missing if self._absent.get(job_id, 0) >= _MISSES)
         return Answer({job_id: rows[job_id] for job_id in job_ids if job_id in rows}, unknown)
 
-    async def _own(self) -> Mapping[str, Row]:
+    async def _own(self) -> Mapping[str, QueueRow]:
         rows, says_all = await self._listed()
         if not says_all and not self.is_silent:
             raise Refused(f"{self.lists} says nothing", parsing.TRANSIENT)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, Row
+from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, QueueRow
 
 # What can be told of a job.
 FIELDS = ("job_id", "state", "tag", "reason", "node")
@@ -44,7 +44,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
 }
 
 
-class ListedRow(Row):
+class ListedRow(QueueRow):
     """A job as a listing tells of it."""
 
     __slots__ = ()
@@ -52,7 +52,7 @@ class ListedRow(Row):
     @property
     def phase(self) -> str:
         """Return "pending", "started", "ending" or "over"."""
-        return Row(self.job_id, self.state).phase
+        return QueueRow(self.job_id, self.state).phase
 
     @property
     def is_stuck(self) -> bool:
@@ -120,9 +120,9 @@ class Listing:
         self._columns = {name: at for name, at in described.items() if isinstance(at, int)}
         self._fields = {name: at for name, at in described.items() if isinstance(at, str)}
 
-    def rows(self, text: str) -> dict[str, Row]:
+    def rows(self, text: str) -> dict[str, QueueRow]:
         """Return the jobs of a listing, by id."""
-        found: dict[str, Row] = {}
+        found: dict[str, QueueRow] = {}
         for facts in self._facts(text):
             told = {name: " ".join(str(value).split()) for name, value in facts.items() if _is_word(value)}
             if told.get("job_id") and told.get("state"):

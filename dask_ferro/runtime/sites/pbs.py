@@ -17,7 +17,7 @@ from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Printed, Refused, called
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 # Jobs of one command.
 _AT_ONCE = 200
@@ -50,7 +50,7 @@ class PBSSite(BatchSite):
 
     async def _shown(self, job_ids: Sequence[str]) -> Answer:
         wanted = {qstat.number(job_id): job_id for job_id in job_ids}
-        rows: dict[str, Row] = {}
+        rows: dict[str, QueueRow] = {}
         unknown: set[str] = set()
         for at in range(0, len(job_ids), _AT_ONCE):
             printed = await called("qstat", "-x", "-f", *job_ids[at : at + _AT_ONCE])
@@ -63,7 +63,7 @@ class PBSSite(BatchSite):
             unknown |= {wanted[number] for number in map(qstat.number, missing) if number in wanted}
         return Answer(rows, frozenset(unknown - rows.keys()))
 
-    async def _own(self) -> Mapping[str, Row]:
+    async def _own(self) -> Mapping[str, QueueRow]:
         printed = await called("qselect", "-u", getpass.getuser(), "-N", self.job_name)
         _check("qselect", printed)
         # One that was heard of is called what it was called then.
@@ -72,12 +72,12 @@ class PBSSite(BatchSite):
         said = (await self._shown(ids)).rows if ids else {}
         return self._ours(said)
 
-    async def _all_own(self) -> Mapping[str, Row]:
+    async def _all_own(self) -> Mapping[str, QueueRow]:
         printed = await called("qstat", "-f")  # all jobs of the server, as seldom as an answer is lost
         _check("qstat", printed)
         return self._ours(qstat.rows(printed.out))
 
-    def _ours(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+    def _ours(self, rows: Mapping[str, QueueRow]) -> dict[str, QueueRow]:
         return {job_id: row for job_id, row in rows.items() if row.comment.startswith(f"{self.tag}.")}
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:

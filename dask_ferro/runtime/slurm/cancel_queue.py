@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
-from dask_ferro.runtime.slurm.site import Site
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
+from dask_ferro.runtime.slurm.site import SlurmSite
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Cancellation:
 
     Parameters
     ----------
-    site : Site
+    site : SlurmSite
     connected : callable
         The addresses of a job's workers at the scheduler.
     leave : callable
@@ -69,7 +69,7 @@ class Cancellation:
 
     def __init__(
         self,
-        site: Site,
+        site: SlurmSite,
         connected: Callable[[BatchJob], list[str]],
         leave: Callable[[list[str]], Awaitable[bool]],
     ) -> None:
@@ -148,7 +148,7 @@ class Cancellation:
             self._added.set()
         return left
 
-    async def _listed(self) -> dict[str, Row] | None:
+    async def _listed(self) -> dict[str, QueueRow] | None:
         """Return what `squeue` lists; None: it did not answer."""
         try:
             return await self._site.queue()
@@ -156,7 +156,7 @@ class Cancellation:
             logger.warning("dask_ferro: %s failed: %s", self._site.lists, refused.words)
             return None
 
-    async def _look(self, answer: Mapping[str, Row] | None) -> None:
+    async def _look(self, answer: Mapping[str, QueueRow] | None) -> None:
         """Take in what `squeue` said, and what others say where it may be wrong or said nothing."""
         listed = answer or {}
         doubtful = [job_id for job_id, end in self._ends.items() if _is_doubtful(end, listed.get(job_id))]
@@ -187,6 +187,6 @@ class Cancellation:
                 end.over.set_result(None)
 
 
-def _is_doubtful(end: _End, row: Row | None) -> bool:
+def _is_doubtful(end: _End, row: QueueRow | None) -> bool:
     """Whether what `squeue` says of a job may be wrong."""
     return row is None or (end.looks >= _LOOKS and row.phase not in (ENDING, OVER))

@@ -25,7 +25,7 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime import upstream_deploy
-from dask_ferro.runtime.elastic.cluster_mixin import Scaling
+from dask_ferro.runtime.elastic.cluster_mixin import ElasticCluster
 from dask_ferro.runtime.jobs.cluster_options import check_options
 from dask_ferro.runtime.jobs.cluster_repr import Described, Known, outputs
 from dask_ferro.runtime.jobs.connections import Connections
@@ -38,14 +38,14 @@ from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
 from dask_ferro.runtime.pools.shortage import shortage
-from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.records.recorded_cluster import RecordedCluster, recording_of
 from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.cancel_queue import Cancellation
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
-from dask_ferro.runtime.slurm.orphan_guard import Keep
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
-from dask_ferro.runtime.slurm.site import Site
+from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
+from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.strays import Strays
 from dask_ferro.runtime.slurm.submit_queue import Submission
 from dask_ferro.runtime.upstream_jobqueue import JobCluster
@@ -64,7 +64,7 @@ _LOOK = 1.0
 
 
 @described(ClusterKeywords)
-class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
+class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
     """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
 
     Parameters
@@ -141,7 +141,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._kill_wait: float | None = None
         self._began = time()
 
-    def _open(self, job_name: str, kept: Keep) -> None:
+    def _open(self, job_name: str, kept: GuardedJobs) -> None:
         """Have what asks the batch system for jobs, and for their end."""
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
@@ -150,7 +150,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
 
     def _opened_site(self, job_name: str, keep: Any = None) -> Any:
         """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
-        return Site(job_name, self._tag, keep)
+        return SlurmSite(job_name, self._tag, keep)
 
     async def _open_cluster(self) -> None:
         self._graces, self._kill_wait = await asyncio.gather(self._site.graces(), self._site.kill_wait())
@@ -350,8 +350,8 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
     def _follow(
         self,
         jobs: Iterable[BatchJob],
-        rows: Mapping[str, Row],
-        others: Mapping[str, Row | None],
+        rows: Mapping[str, QueueRow],
+        others: Mapping[str, QueueRow | None],
         draining: frozenset[str],
     ) -> None:
         now, connected = time(), self._connected_names()
@@ -390,7 +390,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
             self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
 
-    def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
+    def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
         """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
         followed = {job.job_id for job in self._followed()}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dask_ferro.options import seconds
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, Row, node_count
+from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, UNTOLD, QueueRow, node_count
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
 SUBMITTING = "submitting"
@@ -166,7 +166,7 @@ class BatchJob:
 
     def follow(
         self,
-        row: Row | None,
+        row: QueueRow | None,
         connected: Collection[str],
         now: float,
         patience: Patience,
@@ -178,7 +178,7 @@ class BatchJob:
 
         Parameters
         ----------
-        row : Row or None
+        row : QueueRow or None
             None: SLURM knows no such job.
         connected : collection of str
             The names of all workers at the scheduler.
@@ -212,7 +212,7 @@ class BatchJob:
         self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
 
-    def _waits(self, row: Row, now: float, patience: Patience) -> Ending | None:
+    def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
         """Return why a job in the queue is over: what keeps it there does not pass."""
         self._pass(_ALONE)
         self.enter(PENDING, now)
@@ -223,7 +223,7 @@ class BatchJob:
         self._pass(_STUCK)
         return None
 
-    def _believed(self, row: Row | None, connected: Collection[str], now: float) -> Row | None:
+    def _believed(self, row: QueueRow | None, connected: Collection[str], now: float) -> QueueRow | None:
         """Return a row with what it does not tell; None for one that is older than what is known."""
         if row is None or UNTOLD < row.restarts < self.restarts:
             return None
@@ -248,7 +248,9 @@ class BatchJob:
         why = "SLURM knows it no more" if self.was_listed else "SLURM does not know it"
         return self._unless_it_passes(_MISSING, limit, now, Ending(why))
 
-    def _ends(self, row: Row, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
+    def _ends(
+        self, row: QueueRow, connected: Collection[str], now: float, patience: Patience
+    ) -> Ending | None:
         """Wait a little: it may be requeued.  While workers are connected it is about to end, and leaves."""
         over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state))
         if not self._is_there(connected):
@@ -296,7 +298,7 @@ class BatchJob:
             self.ends_at = min(self.ends_at or inf, self.short_at + patience.lost + patience.drained)
             self.reason = f"{there} of its {self.strength} workers are connected"
 
-    def _restart(self, row: Row, now: float) -> None:
+    def _restart(self, row: QueueRow, now: float) -> None:
         if row.restarts == self.restarts:
             return
         self.restarts, self.was_whole, self.is_measured = row.restarts, False, False
@@ -311,7 +313,7 @@ class BatchJob:
     def _pass(self, condition: str) -> None:
         self.warned_at.pop(condition, None)
 
-    def _no_worker_came(self, row: Row) -> bool:
+    def _no_worker_came(self, row: QueueRow) -> bool:
         """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""
         ran = row.starts is not None and self.state != RUNNING and not self.was_whole
         return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")

@@ -87,7 +87,7 @@ done
 """
 
 
-class Keep(NamedTuple):
+class GuardedJobs(NamedTuple):
     """What a journal means for the watchdog.
 
     Attributes
@@ -113,7 +113,7 @@ class Watchdog:
         A word that the comments of all jobs have, and no others.
     environment : mapping
         With SLURM's configuration, and the commands on the PATH.
-    keep : Keep, optional
+    keep : GuardedJobs, optional
         For how long, and for whom, it leaves the jobs alone when the cluster has died.
     command : sequence of str, optional
         What to run in place of SLURM's script.
@@ -124,10 +124,10 @@ class Watchdog:
         job_name: str,
         tag: str,
         environment: Mapping[str, str],
-        keep: Keep | None = None,
+        keep: GuardedJobs | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        seconds, file = keep or Keep()
+        seconds, file = keep or GuardedJobs()
         given = (job_name, str(portable.user_id()), tag, str(math.ceil(seconds)), file)
         self._process = subprocess.Popen(
             command or ("/bin/sh", "-c", _SCRIPT, "dask-ferro-watchdog", *given),

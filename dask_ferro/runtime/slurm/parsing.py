@@ -72,7 +72,7 @@ _LONG_GRACE = 30
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
 
-class Row(NamedTuple):
+class QueueRow(NamedTuple):
     """A job, or one element of an array, as `squeue` lists it.
 
     Attributes
@@ -125,13 +125,13 @@ class Row(NamedTuple):
         return self.phase == PENDING and bool(_STUCK.search(self.reason))
 
 
-def rows(text: str) -> dict[str, Row]:
+def rows(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``squeue -h -r -O FORMAT`` printed, by id; lines that are no job are left out."""
     found = {}
     for line in text.splitlines():
         job_id, state, restarts, submitted, starts, ends, node, reason, comment = _cells(line)
         if re.fullmatch(r"\d+(_\d+)?", job_id) and state:
-            found[job_id] = Row(
+            found[job_id] = QueueRow(
                 job_id,
                 state.upper(),
                 int(restarts) if restarts.isdecimal() else 0,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import NotInstalled, Refused, run
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class SecondSource:
     def __init__(self) -> None:
         self._accounting = True
 
-    async def rows(self, job_ids: Iterable[str], most: int | None = _MOST) -> dict[str, Row | None]:
+    async def rows(self, job_ids: Iterable[str], most: int | None = _MOST) -> dict[str, QueueRow | None]:
         """Return what SLURM says of jobs by id; None: it knows no such job; left out: no answer.
 
         Parameters
@@ -46,7 +46,7 @@ class SecondSource:
             Arrays to ask for at most.
         """
         wanted = list(dict.fromkeys(job_ids))
-        found: dict[str, Row | None] = {**await self._accounted(wanted)} if wanted else {}
+        found: dict[str, QueueRow | None] = {**await self._accounted(wanted)} if wanted else {}
         arrays: dict[str, list[str]] = {}
         for job_id in wanted:
             if job_id not in found:
@@ -79,10 +79,10 @@ class SecondSource:
         )
         return next((parsing.element(job_id)[0] for job_id in live), None)
 
-    async def _accounted(self, job_ids: list[str]) -> dict[str, Row]:
+    async def _accounted(self, job_ids: list[str]) -> dict[str, QueueRow]:
         if not self._accounting:
             return {}
-        found: dict[str, Row] = {}
+        found: dict[str, QueueRow] = {}
         for at in range(0, len(job_ids), _ACCOUNTED):
             ids = ",".join(job_ids[at : at + _ACCOUNTED])
             try:
@@ -95,7 +95,7 @@ class SecondSource:
             found |= accounted(text)
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
-    async def _shown(self, array: str) -> tuple[dict[str, Row], bool] | None:
+    async def _shown(self, array: str) -> tuple[dict[str, QueueRow], bool] | None:
         """Return the rows of an array, or of a job by itself, and whether those are all; None: no answer."""
         try:
             text = await run("scontrol", "--oneliner", "show", "job", array)
@@ -107,7 +107,7 @@ class SecondSource:
             return None
 
 
-def shown(text: str) -> dict[str, Row]:
+def shown(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
     found = {}
     for line in text.splitlines():
@@ -116,7 +116,7 @@ def shown(text: str) -> dict[str, Row]:
             facts.setdefault(name, value)  # a comment of the user's may look like others
         if "JobId" not in facts or "JobState" not in facts:
             continue
-        row = Row(
+        row = QueueRow(
             facts["JobId"],
             facts["JobState"].split(",")[0].upper(),
             int(facts.get("Restarts") or 0),
@@ -131,7 +131,7 @@ def shown(text: str) -> dict[str, Row]:
     return found
 
 
-def accounted(text: str) -> dict[str, Row]:
+def accounted(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``sacct -X -n -P --format=JobID,State`` printed, by id.
 
     >>> accounted("12_[0-1]|PENDING\\n13|CANCELLED by 1000")["13"].state
@@ -145,16 +145,16 @@ def accounted(text: str) -> dict[str, Row]:
             continue
         for element in expanded(elements.strip("[]")) if elements else [""]:
             name = f"{array}_{element}" if elements else array
-            found[name] = Row(name, state.split()[0].upper(), restarts=parsing.UNTOLD)
+            found[name] = QueueRow(name, state.split()[0].upper(), restarts=parsing.UNTOLD)
     return found
 
 
-def _left_out(job_id: str, rows: dict[str, Row]) -> Row | None:
+def _left_out(job_id: str, rows: dict[str, QueueRow]) -> QueueRow | None:
     """Return the row of an element that its array is shown without; None where the array is not shown at all."""
     array = parsing.element(job_id)[0]
     if job_id == array or not any(parsing.element(other)[0] == array for other in rows):
         return None
-    return Row(job_id, "CANCELLED", restarts=parsing.UNTOLD, reason="its array is there without it")
+    return QueueRow(job_id, "CANCELLED", restarts=parsing.UNTOLD, reason="its array is there without it")
 
 
 def _ids(facts: dict[str, str]) -> Iterator[str]:

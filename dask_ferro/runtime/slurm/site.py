@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dask_ferro import portable
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused, environment, run
-from dask_ferro.runtime.slurm.orphan_guard import Keep, Watchdog
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, Row
+from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _NODES_WAIT = 1.0
 _LOOK, _LOOK_MOST = 0.1, 2.0
 
 
-class Site:
+class SlurmSite:
     """SLURM, as far as the jobs of one cluster are concerned.
 
     Parameters
@@ -46,7 +46,7 @@ class Site:
         Which all jobs of this cluster have, and others may have as well.
     tag : str
         A word that the comments of all jobs of this cluster have, and no others.
-    keep : Keep, optional
+    keep : GuardedJobs, optional
         What the watchdog does when this process dies.
     """
 
@@ -55,7 +55,7 @@ class Site:
     # Of an array at most: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
     elements = 500
 
-    def __init__(self, job_name: str, tag: str, keep: Keep | None = None) -> None:
+    def __init__(self, job_name: str, tag: str, keep: GuardedJobs | None = None) -> None:
         self.job_name, self.tag, self._keep = job_name, tag, keep
         # Of runs before that did not end in order: the tags and names of their jobs.
         self.former_tags: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Site:
         watchdog.note(found[-1])
         return str(found[-1])
 
-    async def queue(self) -> dict[str, Row]:
+    async def queue(self) -> dict[str, QueueRow]:
         """Return all jobs of the cluster that `squeue` lists, by id, finished ones too: all that there are, as a rule.
 
         Raises
@@ -153,12 +153,12 @@ class Site:
             )  # fmt: skip
         return {job_id: row for job_id, row in parsing.rows(out).items() if self._is_own(row)}
 
-    def _is_own(self, row: Row) -> bool:
+    def _is_own(self, row: QueueRow) -> bool:
         if any(f"{tag}." in row.comment for tag in (self.tag, *self.former_tags)):
             return True
         return parsing.element(row.job_id)[0] in self._arrays
 
-    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, Row | None]:
+    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
         """Return what other commands say of jobs that `squeue` does not list.
 
         None: they know no such job; of a job that is left out, they did not answer.
@@ -311,7 +311,7 @@ def _comment(script: str, known_by: str) -> str:
     return " ".join(parts)
 
 
-def _watchdog(job_name: str, tag: str, keep: Keep | None) -> Watchdog:
+def _watchdog(job_name: str, tag: str, keep: GuardedJobs | None) -> Watchdog:
     try:
         return Watchdog(job_name, tag, environment(), keep)
     except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import ENDING, OVER, Row
+from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
 
 # Between the first look at a stray and its cancellation.
 _SEEN = 3.0
@@ -57,7 +57,7 @@ class Strays:
         while len(book) > _REMEMBERED:
             del book[next(iter(book))]
 
-    def look(self, rows: Mapping[str, Row], followed: Collection[str], now: float) -> Found:
+    def look(self, rows: Mapping[str, QueueRow], followed: Collection[str], now: float) -> Found:
         """Take in a look at the queue.
 
         Parameters

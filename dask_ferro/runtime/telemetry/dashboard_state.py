@@ -33,7 +33,7 @@ EVENTS = 500
 _DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
 
 
-class Flow(NamedTuple):
+class MoveFlow(NamedTuple):
     """The confirmed moves from one worker to another, by their labels."""
 
     victim: str
@@ -61,7 +61,7 @@ class StealingPicture(NamedTuple):
         By its name; "none" moves nothing.
     totals : mapping of str to float
         "confirmed", "refused", "stale", "worked" and "spent", since the plugin is on.
-    flows : tuple of Flow
+    flows : tuple of MoveFlow
         Of the moves that are kept.
     seconds : tuple of Second
     backlogs : tuple of Backlog
@@ -74,7 +74,7 @@ class StealingPicture(NamedTuple):
 
     policy: str
     totals: Mapping[str, float]
-    flows: tuple[Flow, ...]
+    flows: tuple[MoveFlow, ...]
     seconds: tuple[Second, ...]
     backlogs: tuple[Backlog, ...]
     unseen: int
@@ -95,7 +95,7 @@ class Closed(NamedTuple):
     state: str = "closed"
 
 
-class Scaling(NamedTuple):
+class ScalingDecision(NamedTuple):
     """One decision of the elastic controller."""
 
     time: float
@@ -111,7 +111,7 @@ class Scaling(NamedTuple):
 class ElasticPicture(NamedTuple):
     """What the elastic page shows: decisions, oldest first; workers that left, and why; the load."""
 
-    decisions: tuple[Scaling, ...]
+    decisions: tuple[ScalingDecision, ...]
     departures: tuple[tuple[float, str], ...]
     samples: tuple[Sample, ...]
 
@@ -182,7 +182,7 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     )
 
 
-def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[Flow, ...]:
+def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
     """The confirmed moves by pair; beyond some pairs of workers, those who moved little are "others"."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for move in moves:
@@ -196,14 +196,14 @@ def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[Flow, ...]:
         busy[victim] += int(sums[0])
         busy[thief] += int(sums[0])
     names = {a: label(a, scheduler.workers.get(a)) for a, _ in busy.most_common(PAIRED)}
-    found: dict[tuple[str, str], Flow] = {}
+    found: dict[tuple[str, str], MoveFlow] = {}
     for (victim, thief), (count, gain, cost) in pairs.items():
         pair = names.get(victim, "others"), names.get(thief, "others")
-        seen = found.get(pair, Flow(*pair, 0, 0.0, 0.0))
+        seen = found.get(pair, MoveFlow(*pair, 0, 0.0, 0.0))
         # Gains are of tasks that wait at once: their mean says something, their sum does not.
         together = seen.moves + int(count)
         mean = (seen.gain * seen.moves + gain) / together
-        found[pair] = Flow(*pair, together, mean, seen.cost + cost)
+        found[pair] = MoveFlow(*pair, together, mean, seen.cost + cost)
     return tuple(found.values())
 
 
@@ -263,9 +263,9 @@ def elastic_picture(
     return ElasticPicture(tuple(decisions), tuple(left[-EVENTS:]), tuple(stealing.watch.samples))
 
 
-def _decision(at: float, message: ScaleEvent) -> Scaling:
+def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
     """A decision; one that another version of the controller published may lack some of it."""
-    return Scaling(
+    return ScalingDecision(
         message.get("time", at),
         sum((message.get("wanted") or {}).values()),
         message.get("jobs") or {},

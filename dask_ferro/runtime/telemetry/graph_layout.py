@@ -39,7 +39,7 @@ _SHARE = 20
 STATES = ("erred", "no-worker", "processing", "queued", "waiting", "memory", "released")
 
 
-class Node(NamedTuple):
+class DrawnNode(NamedTuple):
     """A task, or several: where it stands, and how far it is.
 
     Attributes
@@ -71,7 +71,7 @@ class Node(NamedTuple):
     critical: bool
 
 
-class Edge(NamedTuple):
+class DrawnEdge(NamedTuple):
     """From what comes first to what waits for it, by the positions of nodes."""
 
     start: int
@@ -89,8 +89,8 @@ class GraphPicture(NamedTuple):
     tasks : int
     states : mapping of str to int
         Tasks by state.
-    nodes : tuple of Node
-    edges : tuple of Edge
+    nodes : tuple of DrawnNode
+    edges : tuple of DrawnEdge
         Of more than can be drawn, the critical ones and the first.
     hidden : int
         Edges that are not there.
@@ -103,14 +103,14 @@ class GraphPicture(NamedTuple):
     grain: str
     tasks: int
     states: Mapping[str, int]
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[DrawnNode, ...]
+    edges: tuple[DrawnEdge, ...]
     hidden: int
     path: float
     layout: int = 0
 
 
-class _Plan(NamedTuple):
+class _GraphLayout(NamedTuple):
     """What stays while only states change: nodes in order, with their places, and edges."""
 
     grain: str
@@ -118,7 +118,7 @@ class _Plan(NamedTuple):
     places: tuple[tuple[float, float], ...]
     notes: tuple[str, ...]
     critical: frozenset[Hashable]
-    edges: tuple[Edge, ...]
+    edges: tuple[DrawnEdge, ...]
     hidden: int
     path: float
 
@@ -134,7 +134,7 @@ class Chart:
         self._scheduler = scheduler
         self._durations = durations
         self._seen: tuple[str, tuple[Hashable, ...]] | None = None
-        self._plan = _Plan("tasks", (), (), (), frozenset(), (), 0, 0.0)
+        self._plan = _GraphLayout("tasks", (), (), (), frozenset(), (), 0, 0.0)
         self._last: tuple[int, GraphPicture] | None = None
         self._due = 0.0
         self._layouts = 0
@@ -159,7 +159,7 @@ class Chart:
             self._layouts += 1
             self._plan = self._laid_out(grain, things)
         plan = self._plan
-        draw: Callable[..., Node] = self._task if grain == "tasks" else self._several
+        draw: Callable[..., DrawnNode] = self._task if grain == "tasks" else self._several
         rows = zip(plan.names, plan.places, plan.notes, strict=True)
         nodes = tuple(draw(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
         states: Counter[str] = Counter()
@@ -186,7 +186,7 @@ class Chart:
         busiest = sorted(found, key=lambda name: -sizes[name])[:PREFIXES]
         return "prefixes", {name: found[name] for name in busiest}
 
-    def _laid_out(self, grain: str, things: _Things) -> _Plan:
+    def _laid_out(self, grain: str, things: _Things) -> _GraphLayout:
         before = _before(things)
         after: dict[Hashable, list[Hashable]] = {name: [] for name in things}
         for name, earlier in before.items():
@@ -198,32 +198,34 @@ class Chart:
         layers = layered(before, after)
         positions = {name: i for i, name in enumerate(things)}
         steps = set(pairwise(path))
-        edges: list[Edge] = []
+        edges: list[DrawnEdge] = []
         for one, place in positions.items():
-            edges += (Edge(positions[a], place, (a, one) in steps) for a in before[one])
+            edges += (DrawnEdge(positions[a], place, (a, one) in steps) for a in before[one])
         edges.sort(key=lambda e: not e.critical)
         places = tuple(layers[name] for name in things)
         longest = sum(seconds[name] for name in path)
         shown = tuple(edges[:EDGES])
         notes = tuple(bundle_of(self._scheduler, name)[0] if grain == "tasks" else "" for name in things)
         hidden = len(edges) - len(shown)
-        return _Plan(grain, tuple(things), places, notes, frozenset(path), shown, hidden, longest)
+        return _GraphLayout(grain, tuple(things), places, notes, frozenset(path), shown, hidden, longest)
 
     def _seconds(self, one: TaskState | TaskGroup) -> float:
         return float(self._durations.of(_prefix(one), "cpu", None)[0])
 
     def _task(
         self, key: Hashable, tasks: Sequence[TaskState], note: str, x: float, y: float, critical: bool
-    ) -> Node:
+    ) -> DrawnNode:
         (ts,) = tasks
         done = ts.state == "memory" or (ts.state == "released" and not ts.waiting_on)
         nbytes = nbytes_of(ts) if ts.state == "memory" else 0
         seconds = self._seconds(ts)
-        return Node(str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical)
+        return DrawnNode(
+            str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical
+        )
 
     def _several(
         self, name: Hashable, groups: Sequence[TaskGroup], note: str, x: float, y: float, critical: bool
-    ) -> Node:
+    ) -> DrawnNode:
         states: Counter[str] = Counter()
         for group in groups:
             states.update({s: c for s, c in group.states.items() if c and s != "forgotten"})
@@ -233,7 +235,9 @@ class Chart:
         nbytes = sum(group.nbytes_total for group in groups)
         done = states["memory"] + states["released"]
         prefix = _prefix(groups[0])
-        return Node(str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical)
+        return DrawnNode(
+            str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical
+        )
 
 
 def _prefix(one: TaskState | TaskGroup) -> str:

@@ -16,10 +16,10 @@ class Mark:
     def __init__(self, most: int = 0) -> None:
         self.most = most
         self.runs = self.steals = 0
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, TimelineRows] = {}
 
 
-class Rows:
+class TimelineRows:
     """The rows of one worker on a timeline, as many as it has threads.
 
     A thread keeps its row.  A worker may have more threads than that over time, as tasks that secede and actors have

@@ -39,7 +39,7 @@ LENGTH = 100_000
 _SLACK = 2e-6
 
 
-class _Run(NamedTuple):
+class _BundleRun(NamedTuple):
     """Who runs a bundle in a thread, and what turns the thread's seconds into the system's."""
 
     worker: str
@@ -58,10 +58,10 @@ class _What(NamedTuple):
     nodes: int = 0
 
 
-class _Op(NamedTuple):
+class _RecordedOp(NamedTuple):
     """An op that ran; seconds are the system's clock."""
 
-    run: _Run
+    run: _BundleRun
     what: _What
     start: float
     stop: float
@@ -92,8 +92,8 @@ class Tape:
     """The newest ops of a process, recorded for as long as somebody holds it."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        # Number, run, what, seconds of the thread from and to, bytes: made into an `_Op` when somebody asks.
-        self._ops: deque[tuple[int, _Run, _What, float, float, int]] = deque(maxlen=length)
+        # Number, run, what, seconds of the thread from and to, bytes: made into an `_RecordedOp` when somebody asks.
+        self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
         self._numbers = count()
         self._recorded = 0  # when it was last emptied
         self._holders: dict[Any, int] = {}  # who, and what was recorded before
@@ -144,7 +144,7 @@ class Tape:
             return executable
         watched, told = self._watched_of(executable, told_of)
         zero = time() - perf_counter()
-        run = _Run(str(address_of(worker)), key, zero, threading.get_native_id(), told)
+        run = _BundleRun(str(address_of(worker)), key, zero, threading.get_native_id(), told)
 
         def recorded(*arrays: object) -> tuple[Any, ...]:
             self._thread.run = run
@@ -206,7 +206,10 @@ class Tape:
                     self._profiled.setdefault(one.thread, []).append(one)
             for found in self._profiled.values():
                 found.sort(key=lambda one: one.start)
-        ops = (_Op(run, what, a + run.zero, b + run.zero, n) for _, run, what, a, b, n in self._ops.copy())
+        ops = (
+            _RecordedOp(run, what, a + run.zero, b + run.zero, n)
+            for _, run, what, a, b, n in self._ops.copy()
+        )
         mine = (op for op in ops if op.run.worker == worker and op.stop + ahead >= since)
         return [_span(op, ahead) for whole in mine for op in self._parts(whole)]
 
@@ -214,13 +217,15 @@ class Tape:
         """Return how many ops were recorded since somebody holds, and are there no more."""
         return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 
-    def _parts(self, whole: _Op) -> Iterable[_Op]:
+    def _parts(self, whole: _RecordedOp) -> Iterable[_RecordedOp]:
         """A session's run by its ops, where ONNX Runtime timed them."""
         found = self._profiled.get(whole.run.thread, []) if whole.what.nodes else []
         first = bisect_right(found, whole.start - _SLACK, key=lambda one: one.start)
         parts = list(_until(found, first, whole.stop + _SLACK))
         return [
-            _Op(whole.run, _What(whole.what.engine, one.op, one.node), one.start, one.stop, one.nbytes)
+            _RecordedOp(
+                whole.run, _What(whole.what.engine, one.op, one.node), one.start, one.stop, one.nbytes
+            )
             for one in parts
         ] or [whole]
 
@@ -239,7 +244,7 @@ def _nbytes(made: Any) -> int:
     return nbytes or 0
 
 
-def _span(op: _Op, ahead: float) -> Span:
+def _span(op: _RecordedOp, ahead: float) -> Span:
     what, run = op.what, op.run
     source = f"{what.engine}/{what.node}"
     start, stop = op.start + ahead, op.stop + ahead

@@ -23,7 +23,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.policy.events import Arrived, Settled
-from dask_ferro.runtime.telemetry.mark import Mark, Rows
+from dask_ferro.runtime.telemetry.mark import Mark, TimelineRows
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
@@ -43,7 +43,7 @@ class _Fetch(NamedTuple):
     source: str
 
 
-class _Run(NamedTuple):
+class _TaskRun(NamedTuple):
     """A task that ran; times are the scheduler's."""
 
     key: Key
@@ -76,7 +76,7 @@ class Telemetry:
 
     def __init__(self, length: int = LENGTH) -> None:
         self._own = self._length = length
-        self._runs: deque[_Run] = deque(maxlen=length)
+        self._runs: deque[_TaskRun] = deque(maxlen=length)
         self._steals: deque[Arrived] = deque(maxlen=length)
         self._wanted: dict[Hashable, int] = {}
         self.recorded = 0
@@ -171,7 +171,7 @@ class Telemetry:
         late = max(0.0, compute["stop"] - time())
         self.recorded += 1
         self._runs.append(
-            _Run(
+            _TaskRun(
                 ts.key,
                 ts.prefix.name,
                 ts.group.name,
@@ -238,10 +238,10 @@ class Telemetry:
             del mark.rows[gone]
         return spans
 
-    def _row(self, mark: Mark, run: _Run) -> int:
+    def _row(self, mark: Mark, run: _TaskRun) -> int:
         rows = mark.rows.get(run.worker)
         if rows is None:
-            rows = mark.rows[run.worker] = Rows(self._threads.get(run.worker, 1))
+            rows = mark.rows[run.worker] = TimelineRows(self._threads.get(run.worker, 1))
         return rows(run.thread, run.start, run.stop)
 
     def mark(self) -> Mark:
@@ -291,11 +291,11 @@ def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
     return tail
 
 
-def _one_each() -> Callable[[_Run], int]:
+def _one_each() -> Callable[[_TaskRun], int]:
     """Return what gives each thread of a worker a lane, in the order in which they ended something."""
     lanes: dict[str, dict[object, int]] = {}
 
-    def lane_of(run: _Run) -> int:
+    def lane_of(run: _TaskRun) -> int:
         threads = lanes.setdefault(run.worker, {})
         return threads.setdefault(run.thread, len(threads))
 
@@ -316,7 +316,7 @@ def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entr
     return compute, fetched
 
 
-def _spans(runs: Iterable[_Run], lane_of: Callable[[_Run], int]) -> Iterator[Span]:
+def _spans(runs: Iterable[_TaskRun], lane_of: Callable[[_TaskRun], int]) -> Iterator[Span]:
     for run in runs:
         lane = lane_of(run)
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
@@ -330,9 +330,9 @@ def _stolen(steals: Iterable[Arrived]) -> Iterator[Span]:
         yield Span("steal", told.key, prefix, told.thief, 0, told.requested, started, 0, told.victim)
 
 
-def _tasks(runs: Iterable[_Run]) -> tuple[TracedTask, ...]:
+def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
     """Each task once, by its first run: one that ran again, on data that was lost, came after its dependents."""
-    first: dict[Key, _Run] = {}
+    first: dict[Key, _TaskRun] = {}
     for run in runs:
         first.setdefault(run.key, run)
     places = {

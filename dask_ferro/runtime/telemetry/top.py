@@ -184,7 +184,7 @@ def _from_file(path: Path) -> str:
         raise OSError(f"scheduler file {str(path)!r}: {error}") from None
 
 
-class Line:
+class SchedulerConnection:
     """A line to a scheduler, which may go and come back.
 
     Parameters

@@ -29,14 +29,14 @@ class Slot(NamedTuple):
     key: Key
 
 
-class Plan(NamedTuple):
+class HeftSchedule(NamedTuple):
     """A slot for every task; `makespan` is when the last one is done."""
 
     makespan: float
     slots: Mapping[Key, Slot]
 
 
-def heft(graph: TaskGraph, cluster: VirtualCluster) -> Plan:
+def heft(graph: TaskGraph, cluster: VirtualCluster) -> HeftSchedule:
     """Return HEFT's plan for the workers that are there at the start.
 
     A task takes its seconds over the worker's speed; a transfer what the link between the two workers costs in truth.
@@ -58,7 +58,7 @@ def heft(graph: TaskGraph, cluster: VirtualCluster) -> Plan:
         slot = slots[key]
         # Sorted, that `_gap` finds what lies between tasks that were placed before.
         insort(lanes[slot.worker, slot.lane], (slot.start, slot.stop))
-    return Plan(max((slot.stop for slot in slots.values()), default=0.0), slots)
+    return HeftSchedule(max((slot.stop for slot in slots.values()), default=0.0), slots)
 
 
 def _slots(

@@ -11,8 +11,8 @@ from itertools import chain
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.virtual_scheduler import Scheduler
-from dask_ferro.simulate.virtual_tasks import Job
-from dask_ferro.simulate.virtual_worker import Held
+from dask_ferro.simulate.virtual_tasks import VirtualTask
+from dask_ferro.simulate.virtual_worker import WorkerTask
 from dask_ferro.simulate.worker_record import WorkerRecord
 
 BANDWIDTH = 100e6
@@ -85,13 +85,13 @@ class Stock:
         """Return the worker's tasks by thread."""
         return len(record.processing) / record.nthreads, 1.0
 
-    def assigned(self, job: Job, record: WorkerRecord) -> None:
+    def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task's prefix, and the bytes that it lacks."""
         self._given += 1
         self._count(job, record, +1)
         self.settled()  # as of now: what is placed next changes what the average worker has
 
-    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+    def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Average the duration: the newest counts for half."""
         self._count(job, record, -1)
         prefix, seconds = job.spec.prefix, held.stop - held.start
@@ -99,11 +99,11 @@ class Stock:
         self.durations[prefix] = seconds if old < 0 else 0.5 * (seconds + old)
         self.pages[record.address].nbytes += job.spec.nbytes
 
-    def dropped(self, job: Job, record: WorkerRecord) -> None:
+    def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task no longer."""
         self._count(job, record, -1)
 
-    def arrived(self, address: Address, job: Job, kind: str, seconds: float) -> None:
+    def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Take the bytes off what the worker lacks; learn the bandwidth from large ones."""
         page = self.pages.get(address)
         if page is None:
@@ -116,7 +116,7 @@ class Stock:
         if nbytes > _TELLING:
             page.bandwidth = 0.95 * page.bandwidth + 0.05 * nbytes / seconds
 
-    def released(self, job: Job) -> None:
+    def released(self, job: VirtualTask) -> None:
         """Take the bytes off their holders."""
         for address in job.holders:
             if address in self.pages:
@@ -128,7 +128,7 @@ class Stock:
             self._judge(self.pages[address])
         self._touched.clear()
 
-    def _count(self, job: Job, record: WorkerRecord, sign: int) -> None:
+    def _count(self, job: VirtualTask, record: WorkerRecord, sign: int) -> None:
         """After a task joined the worker's, or before it leaves them."""
         page, prefix = self.pages[record.address], job.spec.prefix
         for counts in (page.prefixes, self._total):
@@ -173,7 +173,7 @@ class Stock:
         """Return the projected seconds of a worker's tasks and of fetching their inputs."""
         return self._occupancy(page.prefixes, page.network)
 
-    def _comm(self, job: Job, page: Page) -> float:
+    def _comm(self, job: VirtualTask, page: Page) -> float:
         address = page.record.address
         return sum(d.spec.nbytes for d in job.inputs if address not in d.holders) / self.bandwidth
 
@@ -211,7 +211,7 @@ class Stock:
 
     # ---- placement -----------------------------------------------------------------------------------------
 
-    def where(self, job: Job) -> Address | None:
+    def where(self, job: VirtualTask) -> Address | None:
         """Return the holder of an input that starts the task first; any worker where there is no input."""
         self.settled()
         held = dict.fromkeys(chain.from_iterable(d.holders for d in job.inputs))
@@ -225,7 +225,7 @@ class Stock:
         best = min(pages, key=lambda page: (*self._starts(job, page), page.record.number))
         return best.record.address
 
-    def _starts(self, job: Job, page: Page) -> tuple[float, int]:
+    def _starts(self, job: VirtualTask, page: Page) -> tuple[float, int]:
         return self.occupancy(page) / page.record.nthreads + self._comm(job, page), page.nbytes
 
     def _for_root(self, turn: int) -> Address | None:
@@ -240,7 +240,7 @@ class Stock:
             least = next(i for k in range(len(pool)) if work[i := (k + turn) % len(pool)] == 0)
         return pool[least]
 
-    def projected(self, job: Job) -> float:
+    def projected(self, job: VirtualTask) -> float:
         """Return the prefix's average."""
         return self.seconds(job.spec.prefix)
 
@@ -250,9 +250,9 @@ class Stock:
     def set_fresh(self, seconds: float) -> None:
         """Nor this."""
 
-    def suits(self, job: Job, record: WorkerRecord) -> bool:
+    def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
         """Any worker is as good as another."""
         return True
 
-    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+    def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Nobody was asked."""

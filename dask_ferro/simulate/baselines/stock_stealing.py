@@ -11,8 +11,8 @@ from typing import NamedTuple
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.baselines.stock import SMART, Page, Stock
 from dask_ferro.simulate.virtual_scheduler import Scheduler
-from dask_ferro.simulate.virtual_tasks import Job
-from dask_ferro.simulate.virtual_worker import Held
+from dask_ferro.simulate.virtual_tasks import VirtualTask
+from dask_ferro.simulate.virtual_worker import WorkerTask
 from dask_ferro.simulate.worker_record import WorkerRecord
 
 INTERVAL = 1.0
@@ -56,12 +56,12 @@ class StockStealing(Stock):
                 self._abort(number)
         super().left(record)
 
-    def assigned(self, job: Job, record: WorkerRecord) -> None:
+    def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task; it may be asked for."""
         super().assigned(job, record)
         self._put(job)
 
-    def finished(self, job: Job, record: WorkerRecord, held: Held) -> None:
+    def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Average the duration; a move of the task comes to nothing."""
         self._abort(job.number)
         self._level_of.pop(job.number, None)
@@ -71,7 +71,7 @@ class StockStealing(Stock):
             if other.state == "processing" and number not in self._in_flight and number != job.number:
                 self._put(other)
 
-    def dropped(self, job: Job, record: WorkerRecord) -> None:
+    def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task no longer; a move of it comes to nothing."""
         self._abort(job.number)
         self._level_of.pop(job.number, None)
@@ -122,9 +122,9 @@ class StockStealing(Stock):
     def _tasks(self, page: Page) -> int:
         return len(page.record.processing) + page.coming
 
-    def _levels(self, page: Page) -> dict[int, list[Job]]:
+    def _levels(self, page: Page) -> dict[int, list[VirtualTask]]:
         """The worker's tasks by the ratio of moving to computing them, each level in no order."""
-        levels: dict[int, list[Job]] = {}
+        levels: dict[int, list[VirtualTask]] = {}
         for number, job in page.record.processing.items():
             if number in self._level_of and not job.pinned:
                 levels.setdefault(self._level_of[number], []).append(job)
@@ -133,7 +133,7 @@ class StockStealing(Stock):
             jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
         return levels
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: VirtualTask) -> None:
         """Note the level of a task, as of now."""
         self._level_of.pop(job.number, None)
         level, prefix = self._level(job), job.spec.prefix
@@ -142,7 +142,7 @@ class StockStealing(Stock):
             if self.durations.get(prefix, -1.0) < 0:
                 self._unknown.setdefault(prefix, set()).add(job.number)
 
-    def _level(self, job: Job) -> int:
+    def _level(self, job: VirtualTask) -> int:
         if not job.inputs:
             return 0
         seconds = self.seconds(job.spec.prefix)
@@ -152,7 +152,7 @@ class StockStealing(Stock):
         return max(round(log2(ratio) + 6), 1)
 
     def _consider(
-        self, job: Job, victim: Page, thieves: dict[Address, None], work: dict[Address, float]
+        self, job: VirtualTask, victim: Page, thieves: dict[Address, None], work: dict[Address, float]
     ) -> None:
         def cost(address: Address) -> tuple[float, int, int]:
             page = self.pages[address]
@@ -173,7 +173,7 @@ class StockStealing(Stock):
         ):
             del thieves[thief.record.address]
 
-    def _ask(self, job: Job, victim: Page, thief: Page, here: float, there: float) -> None:
+    def _ask(self, job: VirtualTask, victim: Page, thief: Page, here: float, there: float) -> None:
         self._asked += 1
         del self._level_of[job.number]
         addresses = victim.record.address, thief.record.address
@@ -204,7 +204,7 @@ class StockStealing(Stock):
         if self._landed(number) is not None:
             self._add("stale")
 
-    def replied(self, address: Address, job: Job, request: int, state: str) -> None:
+    def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Give the task to the thief, or leave it."""
         found = self._in_flight.get(job.number)
         # An answer to a request that was given up since.

@@ -32,7 +32,7 @@ from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.elastic.controllers import Controller, Scaling
 from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualJob, VirtualPool
 from dask_ferro.simulate.elastic.remaining_work import Remaining
-from dask_ferro.simulate.engine import Site, Stuck, simulate
+from dask_ferro.simulate.engine import Stuck, VirtualSite, simulate
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Trace
@@ -48,7 +48,7 @@ ROOM = 0.6
 Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address] | None]
 
 
-class Run(NamedTuple):
+class ElasticRun(NamedTuple):
     """What became of a graph.
 
     Attributes
@@ -83,7 +83,7 @@ class Run(NamedTuple):
         return float(self.trace.counts["elapsed"])
 
 
-class Elastic:
+class ElasticDriver:
     """The driver: facts to the controller, its decisions to the batch system and the scheduler.
 
     Parameters
@@ -119,7 +119,7 @@ class Elastic:
         self._looks = False
         self.counts = {"cancelled": 0, "drained": 0, "recalled": 0, "expired": 0, "peak": 0}
 
-    def attach(self, site: Site) -> None:
+    def attach(self, site: VirtualSite) -> None:
         """Begin."""
         self.site = site
         self.scheduler = site.scheduler
@@ -238,7 +238,7 @@ class Elastic:
         if leaving:
             self._clock.background(self._clock.now + LOOK, self._look)
 
-    def _alone(self, job: VirtualJob, going: set[Address]) -> list[tasks.Job]:
+    def _alone(self, job: VirtualJob, going: set[Address]) -> list[tasks.VirtualTask]:
         """Return the results of a job that no worker has which stays."""
         jobs = self.scheduler.jobs
         has = chain.from_iterable(sorted(record.live.has) for record in self._seats(job))
@@ -246,7 +246,7 @@ class Elastic:
             task for task in map(jobs.__getitem__, has) if task.holders and going.issuperset(task.holders)
         ]
 
-    def _move(self, alone: list[tasks.Job], going: set[Address]) -> None:
+    def _move(self, alone: list[tasks.VirtualTask], going: set[Address]) -> None:
         """Have each of these results fetched by one worker that stays, unless one does already."""
         if not alone:
             return
@@ -292,7 +292,7 @@ def simulate_elastic(
     cluster: VirtualCluster | None = None,
     seed: int = 0,
     limit: float = LIMIT,
-) -> Run:
+) -> ElasticRun:
     """Return the run of a graph on jobs that a controller asks for.
 
     Parameters
@@ -315,14 +315,14 @@ def simulate_elastic(
     Stuck
         Where tasks are left and nobody comes to run them, or after the limit.
     """
-    elastic = Elastic(
+    elastic = ElasticDriver(
         pools, controller or Scaling(), at_start=at_start, receivers=receivers, seed=seed, limit=limit
     )
     cluster = cluster if cluster is not None else VirtualCluster(())
     trace = simulate(graph, cluster, policy=policy, seed=seed, attach=elastic.attach)
     begins = elastic.scheduler.submissions
     ends = [*begins[1:], trace.counts["elapsed"]]
-    return Run(
+    return ElasticRun(
         trace,
         tuple(end - begin for begin, end in zip(begins, ends, strict=True)),
         elastic.batch.node_seconds(),

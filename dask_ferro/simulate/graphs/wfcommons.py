@@ -72,7 +72,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     if not isinstance(workflow, Mapping):
         raise ConfigError(f'workflow {where!r}: no "workflow" in it; wanted a WfCommons instance')
     problems: list[str] = []
-    tasks = _Reader(workflow, problems).tasks()
+    tasks = _WorkflowReader(workflow, problems).tasks()
     order = _ordered(tasks, problems)
     if problems:
         raise ConfigError("\n  - ".join([f"workflow {where!r}:", *_first(problems)]))
@@ -85,7 +85,7 @@ def _first(problems: Sequence[str]) -> list[str]:
     return [*problems[:_TOLD], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-class _Reader:
+class _WorkflowReader:
     """One workflow, of either form; what is wrong with it is noted, and read as if it were not there."""
 
     def __init__(self, workflow: Mapping[str, Any], problems: list[str]) -> None:

@@ -15,7 +15,7 @@ from bokeh.models import ColumnDataSource
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, Scaling
+    from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, ScalingDecision
     from dask_ferro.runtime.telemetry.move_log import Sample
 
 _WINDOW = 600
@@ -72,7 +72,7 @@ class ElasticPage:
         _show(self._load_areas, len(samples))
         self._no_load.visible = False
 
-    def _draw_jobs(self, decisions: tuple[Scaling, ...], now: float) -> None:
+    def _draw_jobs(self, decisions: tuple[ScalingDecision, ...], now: float) -> None:
         """What was decided holds until the next decision, the last one until now."""
         # The clock of the samples may be behind the decision's.
         rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
@@ -191,7 +191,7 @@ def _count(fig: Any, line: Any, told: list[tuple[str, str]]) -> None:
     look.hover(fig, [line], told, mode="vline")
 
 
-def _standing(last: Scaling) -> str:
+def _standing(last: ScalingDecision) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in last.jobs.items()) or "no jobs"
     waits = _waits(last)
     text = f"<b>{last.wanted} wanted; {escape(counts)}</b>; {last.node_seconds:,.0f} node-seconds"
@@ -207,11 +207,11 @@ def _shut(closed: Closed) -> str:
     return f"{text}{printed}</div>"
 
 
-def _known(decision: Scaling) -> dict[str, float]:
+def _known(decision: ScalingDecision) -> dict[str, float]:
     return {pool: wait for pool, wait in decision.queue_wait.items() if wait is not None}
 
 
-def _waits(decision: Scaling) -> str:
+def _waits(decision: ScalingDecision) -> str:
     return ", ".join(f"{pool}: {look.duration(wait)}" for pool, wait in _known(decision).items())
 
 
@@ -228,5 +228,5 @@ def _table(lines: list[tuple[float, str, str]]) -> str:
     return f'<table style="border-collapse:collapse;width:100%;margin-top:8px"><tr>{head}</tr>{rows}</table>'
 
 
-def _jobs_in(state: str, decisions: Sequence[Scaling]) -> list[int]:
+def _jobs_in(state: str, decisions: Sequence[ScalingDecision]) -> list[int]:
     return [decision.jobs.get(state, 0) for decision in decisions]

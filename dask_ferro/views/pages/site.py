@@ -70,31 +70,31 @@ class _Kind(NamedTuple):
 
     name: str
     draw: Callable[[], Any]
-    read: Callable[[Scheduler, Any], Reader]
+    read: Callable[[Scheduler, Any], PageReader]
     every: int
 
 
-class Reader(NamedTuple):
+class PageReader(NamedTuple):
     """What gives a page its pictures, and what is to be called when the page is closed."""
 
     picture: Callable[[], Any]
     close: Callable[[], None]
 
 
-def _stealing(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(lambda: dashboard_state.stealing_picture(scheduler, stealing, time()), _nothing)
+def _stealing(scheduler: Scheduler, stealing: Any) -> PageReader:
+    return PageReader(lambda: dashboard_state.stealing_picture(scheduler, stealing, time()), _nothing)
 
 
-def _timeline(scheduler: Scheduler, stealing: Any) -> Reader:
+def _timeline(scheduler: Scheduler, stealing: Any) -> PageReader:
     reel = Reel(scheduler, stealing.telemetry)
-    return Reader(lambda: reel.news(time()), reel.close)
+    return PageReader(lambda: reel.news(time()), reel.close)
 
 
-def _graph(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(Chart(scheduler, stealing.ledger.durations).picture, _nothing)
+def _graph(scheduler: Scheduler, stealing: Any) -> PageReader:
+    return PageReader(Chart(scheduler, stealing.ledger.durations).picture, _nothing)
 
 
-def _elastic(scheduler: Scheduler, stealing: Any) -> Reader:
+def _elastic(scheduler: Scheduler, stealing: Any) -> PageReader:
     def picture() -> Any:
         # Asked at each look: the plugin may be taken off, or be put on again, while the page is open.
         plugin = scheduler.plugins.get(NAME)
@@ -103,11 +103,11 @@ def _elastic(scheduler: Scheduler, stealing: Any) -> Reader:
             scheduler, stealing, events.elastic if events is not None else None
         )
 
-    return Reader(picture, _nothing)
+    return PageReader(picture, _nothing)
 
 
-def _memory(scheduler: Scheduler, stealing: Any) -> Reader:
-    return Reader(lambda: dashboard_state.memory_picture(scheduler), _nothing)
+def _memory(scheduler: Scheduler, stealing: Any) -> PageReader:
+    return PageReader(lambda: dashboard_state.memory_picture(scheduler), _nothing)
 
 
 def _nothing() -> None:
@@ -137,19 +137,19 @@ class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
         return super().app_paths | self.stock.app_paths
 
 
-class Site:
+class SchedulerPages:
     """Our pages on one scheduler.
 
     Attributes
     ----------
-    documents : dict of Document to its page and Reader
+    documents : dict of Document to its page and PageReader
         Those that are open.
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Any, stock: BokehTornado) -> None:
         self.scheduler = scheduler
         self.stealing = stealing
-        self.documents: dict[Document, tuple[Any, Reader]] = {}
+        self.documents: dict[Document, tuple[Any, PageReader]] = {}
         self._variables = template_variables(scheduler)
         self._application = self._served(stock)
         self._plots = [
@@ -270,6 +270,6 @@ def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
     stock = next((app for app in applications if isinstance(app, BokehTornado)), None)
     if stock is None:  # started without a dashboard
         return _nothing
-    site = Site(scheduler, stealing, stock)
+    site = SchedulerPages(scheduler, stealing, stock)
     site.put_on()
     return site.take_off

@@ -20,7 +20,7 @@ from bokeh.models.tickers import LogTicker
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import Flow, StealingPicture
+    from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture
     from dask_ferro.runtime.telemetry.move_log import Second
 
 # The seconds that follow the newest move, and the shortest bar that is drawn.
@@ -279,7 +279,7 @@ def _no(*names: str) -> dict[str, list[Any]]:
     return {name: [] for name in names}
 
 
-def _with_zeros(flows: Sequence[Flow], names: Sequence[str]) -> list[Flow]:
+def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:
     """Return a flow for each pair of workers: a cell that is pale says that nothing moved there."""
     found = {(f.victim, f.thief): f for f in flows}
     pairs = permutations(names, 2)

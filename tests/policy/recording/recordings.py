@@ -11,7 +11,7 @@ from dask_ferro.policy.recording.recorder import Lines, Record, Recorder
 from dask_ferro.policy.recording.values import text
 from dask_ferro.simulate.cluster import Change, VirtualCluster
 from dask_ferro.simulate.core_adapter import CoreAdapter
-from dask_ferro.simulate.engine import Site, simulate
+from dask_ferro.simulate.engine import VirtualSite, simulate
 from tests.simulate.test_engine import hoard
 
 LATE = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
@@ -37,7 +37,7 @@ def recorded(policy: str, *, from_event: int = 0, tasks: int = 120) -> list[str]
     """Return a recording of a simulated run in which most tasks lie with one worker, from some event on."""
     sink = InMemory()
 
-    def attach(site: Site) -> None:
+    def attach(site: VirtualSite) -> None:
         decider = site.scheduler.decider
         assert isinstance(decider, CoreAdapter)
         recorder, heard = Recorder(decider.core, policy), 0

@@ -12,7 +12,7 @@ import pytest
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Estimate
-from dask_ferro.policy.events import Assigned, Finished, Joined, Sent, Tick
+from dask_ferro.policy.events import Assigned, Finished, Joined, MessagesSent, Tick
 from dask_ferro.policy.facts import Replica, TaskFacts
 from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.recording.replay import replay
@@ -150,7 +150,7 @@ def test_an_error_of_the_core_is_recorded_and_made_again() -> None:
     recorder.add(sink)
     with pytest.raises(TypeError):
         recorder.handle(Joined("a", "two"), 0.0)  # type: ignore[arg-type]
-    recorder.handle(Sent(), 1.0)
+    recorder.handle(MessagesSent(), 1.0)
     assert '"out":{"error":"TypeError"}' in sink.lines[1]
     assert replay(sink.lines)[1:4] == (2, 0, None)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.replication.copies import Copying, Exposed, Receiver, Replica, Traffic, spare
+from dask_ferro.policy.replication.copies import Copying, CopyTraffic, Exposed, Receiver, ReplicaHolder, spare
 
 MB = 10**6
 COPYING = Copying(bandwidth=100e6, worth=2.0)
@@ -115,7 +115,7 @@ def test_bounds_hold_and_nothing_goes_to_its_own_job(results, receivers, budget)
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.integers(0, 50 * MB)), min_size=1, max_size=50))
 def test_traffic_keeps_its_rate_but_for_the_first_second_and_the_last_result(steps):
-    traffic, now, sent, last, rate = Traffic(), 0.0, 0, 0, 32.0 * MB
+    traffic, now, sent, last, rate = CopyTraffic(), 0.0, 0, 0, 32.0 * MB
     for passed, nbytes in steps:
         now += passed
         if traffic.allowed(now, {"w": rate})["w"] > 0:
@@ -124,8 +124,8 @@ def test_traffic_keeps_its_rate_but_for_the_first_second_and_the_last_result(ste
     assert sent - last <= rate * (now + 1.0) * 1.0001
 
 
-SAFE_ONE, ANOTHER_SAFE, SPOT, SIBLING, OTHER = (Replica(job) for job in ("", "", "j1", "j1", "j2"))
-SHORT_SAFE, SHORT_SPOT = Replica("", short=True), Replica("j1", short=True)
+SAFE_ONE, ANOTHER_SAFE, SPOT, SIBLING, OTHER = (ReplicaHolder(job) for job in ("", "", "j1", "j1", "j2"))
+SHORT_SAFE, SHORT_SPOT = ReplicaHolder("", short=True), ReplicaHolder("j1", short=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.replication.worth import Held, by_worth
+from dask_ferro.policy.replication.worth import UniqueResult, by_worth
 
 MB = 10**6
 
@@ -35,12 +35,12 @@ MB = 10**6
     ],
 )
 def test_the_order_is(results, wanted):
-    assert by_worth(Held(*row) for row in results) == list(wanted)
+    assert by_worth(UniqueResult(*row) for row in results) == list(wanted)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=5), st.data())
 def test_whenever_it_ends_no_other_order_had_saved_more_but_for_the_result_on_its_way(rows, data):
-    results = [Held(i, nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(rows)]
+    results = [UniqueResult(i, nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(rows)]
     room = data.draw(st.integers(0, sum(held.nbytes for held in results)))
     by_key = {held.key: held for held in results}
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dask_ferro.policy.estimates import Durations, is_duration
 from dask_ferro.policy.facts import Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Placement
+from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
     Policy,
@@ -452,10 +452,12 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
 ) -> None:
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
-    chosen = Placement().choose(ready, workers, free_links(), {})
+    chosen = PlacementParameters().choose(ready, workers, free_links(), {})
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
     assert chosen in open_ if open_ else chosen is None
-    assert Placement().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
+    assert (
+        PlacementParameters().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
+    )
 
 
 @properties
@@ -465,8 +467,8 @@ def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
 ) -> None:
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, known=known)
-    spare = Placement().spare
-    chosen = Placement().choose(ready, workers, free_links(), {}, fresh)
+    spare = PlacementParameters().spare
+    chosen = PlacementParameters().choose(ready, workers, free_links(), {}, fresh)
     open_ = {w.address: w for w in workers if w.accepts}
     in_time = {a for a, w in open_.items() if w.has_time(w.starts_in, 0.05 * w.slowness + spare)}
     if not known or in_time or not open_:

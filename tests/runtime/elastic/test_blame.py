@@ -9,7 +9,7 @@ import pytest
 from distributed import KilledWorker, Worker
 
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 from tests.clusters import on_cluster
 from tests.waiting import BOUND_S, until_async
 
@@ -112,4 +112,4 @@ async def test_of_many_dead_workers_the_newest_are_remembered(scheduler):
     ],
 )
 def test_which_ends_are_none_of_a_task_s_doing(state, reason, is_ended):
-    assert Row("1", state, reason=reason).is_ended is is_ended
+    assert QueueRow("1", state, reason=reason).is_ended is is_ended

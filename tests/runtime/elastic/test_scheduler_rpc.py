@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 from dask_ferro.policy.estimates import Speed
-from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
+from dask_ferro.policy.scaling.remaining_work import ProjectedSpan, profile, schedule
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
-from dask_ferro.runtime.elastic.scheduler_rpc import Kept, Roster
+from dask_ferro.runtime.elastic.scheduler_rpc import RateLimitedValue, Roster
 from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
 from tests import clusters
 from tests.waiting import finished_async, opened, until_async
@@ -62,13 +62,21 @@ def annotated(seconds, **more):
     ("spans", "wanted"),
     [
         pytest.param([], [], id="nothing to do is an empty profile"),
-        pytest.param([Span(0, 0.5)] * 300, [(0.5, 300.0)], id="300 alike are one step"),
-        pytest.param([Span(0, 1), Span(1, 3)], [(3.0, 1.0)], id="a chain is as long as its parts"),
+        pytest.param([ProjectedSpan(0, 0.5)] * 300, [(0.5, 300.0)], id="300 alike are one step"),
         pytest.param(
-            [Span(0, 2), Span(0, 1, 9)], [(1.0, 10.0), (1.0, 1.0)], id="a long task outlasts nine short ones"
+            [ProjectedSpan(0, 1), ProjectedSpan(1, 3)], [(3.0, 1.0)], id="a chain is as long as its parts"
         ),
-        pytest.param([Span(2, 3, 4)], [(2.0, 0.0), (1.0, 4.0)], id="what comes later has nothing to do now"),
-        pytest.param([Span(0, 0.1 + 0.2), Span(0, 0.3)], [(0.3, 2.0)], id="rounding makes no steps"),
+        pytest.param(
+            [ProjectedSpan(0, 2), ProjectedSpan(0, 1, 9)],
+            [(1.0, 10.0), (1.0, 1.0)],
+            id="a long task outlasts nine short ones",
+        ),
+        pytest.param(
+            [ProjectedSpan(2, 3, 4)], [(2.0, 0.0), (1.0, 4.0)], id="what comes later has nothing to do now"
+        ),
+        pytest.param(
+            [ProjectedSpan(0, 0.1 + 0.2), ProjectedSpan(0, 0.3)], [(0.3, 2.0)], id="rounding makes no steps"
+        ),
     ],
 )
 def test_a_profile_is_how_wide_for_how_long(spans, wanted):
@@ -352,7 +360,7 @@ def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
         calls.append(time.sleep(0.02))
         return len(calls)
 
-    kept = Kept()
+    kept = RateLimitedValue()
     assert [kept.get(work, size) for size in (100, 100, 150, 200, 201, 101, 100, 1)] == [
         1,
         1,

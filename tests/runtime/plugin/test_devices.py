@@ -28,7 +28,7 @@ from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.worker import calibration
 from dask_ferro.runtime.worker.plugin import METRIC, types_on_device
 from dask_ferro.testing import declared_device
-from dask_ferro.testing.declared_device import Block, DeclaredDevice, OutOfMemory, compute
+from dask_ferro.testing.declared_device import DeclaredDevice, MemoryBlock, OutOfMemory, compute
 from tests import clusters
 from tests.waiting import until_async
 
@@ -233,7 +233,7 @@ async def test_results_in_a_devices_memory_are_known_as_such(s: Site) -> None:
     tasks = s.scheduler.tasks
     await until_async(lambda: s.stealing.devices.kind(tasks["made"]) == "gpu", "the kind of what was made")
     assert s.stealing.devices.kind(tasks["plain"]) == "cpu"
-    assert types_on_device(s.workers[1]) == ["dask_ferro.testing.declared_device.Block"]
+    assert types_on_device(s.workers[1]) == ["dask_ferro.testing.declared_device.MemoryBlock"]
     await until_async(lambda: s.stealing.devices.live(s.workers[1].address) == MB, "the bytes on the GPU")
 
 
@@ -255,7 +255,7 @@ async def test_a_required_class_that_is_not_there_is_waited_for(s: Site) -> None
     assert len(s.scheduler.unrunnable) == 5
     await s.join(GPU)
     await s.gather(futures)
-    assert all(type(result) is Block for result in await s.gather(futures))
+    assert all(type(result) is MemoryBlock for result in await s.gather(futures))
 
 
 @on_site(CPU)
@@ -315,8 +315,8 @@ class _Holder:
 
 
 def test_a_declared_device_refuses_what_does_not_fit() -> None:
-    device, holder = DeclaredDevice("gpu", total=3 * MB), _Holder(Block(MB), b"on the host")
-    device.take(holder, MB, [Block(MB)])  # type: ignore[arg-type]
+    device, holder = DeclaredDevice("gpu", total=3 * MB), _Holder(MemoryBlock(MB), b"on the host")
+    device.take(holder, MB, [MemoryBlock(MB)])  # type: ignore[arg-type]
     device.take(holder, 2 * MB, [holder.data[0]])  # type: ignore[arg-type]
     with pytest.raises(OutOfMemory, match="2000001 bytes do not fit: 1000000 of 3000000 are taken"):
         device.take(holder, 2 * MB + 1)  # type: ignore[arg-type]
@@ -324,8 +324,8 @@ def test_a_declared_device_refuses_what_does_not_fit() -> None:
 
 
 def test_a_block_travels_with_its_size() -> None:
-    arrived = deserialize(*serialize(Block(MB)))
-    assert (type(arrived), arrived.nbytes) == (Block, MB)
+    arrived = deserialize(*serialize(MemoryBlock(MB)))
+    assert (type(arrived), arrived.nbytes) == (MemoryBlock, MB)
 
 
 # ---- in processes of their own -----------------------------------------------------------------------------

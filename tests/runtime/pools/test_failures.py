@@ -8,10 +8,10 @@ import dask
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.runtime.pools.failures import Limits, limits, recent, too_many
+from dask_ferro.runtime.pools.failures import FailureLimits, limits, recent, too_many
 from tests.runtime.pools.test_pool import built
 
-L = Limits(row=3, window=5, seconds=60.0)
+L = FailureLimits(row=3, window=5, seconds=60.0)
 SAID = "5 jobs ended before a worker came within 40 s"
 
 
@@ -31,7 +31,7 @@ SAID = "5 jobs ended before a worker came within 40 s"
         pytest.param(1, [100.0] * 9, L._replace(seconds=0.0), "", id="a window of no time has none"),
     ],
 )  # fmt: skip
-def test_too_many(row: int, times: list[float], limit: Limits, said: str) -> None:
+def test_too_many(row: int, times: list[float], limit: FailureLimits, said: str) -> None:
     assert too_many(row, times, 100.0, limit) == said
 
 
@@ -55,12 +55,15 @@ def test_what_fails_now_and_then_closes_its_pool_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({}, Limits(3, 20, 600.0)),
-        ({"failures": None, "failures-in-window": "none", "failures-window": "1h"}, Limits(inf, inf, 3600.0)),
-        ({"failures": 1, "failures-in-window": 7, "failures-window": 30}, Limits(1, 7, 30.0)),
+        ({}, FailureLimits(3, 20, 600.0)),
+        (
+            {"failures": None, "failures-in-window": "none", "failures-window": "1h"},
+            FailureLimits(inf, inf, 3600.0),
+        ),
+        ({"failures": 1, "failures-in-window": 7, "failures-window": 30}, FailureLimits(1, 7, 30.0)),
     ],
 )
-def test_limits_are_the_configurations(settings: dict, wanted: Limits) -> None:
+def test_limits_are_the_configurations(settings: dict, wanted: FailureLimits) -> None:
     with dask.config.set({f"ferro.elastic.{key}": value for key, value in settings.items()}):
         assert limits() == wanted
 

@@ -11,7 +11,7 @@ from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools.pool import JobPool, checked_name
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 SHAPE = {"cores": 1, "memory": "1GB", "walltime": "06:00:00", "interface": "lo"}
 
@@ -22,7 +22,7 @@ def built(**overrides: Any) -> JobPool:
 
 def look(pool: JobPool, job: BatchJob, now: float, came_at: float | None, restarts: int = 0) -> None:
     """A look at a job that SLURM started at 10, or a second after it was requeued at 9000; its pool learns from it."""
-    row = Row(
+    row = QueueRow(
         "12", "RUNNING", restarts, 9000.0 if restarts else 0.0, 9001.0 if restarts else 10.0, 20000.0, "c1"
     )
     before = job.state
@@ -60,7 +60,7 @@ def test_a_site_that_holds_each_new_job_is_asked_less_and_less_often() -> None:
             continue
         asked.append(now)
         job = BatchJob(f"cpu-{now}", "cpu", now, 1, float(now), "12", "pending")
-        ending = job.follow(Row("12", "PENDING", reason="JobHeldUser"), set(), float(now), Patience())
+        ending = job.follow(QueueRow("12", "PENDING", reason="JobHeldUser"), set(), float(now), Patience())
         assert ending is not None
         assert ending.failed
         pool.fail(f"job 12: {ending.why}", float(now))

@@ -6,7 +6,7 @@ import pytest
 
 from dask_ferro.runtime.records.inheritance import ADOPT, ASK, END, GONE, verdict
 from dask_ferro.runtime.records.record import JobRecord
-from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
+from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
 
 RECORD = JobRecord("a-1", "a", "7", state="pending", submitted=1000.0, kind="k", run="ferro-1")
 OURS = "mine ferro-1.abc"
@@ -15,25 +15,25 @@ OURS = "mine ferro-1.abc"
 @pytest.mark.parametrize(
     ("row", "kind", "what", "why"),
     [
-        pytest.param(Row("7", "PENDING", comment=OURS), "k", ADOPT, "it waits", id="it waits: it is adopted"),
-        pytest.param(Row("7", "PENDING", restarts=1, comment=OURS), "k", ADOPT, "it waits",
+        pytest.param(QueueRow("7", "PENDING", comment=OURS), "k", ADOPT, "it waits", id="it waits: it is adopted"),
+        pytest.param(QueueRow("7", "PENDING", restarts=1, comment=OURS), "k", ADOPT, "it waits",
             id="also where it was requeued"),
-        pytest.param(Row("7", "PENDING", submitted=1003.0), "k", ADOPT, "it waits", id="known by its submission"),
-        pytest.param(Row("7", "PENDING", comment=OURS), "other", END, "otherwise now", id="its pool has changed"),
-        pytest.param(Row("7", "PENDING", comment=OURS), None, END, "no pool 'a'", id="its pool is gone"),
-        pytest.param(Row("7", "RUNNING", comment=OURS), "k", END, "has started", id="its workers end in any case"),
-        pytest.param(Row("7", "PENDING", reason="JobHeldAdmin", comment=OURS), "k", END, "held",
+        pytest.param(QueueRow("7", "PENDING", submitted=1003.0), "k", ADOPT, "it waits", id="known by its submission"),
+        pytest.param(QueueRow("7", "PENDING", comment=OURS), "other", END, "otherwise now", id="its pool has changed"),
+        pytest.param(QueueRow("7", "PENDING", comment=OURS), None, END, "no pool 'a'", id="its pool is gone"),
+        pytest.param(QueueRow("7", "RUNNING", comment=OURS), "k", END, "has started", id="its workers end in any case"),
+        pytest.param(QueueRow("7", "PENDING", reason="JobHeldAdmin", comment=OURS), "k", END, "held",
             id="somebody holds it"),
-        pytest.param(Row("7", "CANCELLED", comment=OURS), "k", GONE, "CANCELLED", id="the watchdog was quicker"),
-        pytest.param(Row("7", "COMPLETING", comment=OURS), "k", GONE, "COMPLETING", id="it ends"),
-        pytest.param(Row("7", "PENDING", submitted=9e5, comment="ferro-2.abc"), "k", GONE, "another",
+        pytest.param(QueueRow("7", "CANCELLED", comment=OURS), "k", GONE, "CANCELLED", id="the watchdog was quicker"),
+        pytest.param(QueueRow("7", "COMPLETING", comment=OURS), "k", GONE, "COMPLETING", id="it ends"),
+        pytest.param(QueueRow("7", "PENDING", submitted=9e5, comment="ferro-2.abc"), "k", GONE, "another",
             id="another of its number"),
-        pytest.param(Row("7", "RUNNING", submitted=1061.0), "k", GONE, "another", id="another of the same user"),
-        pytest.param(Row("7", "RUNNING", UNTOLD), "k", ASK, "when it was", id="accounting tells too little"),
-        pytest.param(Row("7", "FAILED", UNTOLD), "k", GONE, "FAILED", id="over by accounting"),
+        pytest.param(QueueRow("7", "RUNNING", submitted=1061.0), "k", GONE, "another", id="another of the same user"),
+        pytest.param(QueueRow("7", "RUNNING", UNTOLD), "k", ASK, "when it was", id="accounting tells too little"),
+        pytest.param(QueueRow("7", "FAILED", UNTOLD), "k", GONE, "FAILED", id="over by accounting"),
     ],
 )  # fmt: skip
-def test_a_job_of_before_is(row: Row, kind: str | None, what: str, why: str) -> None:
+def test_a_job_of_before_is(row: QueueRow, kind: str | None, what: str, why: str) -> None:
     found = verdict(RECORD, row, False, ["ferro-1"], kind, 0.0)
     assert found.what == what
     assert why in found.why
@@ -50,7 +50,7 @@ def test_a_job_of_before_is(row: Row, kind: str | None, what: str, why: str) -> 
     ],
 )
 def test_a_job_that_runs_is(facts: dict[str, bool], kind: str, since: float, what: str) -> None:
-    row = Row("7", "RUNNING", comment=OURS)
+    row = QueueRow("7", "RUNNING", comment=OURS)
     assert verdict(RECORD, row, False, ["ferro-1"], kind, since, **facts).what == what
 
 
@@ -60,4 +60,4 @@ def test_without_a_row_it_is_gone_only_if_slurm_said_so(answered: bool, what: st
 
 
 def test_what_nobody_knows_for_a_minute_is_none_of_ours() -> None:
-    assert verdict(RECORD, Row("7", "RUNNING", UNTOLD), False, ["ferro-1"], "k", 61.0).what == GONE
+    assert verdict(RECORD, QueueRow("7", "RUNNING", UNTOLD), False, ["ferro-1"], "k", 61.0).what == GONE

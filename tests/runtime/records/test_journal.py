@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import sealed
-from dask_ferro.runtime.records.journal import JobJournal, Run, Told, by_file, parsed, read
+from dask_ferro.runtime.records.journal import ClusterRun, JobJournal, Told, by_file, parsed, read
 from dask_ferro.runtime.records.record import JobRecord
 
 RECORDS = [
@@ -47,7 +47,7 @@ def journal(path: Path) -> bytes:
 def test_it_tells_the_newest_of_each_job_and_which_runs_did_not_end(tmp_path: Path) -> None:
     told = parsed(journal(tmp_path))
     assert told.records == (RECORDS[2], RECORDS[1])
-    assert told.open_runs == (Run("ferro-1", "mine", 1.0), Run("ferro-2", "mine", 1.0))
+    assert told.open_runs == (ClusterRun("ferro-1", "mine", 1.0), ClusterRun("ferro-2", "mine", 1.0))
     assert told.following == 2
     assert not told.damaged
     assert not told.torn

@@ -14,9 +14,9 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.runtime.records.journal import JobJournal, read
 from dask_ferro.runtime.records.record import JobRecord
-from dask_ferro.runtime.records.recorded_cluster import Recorded, recording_of
+from dask_ferro.runtime.records.recorded_cluster import RecordedCluster, recording_of
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 
 class MadeUpSite:
@@ -24,7 +24,7 @@ class MadeUpSite:
 
     job_name = "mine"
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[QueueRow] = ()) -> None:
         self.rows = {row.job_id: row for row in rows}
         self.former_tags: tuple[str, ...] = ()
         self.refuses_watchdogs = self.hangs = False
@@ -39,12 +39,12 @@ class MadeUpSite:
 
     def take_over(self, array: str) -> None: ...
 
-    async def queue(self) -> Mapping[str, Row]:
+    async def queue(self) -> Mapping[str, QueueRow]:
         if self.hangs:
             raise Refused("squeue did not answer", "transient")
         return self.rows
 
-    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, Row | None]:
+    async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
         return dict.fromkeys(job_ids)
 
 
@@ -54,7 +54,7 @@ class Base:
     async def _open_cluster(self) -> None: ...
 
 
-class MadeUpCluster(Recorded, Base):
+class MadeUpCluster(RecordedCluster, Base):
     """A cluster without workers."""
 
     def __init__(self, journal: Path, site: MadeUpSite, connected: Iterable[str] = ()) -> None:
@@ -116,9 +116,9 @@ async def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_th
     facts: dict[str, Any] = {"state": "pending", "run": "ferro-old", "kind": "k"}
     records = [JobRecord(f"a-{n}", "a", f"{n}", order=n, **facts) for n in (1, 2, 3)]
     rows = [
-        Row("1", "RUNNING", comment="ferro-old.x", starts=50.0),
-        Row("2", "RUNNING", comment="ferro-old.x", starts=50.0, restarts=1),
-        Row("3", "RUNNING", comment="ferro-old.x", starts=50.0),
+        QueueRow("1", "RUNNING", comment="ferro-old.x", starts=50.0),
+        QueueRow("2", "RUNNING", comment="ferro-old.x", starts=50.0, restarts=1),
+        QueueRow("3", "RUNNING", comment="ferro-old.x", starts=50.0),
     ]
     site = MadeUpSite(rows)
     site.hangs = True
@@ -137,7 +137,7 @@ async def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_the
     """Where the first look took too long, they ran until a later one took them for strays, and did not count."""
     unheard = JobRecord("a-1", "a", state="submitting", run="ferro-old", kind="k", order=1)
     site = MadeUpSite(
-        [Row("7", "PENDING", comment="ferro-old.x"), Row("8", "PENDING", comment="ferro-new.x")]
+        [QueueRow("7", "PENDING", comment="ferro-old.x"), QueueRow("8", "PENDING", comment="ferro-new.x")]
     )
     site.hangs = True
 
@@ -146,7 +146,7 @@ async def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_the
     assert list(cluster._former) == ["a-1"]
     site.hangs = False
     await cluster._settle_former(await site.queue())
-    await cluster._settle_former(site.rows | {"9": Row("9", "PENDING", comment="ferro-old.y")})
+    await cluster._settle_former(site.rows | {"9": QueueRow("9", "PENDING", comment="ferro-old.y")})
     cluster = cluster
     assert cluster._former == {}
     assert list(cluster.ended) == ["7"]
@@ -157,13 +157,15 @@ async def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_the
     ("rows", "is_open"),
     [
         pytest.param([], False, id="no job of its"),
-        pytest.param([Row("1", "COMPLETED", comment="ferro-old.x")], False, id="only one that is over"),
-        pytest.param([Row("1", "PENDING", comment="ferro-old.x")], True, id="one that waits, and is adopted"),
-        pytest.param([Row("9", "COMPLETING", comment="ferro-old.x")], True, id="one that ends"),
+        pytest.param([QueueRow("1", "COMPLETED", comment="ferro-old.x")], False, id="only one that is over"),
+        pytest.param(
+            [QueueRow("1", "PENDING", comment="ferro-old.x")], True, id="one that waits, and is adopted"
+        ),
+        pytest.param([QueueRow("9", "COMPLETING", comment="ferro-old.x")], True, id="one that ends"),
     ],
 )
 async def test_after_a_look_runs_without_jobs_are_not_looked_for_again(
-    tmp_path: Path, rows: list[Row], is_open: bool
+    tmp_path: Path, rows: list[QueueRow], is_open: bool
 ) -> None:
     """Killed again and again, a cluster asked for the jobs of ever more runs."""
     record = JobRecord("a-1", "a", "1", state="pending", run="ferro-old", kind="k")

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
-from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
+from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
 
 PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
 BOTH = {"gpu-7-0", "gpu-7-1"}
 
 
-def row(state: str, reason: str = "", restarts: int = 0) -> Row:
+def row(state: str, reason: str = "", restarts: int = 0) -> QueueRow:
     started = state not in ("PENDING", "CANCELLED")
-    return Row(
+    return QueueRow(
         "12", state, restarts, 900.0, 950.0 if started else None, 4550.0 if started else None, "c1", reason
     )
 
@@ -31,7 +31,7 @@ class Life:
 
     def look(
         self,
-        seen: Row | None,
+        seen: QueueRow | None,
         connected: Any = (),
         after: float = 1.0,
         draining: Any = (),
@@ -171,9 +171,9 @@ def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_
 def test_what_accounting_does_not_tell_is_taken_from_before():
     life = Life()
     life.look(row("RUNNING", "", 2))
-    assert life.look(Row("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
+    assert life.look(QueueRow("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
     assert (life.job.restarts, life.job.seen().ends_at) == (2, 4550.0)
-    assert life.look(Row("12", "TIMEOUT", UNTOLD), BOTH) == Ending("TIMEOUT", "TIMEOUT")
+    assert life.look(QueueRow("12", "TIMEOUT", UNTOLD), BOTH) == Ending("TIMEOUT", "TIMEOUT")
 
 
 def test_a_condition_that_passed_starts_anew():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.runtime.slurm.orphan_guard import Keep, Watchdog
+from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
 from tests.waiting import until
 
 # What scontrol shows: another's job, and ours in a state that a file tells.
@@ -55,15 +55,15 @@ def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
     scheduler = tmp_path / "jobs.scheduler"
     if file is not None:
         scheduler.write_text(file + "\n")
-    assert ended(tmp_path, Keep(keep, str(scheduler)), orderly) == cancelled
+    assert ended(tmp_path, GuardedJobs(keep, str(scheduler)), orderly) == cancelled
 
 
 def test_a_file_server_that_hangs_does_not_hold_the_watchdog_back(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "jobs.scheduler")  # nobody writes into it
-    assert ended(tmp_path, Keep(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
+    assert ended(tmp_path, GuardedJobs(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
 
 
-def ended(tmp_path: Path, keep: Keep, orderly: bool = False) -> set[str]:
+def ended(tmp_path: Path, keep: GuardedJobs, orderly: bool = False) -> set[str]:
     """Return what the watchdog cancels until its end."""
     calls = tmp_path / "calls"
     calls.touch()

@@ -21,7 +21,7 @@ from dask_ferro.runtime.slurm.parsing import (
     STARTED,
     TRANSIENT,
     UNKNOWN,
-    Row,
+    QueueRow,
 )
 
 WIDTHS = [int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")]
@@ -37,24 +37,24 @@ def printed(*cells: str) -> str:
     ("cells", "row"),
     [
         pytest.param(("12", "RUNNING", "0", "1795293373", "1795293374", "1795296974", "c1", "None"),
-            Row("12", "RUNNING", 0, 1795293373.0, 1795293374.0, 1795296974.0, "c1", ""), id="a job that runs"),
+            QueueRow("12", "RUNNING", 0, 1795293373.0, 1795293374.0, 1795296974.0, "c1", ""), id="a job that runs"),
         pytest.param(("12_3", "PENDING", "0", "1795293373", "N/A", "N/A", "", "Priority"),
-            Row("12_3", "PENDING", 0, 1795293373.0, None, None, "", "Priority"),
+            QueueRow("12_3", "PENDING", 0, 1795293373.0, None, None, "", "Priority"),
             id="an element of an array that waits"),
         pytest.param(("12", "PENDING", "2", "1795293373", "1795293474", "N/A", "", "BeginTime"),
-            Row("12", "PENDING", 2, 1795293373.0, 1795293474.0, None, "", "BeginTime"),
+            QueueRow("12", "PENDING", 2, 1795293373.0, 1795293474.0, None, "", "BeginTime"),
             id="a job that was requeued twice"),
         pytest.param(("12", "RUNNING", "0", "Unknown", "INVALID", "NONE", "c1", ""),
-            Row("12", "RUNNING", 0, None, None, None, "c1", ""), id="times that are none"),
+            QueueRow("12", "RUNNING", 0, None, None, None, "c1", ""), id="times that are none"),
         pytest.param(("12", "RUNNING", "", "0", "0", "0", "c1", "None"),
-            Row("12", "RUNNING", 0, None, None, None, "c1", ""), id="times and counts that were never set"),
+            QueueRow("12", "RUNNING", 0, None, None, None, "c1", ""), id="times and counts that were never set"),
         pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "",
-            "Nodes required for job are DOWN, DRAINED or reserved"), Row("12", "PENDING",
+            "Nodes required for job are DOWN, DRAINED or reserved"), QueueRow("12", "PENDING",
             reason="Nodes required for job are DOWN, DRAINED or reserved"), id="a reason of several words"),
         pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "quick please ferro-12ab"),
-            Row("12", "PENDING", reason="Priority", comment="quick please ferro-12ab"), id="a comment"),
+            QueueRow("12", "PENDING", reason="Priority", comment="quick please ferro-12ab"), id="a comment"),
         pytest.param(("12", "PENDING", "0", "N/A", "N/A", "N/A", "", "Priority", "(null)"),
-            Row("12", "PENDING", reason="Priority"), id="no comment"),
+            QueueRow("12", "PENDING", reason="Priority"), id="no comment"),
     ],
 )  # fmt: skip
 def test_a_line_is_a_row(cells, row):
@@ -104,7 +104,7 @@ def test_whatever_is_printed_is_read(text):
     ],
 )
 def test_states_are_phases(state, reason, phase):
-    assert Row("1", state, reason=reason).phase == phase
+    assert QueueRow("1", state, reason=reason).phase == phase
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_states_are_phases(state, reason, phase):
     ],
 )
 def test_a_job_is_stuck_where_time_alone_does_not_help(reason, is_stuck):
-    assert Row("1", "PENDING", reason=reason).is_stuck is is_stuck
-    assert not Row("1", "RUNNING", reason=reason).is_stuck
+    assert QueueRow("1", "PENDING", reason=reason).is_stuck is is_stuck
+    assert not QueueRow("1", "RUNNING", reason=reason).is_stuck
 
 
 def test_partitions_grant_seconds_to_preempted_jobs():

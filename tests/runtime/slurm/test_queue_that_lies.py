@@ -11,7 +11,7 @@ from dask_ferro.policy.scaling.facts import PENDING, Job, Pool, ScalingFacts, Su
 from dask_ferro.policy.scaling.fleet import ScalingParameters
 from dask_ferro.policy.scaling.step import ScalingState, step
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 
 MOST = 4
 # Ticks until a job starts.
@@ -28,7 +28,7 @@ class Toy:
         self.unproven: dict[str, BatchJob] = {}
         self.ages: dict[str, int] = {}
         self.dead: set[str] = set()
-        self.listings: list[dict[str, Row]] = [{}]
+        self.listings: list[dict[str, QueueRow]] = [{}]
         self.state = ScalingState()
         self.submitted = 0
 
@@ -36,12 +36,12 @@ class Toy:
     def alive(self) -> set[str]:
         return self.ages.keys() - self.dead
 
-    def truth(self) -> dict[str, Row]:
+    def truth(self) -> dict[str, QueueRow]:
         states = {
             i: "CANCELLED" if i in self.dead else "RUNNING" if age > STARTS else "PENDING"
             for i, age in self.ages.items()
         }
-        return {i: Row(i, state, submitted=1.0, starts=2.0) for i, state in states.items()}
+        return {i: QueueRow(i, state, submitted=1.0, starts=2.0) for i, state in states.items()}
 
     def tick(self, answer: str, age: int, second_answers: bool, dies: bool, seconds: float) -> None:
         self.now += seconds
@@ -54,7 +54,7 @@ class Toy:
             self.follow({"true": self.truth(), "empty": {}, "old": old}[answer], second_answers)
         self.decide()
 
-    def follow(self, rows: dict[str, Row], second_answers: bool) -> None:
+    def follow(self, rows: dict[str, QueueRow], second_answers: bool) -> None:
         """Do as `SLURMCluster` does."""
         others = self.truth() if second_answers else {}
         names = {f"cpu-{i}" for i in self.alive if self.ages[i] > self.connected}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dask_ferro.runtime.slurm.commands import Refused, run
-from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
+from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, expanded, shown
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
@@ -37,8 +37,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return make
 
 
-def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str = "") -> Row:
-    return Row(job_id, state, restarts, 1795402767.0, 1795406367.0, 1795409967.0, node, reason)
+def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str = "") -> QueueRow:
+    return QueueRow(job_id, state, restarts, 1795402767.0, 1795406367.0, 1795409967.0, node, reason)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,9 @@ def test_an_element_that_its_array_is_shown_without_was_cancelled_while_it_waite
     line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3 ", "PENDING", "None", 0, "(null)")
     command("scontrol", f"case $4 in 12) echo '{line}';; *) {UNKNOWN};; esac")
     rows = asyncio.run(SecondSource().rows(["12_0", "12_1", "13_0"]))
-    assert rows["12_0"] == Row("12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it")
+    assert rows["12_0"] == QueueRow(
+        "12_0", "CANCELLED", restarts=UNTOLD, reason="its array is there without it"
+    )
     assert (rows["12_1"], rows["13_0"]) == (row("12_1", "PENDING"), None)
 
 

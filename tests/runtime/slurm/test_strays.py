@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import Row
+from dask_ferro.runtime.slurm.parsing import QueueRow
 from dask_ferro.runtime.slurm.strays import Strays
 
 
-def rows(**states: str) -> dict[str, Row]:
+def rows(**states: str) -> dict[str, QueueRow]:
     return {
-        job_id: Row(job_id, state) for job_id, state in ((i.removeprefix("j"), s) for i, s in states.items())
+        job_id: QueueRow(job_id, state)
+        for job_id, state in ((i.removeprefix("j"), s) for i, s in states.items())
     }
 
 

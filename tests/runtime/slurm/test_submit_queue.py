@@ -10,7 +10,7 @@ import pytest
 
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.site import Site, _comment
+from dask_ferro.runtime.slurm.site import SlurmSite, _comment
 from dask_ferro.runtime.slurm.submit_queue import Submission
 from tests.waiting import until_async
 
@@ -31,7 +31,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 async def one_submission() -> tuple[list[str], bool]:
     """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
-    site, ids, ended = Site("test", "ferro-1234"), [], asyncio.Event()
+    site, ids, ended = SlurmSite("test", "ferro-1234"), [], asyncio.Event()
 
     def accepted(jobs) -> None:
         ids.extend(job.job_id for job in jobs)
@@ -73,7 +73,7 @@ def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome
 
 async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
     """Withdraw a job whose answer was lost; return whether that was over before SLURM is heard again, and its id."""
-    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    site, job = SlurmSite("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
     submission = Submission(
         site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
     )
@@ -109,7 +109,7 @@ async def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its
         "sbatch",
         "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1",
     )
-    site, job = Site("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
+    site, job = SlurmSite("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
     submission = Submission(
         site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
     )

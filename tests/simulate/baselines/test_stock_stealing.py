@@ -28,8 +28,8 @@ from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.virtual_scheduler import Scheduler as VirtualScheduler
-from dask_ferro.simulate.virtual_tasks import Job, jobs_of, prioritize
-from dask_ferro.simulate.virtual_worker import Held, LiveWorker, World
+from dask_ferro.simulate.virtual_tasks import VirtualTask, jobs_of, prioritize
+from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 
 MB = 1_000_000
 # Ticks of the clock that dask's own uses for stimuli: each is another.
@@ -173,7 +173,7 @@ class Virtual:
         self.scheduler._do(act, *args)
 
     def finish(self, number: int, key: Any, seconds: float, nbytes: int) -> None:
-        held = Held(self.by_key[key], 0)
+        held = WorkerTask(self.by_key[key], 0)
         held.stop = seconds
         self.world.workers[f"w{number}"].has.add(held.job.number)
         self._do(self.scheduler.finished, f"w{number}", held)
@@ -204,7 +204,7 @@ class Virtual:
         flying = self.decider._in_flight.items()
         return {self.jobs[n].spec.key: (int(r.victim[1:]), int(r.thief[1:])) for n, r in flying}
 
-    def fetches(self, key: Any) -> list[Job]:
+    def fetches(self, key: Any) -> list[VirtualTask]:
         """The inputs that a task's worker does not have."""
         job = self.by_key[key]
         return [dependency for dependency in job.inputs if job.on not in dependency.holders]

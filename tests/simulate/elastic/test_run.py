@@ -17,7 +17,7 @@ from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.elastic.controllers import Scaling, StockAdaptive
 from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualPool
-from dask_ferro.simulate.elastic.run import Run, backup, simulate_elastic, spread
+from dask_ferro.simulate.elastic.run import ElasticRun, backup, simulate_elastic, spread
 from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky, iterated_gemm
@@ -50,7 +50,7 @@ GRAPHS = {
 
 
 @cache
-def resized(name: str, before: int, after: int, one_backup: bool = False, seed: int = 0) -> Run:
+def resized(name: str, before: int, after: int, one_backup: bool = False, seed: int = 0) -> ElasticRun:
     """Iterations on so many workers, and from the third one on so many others."""
     controller = pinned(before, resize={RESIZED: after})
     receivers = backup if one_backup else spread
