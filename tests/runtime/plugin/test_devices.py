@@ -188,7 +188,9 @@ APART = {f"distributed.worker.memory.{name}": False for name in ("target", "spil
 
 @asynccontextmanager
 async def site(*devices: DeclaredDevice) -> AsyncIterator[Site]:
-    config = {**APART, **clusters.UNCHECKED, "distributed.worker.profile.enabled": False}
+    # Nor with workers' checks: they hold up the loop, by which workers tell of the bytes that are taken.
+    slow = {"distributed.worker.validate": False, "distributed.worker.profile.enabled": False}
+    config = {**APART, **clusters.UNCHECKED, **slow}
     async with clusters.opened(0, installed={"tick": 0.02}, config=config) as given:
         made = Site(given["scheduler"], given["client"])
         try:
