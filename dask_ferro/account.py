@@ -104,6 +104,7 @@ def account(trace: Trace) -> Account:
     check_times(trace)
     path = _path(trace)
     seconds = {task.key: task.seconds for task in trace.tasks}
+    # By the tasks' own seconds: one that ran twice counts once in a chain.
     longest = sum(seconds[step.key] for step in path)
     work = trace.busy_seconds  # of all runs: of a task that ran again, too
     threads = sum(trace.workers.values())
@@ -146,6 +147,7 @@ def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[Share, ...]:
     shares = []
     for worker, busy in trace.busy.items():
         threads = trace.workers.get(worker, 1)
+        # A worker that was there for a part of the run has a small share: of the whole run's threads.
         share = busy / (span_of_run * threads) if span_of_run and threads else 0.0
         shares.append(
             Share(worker, threads, tasks[worker], busy, share, fetched[worker], into[worker], out[worker])
@@ -169,6 +171,7 @@ def _path(trace: Trace) -> tuple[PathStep, ...]:
     ends: dict[Key, float] = {}
     before: dict[Key, Key | None] = {}
     for task in trace.tasks:
+        # Inputs from before the recording are not in it.
         known = [key for key in task.dependencies if key in ends]
         last = max(known, key=ends.__getitem__, default=None)
         before[task.key] = last

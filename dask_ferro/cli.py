@@ -67,6 +67,7 @@ class _Policies(click.ParamType):
     name = "policies"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # Imported when asked: `dask --help` loads every command, and is to take no longer for ours.
         from dask_ferro.simulate.engine import POLICIES
 
         names = [name.strip() for name in value.split(",")]
@@ -158,6 +159,7 @@ def run(**options: Any) -> None:
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
     dask ferro run --dag imbalanced --workers 8 --trace run.html
     """
+    # Before the imports: a wrong call is told at once.
     _check_run(options)
     from dask_ferro.runtime.local.array_files import check_writable
     from dask_ferro.runtime.local.model_run import Request, trial
@@ -166,9 +168,12 @@ def run(**options: Any) -> None:
     from dask_ferro.views.terminal import console
 
     as_json, debug = options.pop("as_json"), options.pop("debug")
+    # Before the run, which may take hours.
     if options["sink"]:
         check_writable(options["sink"])
+    # On stderr: with --json, stdout has the one object and nothing else.
     remarks = console(sys.stderr)
+    # Dask's own log is for who debugs.
     done = trial(Request(**options, quiet=not debug), tell=remarks.print, watching=bar)
     if as_json:
         click.echo(json.dumps(done.as_dict()))
@@ -327,6 +332,7 @@ def cluster(
     dask ferro cluster --config ./mine.yaml --dry-run
     """
     with at_once():
+        # Ctrl-C while these are imported ends the command at once (`at_once`): nothing was started.
         load_jobqueue()
         from dask_ferro.runtime.jobs.job_config import load
 
@@ -334,10 +340,12 @@ def cluster(
         if dry_run:
             _print_scripts(config.scripts())
             return
+        # One name for both: workers are found in the queue by the name that Dask shows.
         named = {} if name is None else {"name": name, "job_name": name}
         kept = {key: value for key, value in {"journal": journal, "keep": keep}.items() if value is not None}
         stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named | kept)
     if stopped_by is None:
+        # Not an error: who shut it down wanted that.
         click.echo("a client shut the cluster down", err=True)
     else:
         leave(128 + stopped_by, f"stopped by {stopped_by.name}")

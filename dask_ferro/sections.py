@@ -170,7 +170,7 @@ class PluginOptions:
         "file",
         "A file on the scheduler's machine for all that stealing is told and decides, for `dask ferro replay --events`."
         " A recording that is there is replaced, any other file is not; one that cannot be written is told once, and"
-        " the scheduler goes on. A task is some 0.5 kB, and takes the scheduler's process 0.1 ms more.",
+        " the scheduler goes on. A task is some 0.4 kB, and takes the scheduler's process 40 us, its event loop 10 us.",
     )
     record_bytes: int = size(
         "256MiB",

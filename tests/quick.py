@@ -27,6 +27,8 @@ SLOW: dict[str, int] = {
     "lower/test_pipeline.py": 10,
     "lower/test_training_matrix.py": 19,
     "simulate/test_devices.py": 13,
+    "simulate/test_pipeline.py": 8,
+    "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,
     "suite/test_backend_device.py": 7,
     "test_house_counts.py": 6,  # `make check` counts too
@@ -43,17 +45,25 @@ def is_quick(path: Path) -> bool:
 def starts(path: Path) -> bool:
     """Whether a module of the tests starts a process or a cluster, or imports one of them that does."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(_is_starter(node) for node in ast.walk(tree))
+    return any(_is_starter(node, path) for node in ast.walk(tree))
 
 
-def _is_starter(node: ast.AST) -> bool:
+def _is_starter(node: ast.AST, path: Path) -> bool:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [f"{_imported_from(node, path)}.{alias.name}" for alias in node.names]
     else:
         return isinstance(node, ast.arg) and node.arg in FIXTURES
     return any(name.partition(".")[0] in STARTERS or _starts_by(name) for name in names)
+
+
+def _imported_from(node: ast.ImportFrom, path: Path) -> str:
+    """Return the module that names are imported from, by its whole name."""
+    if not node.level:
+        return str(node.module)
+    package = path.parents[node.level - 1].relative_to(TESTS).parts
+    return ".".join(("tests", *package, *([node.module] if node.module else [])))
 
 
 def _starts_by(name: str) -> bool:

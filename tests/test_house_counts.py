@@ -245,8 +245,12 @@ def test_a_limit_that_does_not_hold_is_the_exit_status(monkeypatch, capsys):
 
 
 def test_places_are_listed_by_count_and_room(capsys):
-    assert main(["--places", "functions", "policy"]) == 0
-    assert all(line.startswith("dask_ferro.policy.") for line in capsys.readouterr().out.splitlines())
+    assert main(["--places", "modules", "policy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith("dask_ferro.policy.") for line in lines)
+    assert main(["--places", "circles", "policy"]) == 0
+    assert capsys.readouterr().out == ""
     with pytest.raises(SystemExit):
         main(["--places", "nonsense"])
     assert "counts: modules, " in capsys.readouterr().err

@@ -23,7 +23,7 @@ from rich.live import Live
 from dask_ferro.commands.keyboard import Keyboard, hearing, size, stop_here
 from dask_ferro.commands.sorts import SORTS, WORDS
 from dask_ferro.errors import ConfigError
-from dask_ferro.runtime.telemetry.top import Line
+from dask_ferro.runtime.telemetry.top import Line, SchedulerLook
 from dask_ferro.views.terminal import console
 from dask_ferro.views.top import Frame, page, screen, show_once
 
@@ -108,6 +108,7 @@ def arranged(workers: Sequence[Mapping[str, Any]], choice: Choice) -> list[Mappi
 
 
 def _text(row: Mapping[str, Any]) -> str:
+    # All that the table shows of a worker may be searched for.
     parts = [row["name"], row["address"], row["state"], row["device"], *row["running"]]
     return " ".join([*parts, *(name for name, _ in row["ops"])]).lower()
 
@@ -149,7 +150,7 @@ class Screen:
         self._line = line
         self._choice = choice
         self._interval = interval
-        self._seen: dict[str, Any] | None = None
+        self._seen: SchedulerLook | None = None
         self._lost: tuple[float, str] | None = None  # since when nobody answers, and what the last try said
         self._changed = asyncio.Event()
         self._page = 10
@@ -195,6 +196,7 @@ class Screen:
 
     def _stop(self, live: Live, typed: Keyboard) -> None:
         """Give the terminal back, stop, and take it again when it goes on."""
+        # Before the process stops: the shell that comes next needs its screen, its cursor and its echo.
         live.stop()
         typed.give_back()
         stop_here(partial(self._stop, live, typed))
@@ -213,8 +215,10 @@ class Screen:
                 wait = _RETRY
             else:
                 self._lost = None
+                # Looked at all the same: it is to be seen that the scheduler still answers.
                 if not self._choice.paused:
                     self._seen = seen
+                # Who answers slowly is asked less often: to look may cost a scheduler a share of its time.
                 wait = max(self._interval, (clock() - began) / _SHARE)
             self._changed.set()
             await asyncio.sleep(wait)
@@ -226,6 +230,7 @@ class Screen:
     def _drawn(self, columns: int, lines: int) -> Any:
         rows = arranged(self._seen["workers"], self._choice) if self._seen else []
         self._page = page(lines, self._seen, self._frame())
+        # Fewer workers than a moment ago, or a larger window: the last page is full.
         last = max(len(rows) - self._page, 0)
         self._choice = replace(self._choice, first=min(self._choice.first, last))
         return screen(self._seen, rows, self._frame(), columns, lines)

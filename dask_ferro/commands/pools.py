@@ -27,11 +27,13 @@ class _Option(click.ParamType):
             self.fail(f"{value!r}: the value is not YAML", param, ctx)
         # YAML reads 12:00:00 as a number of base 60.
         is_time = ":" in text and isinstance(read, int | float)
+        # Keys are written as in a job configuration, or as in Python.
         return key.strip().replace("-", "_"), text.strip() if is_time else read
 
 
 def _there(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say which cluster is meant, before or behind the order."""
+    # Each command has them, and so has the group: people write them in either place.
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         click.option("--scheduler-file", metavar="FILE", help="What `dask ferro cluster --scheduler-file` wrote."),
@@ -111,6 +113,7 @@ def _call(
     from dask_ferro.views.pools import show_pools
     from dask_ferro.views.terminal import console
 
+    # What stands behind the order wins over what stands before it.
     given = {key: there[key] or before[key] for key in there}
     rows = asyncio.run(call(where(given["scheduler"], given["scheduler_file"]), what, name, options))
     if given["as_json"]:

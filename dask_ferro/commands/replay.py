@@ -121,6 +121,7 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
 
     trace = Trace.load(recorded)
     rules = Settings.configured().rules
+    # By the user's own settings: what is compared is what `ff.install` would do here.
     found = replayed(trace, policies, name=Path(recorded).name, rules=rules, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
@@ -140,10 +141,15 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
 
 def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Json], as_json: bool) -> None:
     from dask_ferro.policy.recording.replay import replay as replayed
+    from dask_ferro.policy.stealing.policies import POLICIES
 
     if len(policies) > 1:
         raise click.UsageError("--events takes one --policy")
     policy = policies[0] if policies else None
+    if policy not in (None, *POLICIES):  # stock Dask's have no core
+        raise click.BadParameter(
+            f"got {policy!r}, wanted one of {', '.join(POLICIES)}", param_hint="--policy"
+        )
     # What is no text becomes text that is no recording, and is refused as such.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
         found = replayed(lines, path, policy=policy, parameters=parameters)

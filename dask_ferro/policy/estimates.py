@@ -33,11 +33,13 @@ class Learning:
         above=True,
     )
     guess: float = options.seconds("500ms", "What a task is projected to take whose like was never measured.")
+    # A worker says it with its heartbeats, the scheduler's messages are under way meanwhile.
     reported: float = options.seconds(
         "100ms",
         "How old the news of what a worker runs are when they are heard, at most: of what was started later than that"
         " before them it may not have known.",
     )
+    # How slow a worker is: what placement and stealing multiply its tasks' projected seconds by.
     usual_tasks: float = options.number(
         4.0,
         "Tasks that took just what was projected with which a worker begins: what it really took, over what was"
@@ -60,6 +62,7 @@ class Learning:
         unit="times",
         least=1.0,
     )
+    # What a link does: a latency, and a bandwidth beyond.
     light: int = options.size(
         "64KiB", "A transfer up to this size tells the latency of its link, a larger one the bandwidth."
     )

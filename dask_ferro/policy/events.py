@@ -6,10 +6,15 @@ Durations and times are seconds on the caller's clock, which `SchedulingCore.han
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.facts import Address, Key, Move
+
+# What a victim says of a task that it is asked for, and what becomes of the request.
+Answer = Literal["given", "kept", "seceded", "gone"]
+Settlement = Literal["confirmed", "refused", "stale"]
+OUTCOMES: tuple[str, ...] = get_args(Settlement)
 
 _T = TypeVar("_T", bound=tuple[Any, ...])
 
@@ -111,13 +116,13 @@ class Answered(NamedTuple):
 
     Attributes
     ----------
-    answer : str
+    answer : Answer
         "given" (and the thief may take it), "kept" (it had started it), "seceded" (it has left its thread), "gone" (the
         victim does not have it, or nobody may take it).
     """
 
     key: Key
-    answer: str
+    answer: Answer
 
 
 @_apart
@@ -339,6 +344,30 @@ class Hurry(NamedTuple):
 
 
 @_apart
+class Settled(NamedTuple):
+    """Note what became of a request, once it is known: nothing has to be done about it.
+
+    Attributes
+    ----------
+    outcome : Settlement
+        "confirmed": the thief has the task; "refused": its victim keeps it; "stale": it was done or gone meanwhile, or
+        its thief takes none any more.
+    at : float
+        When that was known.
+    gain, cost : float
+        Projected, as `Move` has them.  The gains of tasks that wait at once overlap: their sum means nothing.
+    """
+
+    key: Key
+    victim: Address
+    thief: Address
+    outcome: Settlement
+    at: float
+    gain: float
+    cost: float
+
+
+@_apart
 class Arrived(NamedTuple):
     """Note that a stolen task is done: nothing has to be done about it.
 
@@ -360,4 +389,4 @@ class Arrived(NamedTuple):
     worked: float
 
 
-Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Arrived
+Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived

@@ -212,7 +212,8 @@ class Ledger(LedgerView):
             self.finish(now, key)
         self._sequence += 1
         entry = Entry(key, prefix, priority, annotated, self._sequence, nbytes)
-        entry.needs = needs or {}
+        if needs:
+            entry.needs = needs
         self.entries[key] = entry
         self._join(now, entry, row)
         return entry

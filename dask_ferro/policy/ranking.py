@@ -53,15 +53,18 @@ def is_narrow(
 
     In seconds, and in tasks: beside one long task, thousands of short ones are not narrow.
     """
+    # By seconds first, which costs no second pass over the graph.
     room = wide * threads
     longest = max(ranks.values(), default=0.0)
     if sum(seconds[key] for key in ranks) > room * longest:
         return False
+    # The same ranks with each task as 1: the number of tasks in the longest chain.
     depths = upward_ranks(dependents, dict.fromkeys(dependents, 1.0))
     return len(depths) <= room * max(depths.values(), default=0.0)
 
 
 def order_by_rank(ranks: Mapping[Key, float], order: Mapping[Key, float]) -> dict[Key, int]:
     """Return the place of each task: higher rank first, then the order that it had."""
+    # The order that it had breaks ties: it is the one that keeps memory small.
     placed = sorted(ranks, key=lambda key: (-ranks[key], order[key]))
     return {key: place for place, key in enumerate(placed)}

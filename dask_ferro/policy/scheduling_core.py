@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
 from dask_ferro.policy.events import (
@@ -47,6 +47,8 @@ from dask_ferro.policy.events import (
     ResourcesTold,
     Restarted,
     Sent,
+    Settled,
+    Settlement,
     SizeLearned,
     SpeedLearned,
     Sweep,
@@ -57,11 +59,12 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
-from dask_ferro.policy.facts import Address, Key, Move, Outcome, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
 from dask_ferro.policy.stealing.informed import Policy, StealingState, adapted, threshold_of, without
 from dask_ferro.policy.stealing.policies import overdue_moves
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import Look, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
@@ -75,36 +78,13 @@ HISTORY = 1000
 IDLE = 256
 
 
-class Facts(Protocol):
-    """What whoever has the tasks says of them while an event is handled, as of that moment."""
-
-    def begin(self, thieves: Sequence[Address]) -> None:
-        """Begin a look at tasks, for some thieves."""
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
-
-    def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
-        """Return whether a task may be asked for, and note that what it needs will be taken at the thief."""
-
-    def unlocks(self, key: Key) -> bool:
-        """Whether a task is the last that some other one waits for."""
-
-    def live(self, address: Address) -> int:
-        """Return the device bytes that are taken on a worker or on their way there."""
-
-    def holds(self, address: Address) -> int:
-        """Return the bytes of the results that a worker holds."""
-
-    def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""
-
-
 class PendingAsk(NamedTuple):
     """A request that was not answered yet."""
 
     victim: Address
     thief: Address
+    gain: float
+    cost: float
 
 
 class PendingArrival(NamedTuple):
@@ -173,11 +153,16 @@ class SchedulingCore:
         self._barren = 0  # steps since one moved anything although somebody was under its threshold
         self._looked = 0.0  # when it was looked at last whether a queue stands
         self.sweeps = 0
-        self._handlers: Mapping[type, Callable[[Any, float], None]] = {
+        self._handlers = self._by_event()
+
+    def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
+        """Return what takes in each kind of event."""
+        return {
             Joined: self._joined, Left: self._left, Opened: self._opened, Heard: self._heard,
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, Sent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
+            # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
             DeviceTold: lambda event, now: self.ledger.set_device(*event),
             MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
@@ -248,7 +233,7 @@ class SchedulingCore:
         key = event.key
         asked = self._asked.pop(key, None) if self._asked else None
         if asked is not None:  # it left before the victim was asked
-            self._came_of("stale", asked)
+            self._settle("stale", key, asked, now)
         if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
             self._arrived(key, arriving, event.seconds or 0.0, now)
         entry = self.ledger.finish(now, key, event.seconds)
@@ -421,7 +406,7 @@ class SchedulingCore:
                 continue
             before, after = rows[victim].starts_in(now), rows[thief].starts_in(now)
             self.ledger.request(now, key, thief, max(nbytes - entry.nbytes, 0))
-            self._asked[key] = PendingAsk(victim, thief)
+            self._asked[key] = PendingAsk(victim, thief, gain, cost)
             self._arriving.pop(key, None)
             self.counts["requests"] += 1
             self._decided.append(Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
@@ -448,11 +433,11 @@ class SchedulingCore:
         elif event.answer == "given" and entry is not None and thief is not None and thief.accepts:
             self._given(entry, asked, thief, now)
         else:
-            self._came_of("stale", asked)
-            self._decided.append(PlaceAgain(event.key, *asked))
+            self._settle("stale", event.key, asked, now)
+            self._decided.append(PlaceAgain(event.key, asked.victim, asked.thief))
 
     def _kept(self, event: Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
-        self._came_of("refused", asked)
+        self._settle("refused", event.key, asked, now)
         if entry is not None and event.answer == "seceded":  # it has no thread
             self.ledger.finish(now, event.key)
             self._look_at(entry.worker, now)
@@ -462,19 +447,24 @@ class SchedulingCore:
             self._look_at(self.ledger.rows[asked.thief], now)
 
     def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
-        self.counts["confirmed"] += 1
+        self._settle("confirmed", entry.key, asked, now)
         if entry.thief is None:  # nothing was heard of it for long
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
         self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
         self.ledger.confirm(now, entry.key)
-        self._decided.append(HandOver(entry.key, *asked))
+        self._decided.append(HandOver(entry.key, asked.victim, asked.thief))
 
-    def _came_of(self, kind: str, asked: PendingAsk) -> None:
-        """Count what came of a move, and tell the policy, unless the thief has left: it would be remembered again."""
-        self.counts[kind] += 1
-        if asked.thief in self.ledger.rows:
-            self._outcomes.append(Outcome(kind, *asked))
+    def _settle(self, outcome: Settlement, key: Key, asked: PendingAsk, now: float) -> None:
+        """Note what became of a request; of one in vain tell the policy, unless its thief has left.
+
+        A thief that has left would be remembered again.
+        """
+        victim, thief, gain, cost = asked
+        self.counts[outcome] += 1
+        self._decided.append(Settled(key, victim, thief, outcome, now, gain, cost))
+        if outcome != "confirmed" and thief in self.ledger.rows:
+            self._outcomes.append(Outcome(outcome, victim, thief))
 
     # -- messages ------------------------------------------------------------------------------------------
 

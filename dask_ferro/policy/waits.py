@@ -165,6 +165,7 @@ def look(
     thieves: dict[Address, None] = {}
     for _, _, task in overdue:
         if task is not None:
+            # A few of each: a snapshot is built of all of them, and any of these could take the task.
             legal, _ = _narrowed(task, idle, False)
             thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
     return Look(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
@@ -180,6 +181,7 @@ def waits_of(found: Look) -> list[Wait]:
                 Wait(entry.key, row.address, found.snapshot.now - entry.since, len(found.idle), some, "actor")
             )
         else:
+            # The cheapest transfer: if even that costs more than it has waited, cost is the reason.
             moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])
             told.append(wait_of(task, row.address, found.idle, bool(entry.needs), moving))
     return sorted(told, key=lambda wait: -wait.seconds)

@@ -13,6 +13,9 @@ from typing import Any
 from dask_ferro.policy.estimates import LEARNING, Estimate, Learning, Mean
 from dask_ferro.policy.facts import Address, Key
 
+# Of nearly all tasks; one for all of them.
+NO_NEEDS: Mapping[str, float] = {}
+
 
 class Entry:
     """A task on a worker.  `seconds` is projected for the worker's device class.
@@ -45,7 +48,7 @@ class Entry:
         self.provisional = False  # `seconds` goes by no measurement of the device class
         self.nbytes = nbytes
         self.moving = 0
-        self.needs: Mapping[str, float] = {}
+        self.needs = NO_NEEDS
         self.origins: tuple[Address, ...] = ()
         self.since = 0.0  # when it came to its worker
         self.expected = 0.0  # seconds that it was projected to wait there then

@@ -14,11 +14,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import distributed.stealing
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import monotonic, time
 from distributed.protocol import pickle
-from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import TaskGroup, TaskPrefix, TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,12 @@ _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
 _ROOTISH = "is_rootish"
 
 
-def stealing_of(scheduler: Scheduler) -> Any:
+def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
     """Return the stealing extension, or None."""
     return scheduler.extensions.get("stealing")
 
 
-async def quiet(stealing: Any, scheduler: Scheduler) -> None:
+async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until no request of its is on the way.
 
     Its own `stop` waits for an event that is only set once it was started: in a preload, for ever.  A victim that
@@ -65,7 +66,9 @@ def stop_ticks(scheduler: Scheduler) -> None:
         callback.stop()
 
 
-def put_stealing(scheduler: Scheduler, stealing: Any, previous: Any = None) -> None:
+def put_stealing(
+    scheduler: Scheduler, stealing: WorkStealing | None, previous: WorkStealing | None = None
+) -> None:
     """Make `stealing`, built a moment ago, the scheduler's one; None: have none.
 
     Parameters
@@ -83,18 +86,19 @@ def put_stealing(scheduler: Scheduler, stealing: Any, previous: Any = None) -> N
         scheduler.extensions["stealing"] = stealing
     # An answer may still be on its way: without a handler it would cost the worker its connection.
     own = stealing.move_task_confirm if stealing is not None else _ignored
-    waits = previous is not None and bool(previous.in_flight)
-    _put_answers(scheduler, _forwarding(own, previous) if waits else own)
+    _put_answers(
+        scheduler, _forwarding(own, previous) if previous is not None and previous.in_flight else own
+    )
 
 
-def _ignored(**answer: Any) -> None:
+def _ignored(**answer: object) -> None:
     """An answer that comes after stealing was taken off."""
 
 
-def _forwarding(own: Callable[..., None], left: Any) -> Callable[..., None]:
+def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., None]:
     """Return a handler that gives one's predecessor the answers that it still waits for."""
 
-    def confirm(*, key: Any, stimulus_id: str, **answer: Any) -> None:
+    def confirm(*, key: str, stimulus_id: str, **answer: Any) -> None:
         waits = any(info["stimulus_id"] == stimulus_id for info in left.in_flight.values())
         (left.move_task_confirm if waits else own)(key=key, stimulus_id=stimulus_id, **answer)
 
@@ -127,14 +131,14 @@ def _put_answers(scheduler: Scheduler, handler: Callable[..., None]) -> None:
 def _sorting(claim: tuple[str, Callable[..., None]], unclaimed: Callable[..., None]) -> Callable[..., None]:
     prefix, own = claim
 
-    def sort(*, stimulus_id: str, **answer: Any) -> None:
+    def sort(*, stimulus_id: str, **answer: object) -> None:
         (own if stimulus_id.startswith(prefix) else unclaimed)(stimulus_id=stimulus_id, **answer)
 
     sort.unclaimed = unclaimed  # type: ignore[attr-defined]
     return sort
 
 
-async def put_stock_stealing(scheduler: Scheduler, previous: Any = None) -> None:
+async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None = None) -> None:
     """Give the scheduler Dask's own stealing, aware of all tasks that it would know of had it always been there."""
     stock = WorkStealing(scheduler)
     put_stealing(scheduler, stock, previous)
@@ -222,7 +226,7 @@ def is_restricted(task: TaskState) -> bool:
 
 def fail_unplaced(
     scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
-) -> list[Any]:
+) -> list[Key]:
     """Fail the tasks that no worker has, as Dask does after `no-workers-timeout`; return their keys.
 
     Parameters
@@ -243,10 +247,9 @@ def fail_unplaced(
     return [ts.key for ts in tasks]
 
 
-def nbytes_of(task: Any) -> int:
+def nbytes_of(task: TaskState) -> int:
     """Return the bytes of a task's result, or Dask's guess where they are not known."""
-    found: int = task.get_nbytes()
-    return found
+    return task.get_nbytes()
 
 
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
@@ -254,13 +257,12 @@ def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
     return worker.metrics or {}
 
 
-def prefixes(scheduler: Any) -> Collection[Any]:
+def prefixes(scheduler: Scheduler) -> Collection[TaskPrefix]:
     """Return the scheduler's `TaskPrefix` objects."""
-    found: Collection[Any] = scheduler.task_prefixes.values()
-    return found
+    return scheduler.task_prefixes.values()
 
 
-def groups(scheduler: Scheduler) -> Mapping[str, Any]:
+def groups(scheduler: Scheduler) -> Mapping[str, TaskGroup]:
     """Return the scheduler's `TaskGroup` objects by name."""
     return scheduler.task_groups
 
@@ -283,25 +285,25 @@ def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) ->
             stream.interval = seconds
 
 
-def put_client_sends(client: Any, seconds: float) -> None:
+def put_client_sends(client: object, seconds: float) -> None:
     """Set how long a client gathers messages to the scheduler."""
     stream = getattr(client, "scheduler_comm", None)
     if stream is not None:
         stream.interval = seconds
 
 
-def ask_back(scheduler: Scheduler, address: str, keys: Iterable[Any], stimulus_id: str) -> None:
+def ask_back(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id: str) -> None:
     """Ask a worker for tasks that it has not started; each is answered on its own, as a steal request is."""
     for key in keys:
         scheduler.worker_send(address, {"op": "steal-request", "key": key, "stimulus_id": stimulus_id})
 
 
-def take_back(scheduler: Scheduler, key: Any, address: str, stimulus_id: str) -> None:
+def take_back(scheduler: Scheduler, key: Key, address: str, stimulus_id: str) -> None:
     """Place a task that a worker has anew; should it have started it, what comes of that is dropped."""
     scheduler._reschedule(key, address, stimulus_id=stimulus_id)
 
 
-def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Any], stimulus_id: str) -> None:
+def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id: str) -> None:
     """Let a worker fetch copies of results; nothing is said when it has them, but they show up as held."""
     with suppress(CommClosedError):  # it is dying, and will be removed
         scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus_id)

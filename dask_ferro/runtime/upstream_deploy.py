@@ -6,13 +6,21 @@ A job of a cluster is an entry of its specification: one worker, or a group of t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypedDict
 
-from distributed import Adaptive
+from distributed import Adaptive, SpecCluster
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.upstream_names import CLUSTER, SCHEDULER, missing, remedy
+
+
+class JobSpec(TypedDict, total=False):
+    """A job in a cluster's specification: its class, its keywords, and the ends of its workers' names."""
+
+    cls: type
+    options: dict[str, object]
+    group: Sequence[str]
 
 
 class Adapting(Adaptive):  # type: ignore[misc]
@@ -39,34 +47,33 @@ def check(what: str, *parts: str) -> None:
         raise ConfigError(remedy(lacks, f"{what} cannot be used"))
 
 
-def workers_of(cluster: Any) -> Mapping[str, Mapping[str, Any]]:
+def workers_of(cluster: SpecCluster) -> Mapping[str, Mapping[str, object]]:
     """Return the connected workers by address, each with its "name" and more."""
-    found: Mapping[str, Mapping[str, Any]] = cluster.scheduler_info["workers"]
-    return found
+    return cluster.scheduler_info["workers"]
 
 
-def names_of(cluster: Any) -> set[str]:
+def names_of(cluster: SpecCluster) -> set[str]:
     """Return the names of the connected workers."""
     return {str(worker["name"]) for worker in workers_of(cluster).values()}
 
 
-def scheduler_rpc(cluster: Any) -> Any:
+def scheduler_rpc(cluster: SpecCluster) -> Any:
     """Return the cluster's connection to its scheduler, whose methods are the scheduler's handlers."""
     return cluster.scheduler_comm
 
 
-def scheduler_address(cluster: Any) -> str | None:
+def scheduler_address(cluster: SpecCluster) -> str | None:
     """Return the address at which workers find the scheduler; None: it has none yet."""
     scheduler = cluster.scheduler
     return getattr(scheduler, "contact_address", None) or getattr(scheduler, "address", None)
 
 
-def controller_of(cluster: Any) -> Any:
+def controller_of(cluster: object) -> Adapting | None:
     """Return what `adapt` made last, or None."""
     return getattr(cluster, "_adaptive", None)
 
 
-def forget_adapting(cluster: Any) -> None:
+def forget_adapting(cluster: object) -> None:
     """Drop the options of a cluster's earlier `adapt` calls, which Dask would give to the next one too."""
     vars(cluster).pop("_adaptive_options", None)
 
@@ -74,41 +81,38 @@ def forget_adapting(cluster: Any) -> None:
 # -- the specification ---------------------------------------------------------------------------------------
 
 
-def has_specification(cluster: Any) -> bool:
+def has_specification(cluster: object) -> bool:
     """Whether a cluster starts its workers from a specification."""
     return bool(getattr(cluster, "new_spec", None)) and hasattr(cluster, "worker_spec")
 
 
-def options_of_a_job(cluster: Any) -> Mapping[str, Any]:
+def options_of_a_job(cluster: SpecCluster) -> Mapping[str, Any]:
     """Return the keywords of a job's class."""
-    found: Mapping[str, Any] = cluster.new_spec.get("options", {})
-    return found
+    return cluster.new_spec.get("options", {})
 
 
-def workers_of_a_job(cluster: Any) -> int:
+def workers_of_a_job(cluster: SpecCluster) -> int:
     """Return how many workers a job has."""
     return len(cluster.new_spec.get("group", ("",)))
 
 
-def wanted(cluster: Any) -> dict[Any, dict[str, Any]]:
+def wanted(cluster: SpecCluster) -> dict[object, JobSpec]:
     """Return the specifications of the jobs that there should be, by name; the cluster's own, to be changed."""
-    found: dict[Any, dict[str, Any]] = cluster.worker_spec
-    return found
+    return cluster.worker_spec
 
 
-def started(cluster: Any) -> dict[Any, Any]:
+def started(cluster: SpecCluster) -> dict[object, object]:
     """Return the jobs that were started, by name; the cluster's own, to be changed."""
-    found: dict[Any, Any] = cluster.workers
-    return found
+    return cluster.workers
 
 
-def next_spec(cluster: Any) -> dict[Any, Any]:
+def next_spec(cluster: SpecCluster) -> dict[object, JobSpec]:
     """Return the specification of the next job, under a name that none had before."""
-    spec: dict[Any, Any] = cluster.new_worker_spec()
+    spec: dict[object, JobSpec] = cluster.new_worker_spec()
     cluster._i += 1
     return spec
 
 
-def correct(cluster: Any) -> Any:
+def correct(cluster: SpecCluster) -> Awaitable[None]:
     """Let a cluster start and close what its specification says; awaitable."""
     return cluster._correct_state()

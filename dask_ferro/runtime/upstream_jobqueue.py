@@ -28,14 +28,14 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         """Close the scheduler."""
         await super()._close()
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
+    def _update_worker_status(self, op: str, msg: object) -> None:
         self._worker_changed(op, msg)
 
-    def _worker_changed(self, op: str, msg: Any) -> None:
+    def _worker_changed(self, op: str, msg: object) -> None:
         """Note that a worker came ("add", with its facts) or went ("remove", with its address)."""
         super()._update_worker_status(op, msg)
 
-    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: Any) -> Any:
+    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> Any:
         """Return the logs of the cluster, the scheduler and the workers."""
         return await self._get_logs(cluster, scheduler, workers)
 
@@ -63,16 +63,14 @@ def batch_job_of(cluster: Any) -> Any:
     return cluster.job_cls and cluster._dummy_job
 
 
-def job_keywords(cluster: Any) -> Mapping[str, Any]:
+def job_keywords(cluster: Any) -> Mapping[str, object]:
     """Return the keywords that all jobs of a cluster have."""
-    found: Mapping[str, Any] = cluster._job_kwargs
-    return found
+    return cluster._job_kwargs
 
 
 def command_of(job: Any) -> str:
     """Return the command by which a job's script starts its worker."""
-    found: str = job._command_template
-    return found
+    return job._command_template
 
 
 def add_to_command(job: Any, words: str) -> None:

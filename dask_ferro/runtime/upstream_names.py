@@ -327,7 +327,7 @@ def trouble(seam: Seam) -> str:
     return "" if fits else f"{where}({', '.join(seam.takes)}), but one with ({', '.join(there)})"
 
 
-def has(owner: Any, name: str) -> bool:
+def has(owner: object, name: str) -> bool:
     """Whether a class, its instances or a module have a name, as far as can be seen without making one."""
     if hasattr(owner, name):
         return True

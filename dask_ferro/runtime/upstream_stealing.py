@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from math import log2
+from typing import Any, Protocol, TypedDict, cast
 from uuid import uuid4
 
+from dask.typing import Key as DaskKey
 from distributed import Scheduler, Status
 from distributed.comm.core import CommClosedError
 from distributed.metrics import time
@@ -21,15 +23,30 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.events import Ask, Event, Ordered
+from dask_ferro.policy.events import Answer, Ask, Event, Ordered, Settlement
 from dask_ferro.policy.facts import Key, Move, TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
-from dask_ferro.runtime.telemetry.history import level_of
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
-# Dask's own levels of transfer over duration.
+# Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
 _LEVELS = 15
+# What Dask's own log calls an outcome.
+_WORDS: Mapping[Settlement, str] = {
+    "confirmed": "confirm",
+    "refused": "already-computing",
+    "stale": "reschedule",
+}
+
+
+class StealRequest(TypedDict):
+    """A request that is not answered, as Dask's own code reads it."""
+
+    victim: WorkerState
+    thief: WorkerState
+    victim_duration: float
+    thief_duration: float
+    stimulus_id: str
 
 
 class TaskFactsSource(Protocol):
@@ -66,19 +83,15 @@ class EntryPoints(WorkStealing):
         """Note that a task left its thread."""
 
     @abstractmethod
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], answer: str) -> str:
-        """Take a victim's answer (as `policy.events.Answered` has it), and return what came of it.
-
-        "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was placed anew, as is one for
-        a thief that no longer accepts tasks.
-        """
+    def _answered(self, ts: TaskState, answer: Answer) -> Settlement:
+        """Take a victim's answer (as `policy.events.Answered` has it), and return what came of the request."""
 
     # -- requests and answers --------------------------------------------------------------------------------
 
     @property
-    def asked(self) -> Mapping[TaskState, Mapping[str, Any]]:
-        """The requests that are not answered, by task: "victim", "thief", "stimulus_id", "gain", "cost", ..."""
-        return cast(Any, self.in_flight)
+    def asked(self) -> Mapping[TaskState, StealRequest]:
+        """The requests that are not answered, by task."""
+        return self.in_flight
 
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
         """Send the victim a request, and return its line of the log; None: the victim has no connection any more."""
@@ -86,16 +99,14 @@ class EntryPoints(WorkStealing):
         ts = self.scheduler.tasks[cast(Any, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
-        info = {  # with two figures more than Dask's own requests have
+        info: StealRequest = {
             "victim": workers[told.victim],
             "thief": workers[told.thief],
             "victim_duration": told.seconds,
             "thief_duration": cost,
             "stimulus_id": stimulus_id,
-            "gain": told.gain,
-            "cost": told.cost,
         }
-        self._add_to_in_flight(ts, cast(Any, info))
+        self._add_to_in_flight(ts, info)
         try:
             message = {"op": "steal-request", "key": told.key, "stimulus_id": stimulus_id}
             self.scheduler.stream_comms[told.victim].send(message)
@@ -111,9 +122,10 @@ class EntryPoints(WorkStealing):
         """Let the scheduler place a task anew, whose victim has answered."""
         self.scheduler._reschedule(cast(Any, key), stimulus_id=self._answering)
 
-    def _forget_asked(self, ts: TaskState) -> Mapping[str, Any] | None:
-        """Forget the request for a task, and return it; None: there was none."""
-        return cast(Any, self._remove_from_in_flight(ts)) if self.in_flight else None
+    def _forget_asked(self, ts: TaskState) -> None:
+        """Forget the request for a task, if there is one."""
+        if self.in_flight:
+            self._remove_from_in_flight(ts)
 
     def _settle_asked(self) -> None:
         """Let `stop` return at once, and count from nothing, where no request is on its way."""
@@ -121,11 +133,13 @@ class EntryPoints(WorkStealing):
             self.in_flight_tasks.clear()
             self._in_flight_event.set()
 
-    def _log_requests(self, lines: list[tuple[Any, ...]]) -> None:
+    def _log_requests(self, lines: list[tuple[object, ...]]) -> None:
         self.log(("request", lines))
         self.count += 1
 
-    def move_task_confirm(self, *, key: Any, state: str, stimulus_id: str, worker: str | None = None) -> None:
+    def move_task_confirm(
+        self, *, key: DaskKey, state: str, stimulus_id: str, worker: str | None = None
+    ) -> None:
         """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
         ts = self.scheduler.tasks.get(key)
         info = self.asked.get(ts) if ts is not None else None
@@ -134,21 +148,19 @@ class EntryPoints(WorkStealing):
             self.log((what, key, state, worker, stimulus_id))
             return
         self._remove_from_in_flight(ts)
-        thief: WorkerState = info["thief"]
-        victim: WorkerState = info["victim"]
+        thief, victim = info["thief"], info["victim"]
         addresses = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         self._answering = stimulus_id
+        answer: Answer
         if state in REJECTS:
             answer = "seceded" if ts in victim.long_running else "kept"
         else:
             is_given = state in CONFIRMS and is_there and ts.processing_on is victim
             answer = "given" if is_given else "gone"
-        came = self._answered(ts, info, answer)
-        if came == "stale":
-            self.log(("reschedule", not is_there, *addresses))
-        else:
-            self.log(("already-computing" if came == "refused" else "confirm", *addresses))
+        outcome = self._answered(ts, answer)
+        reason = (not is_there,) if outcome == "stale" else ()
+        self.log((_WORDS[outcome], *reason, *addresses))
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 
@@ -222,7 +234,7 @@ class EntryPoints(WorkStealing):
         return found
 
     @key_stealable.setter
-    def key_stealable(self, value: Any) -> None:
+    def key_stealable(self, value: object) -> None:
         """Dask's own constructor begins with an empty one; the ledger holds it here."""
 
     @property
@@ -236,7 +248,7 @@ class EntryPoints(WorkStealing):
         return found
 
     @stealable.setter
-    def stealable(self, value: Any) -> None:
+    def stealable(self, value: object) -> None:
         """As with `key_stealable`."""
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
@@ -251,3 +263,10 @@ class EntryPoints(WorkStealing):
 
     def recalculate_cost(self, ts: TaskState) -> None:
         """Do nothing: the ledger projects waiting tasks anew with every duration that it learns."""
+
+
+def level_of(cost: float, seconds: float) -> int:
+    """Return the level under which Dask's pages show a request: 0 without a transfer, else by its share."""
+    if cost <= 0 or seconds <= 0:
+        return 0
+    return min(max(round(log2(cost / seconds) + 6), 1), _LEVELS - 1)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict, cast
 
 from distributed import Nanny, Worker
 
 
-def address_of(server: Any) -> str | None:
+class Transfer(TypedDict):
+    """A transfer from another worker, of `total` bytes."""
+
+    who: str
+    total: int
+    start: float
+    stop: float
+
+
+def address_of(server: Worker | Nanny) -> str | None:
     """Return the address by which the scheduler knows a worker, or a nanny's worker; None: there is none yet."""
-    found: str | None = server.worker_address if isinstance(server, Nanny) else server.contact_address
-    return found
+    return server.worker_address if isinstance(server, Nanny) else server.contact_address
 
 
-def keywords_of(nanny: Nanny) -> Mapping[str, Any]:
+def keywords_of(nanny: Nanny) -> Mapping[str, object]:
     """Return the keywords with which a nanny makes its worker."""
-    found: Mapping[str, Any] = nanny.worker_kwargs
-    return found
+    return nanny.worker_kwargs
 
 
 def workers_here() -> list[Worker]:
@@ -25,24 +32,24 @@ def workers_here() -> list[Worker]:
     return list(Worker._instances)
 
 
-def publish(worker: Worker, name: str, figures: Callable[[Worker], Any]) -> None:
+def publish(worker: Worker, name: str, figures: Callable[[Worker], object]) -> None:
     """Have each heartbeat tell `figures(worker)`."""
     worker.metrics[name] = figures
 
 
-def unpublish(worker: Worker, name: str) -> Any:
+def unpublish(worker: Worker, name: str) -> object:
     """Have heartbeats tell it no more; return the function that told it, or None."""
     return worker.metrics.pop(name, None)
 
 
-def declare(worker: Worker, name: str, fact: Callable[[Worker], Any]) -> None:
+def declare(worker: Worker, name: str, fact: Callable[[Worker], object]) -> None:
     """Have the worker tell `fact(worker)` when it registers."""
     worker.startup_information[name] = fact
 
 
-def transfers(worker: Worker) -> Sequence[Mapping[str, Any]]:
-    """Return the newest transfers from other workers, the oldest first: "who", "total" (bytes), "start", "stop"."""
-    return worker.transfer_incoming_log
+def transfers(worker: Worker) -> Sequence[Transfer]:
+    """Return the newest transfers from other workers, the oldest first."""
+    return cast(Sequence[Transfer], worker.transfer_incoming_log)
 
 
 def result_types(worker: Worker) -> set[type]:

@@ -13,6 +13,7 @@ from typing import Any
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import LEARNING, Learning, Links
 from dask_ferro.policy.events import (
+    Answer,
     Answered,
     Arrived,
     Ask,
@@ -31,6 +32,7 @@ from dask_ferro.policy.events import (
     Opened,
     PlaceAgain,
     Sent,
+    Settled,
     SizeLearned,
     SpeedLearned,
     Sweep,
@@ -53,7 +55,7 @@ from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Span
 
 # What a worker says it runs, as the core's answer to a request has it.
-_ANSWERS = {"ready": "given", "running": "kept", "gone": "gone"}
+_ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class CoreAdapter:
         self._held: Held  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
             Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
-            Hurry: self._hurry, Arrived: self._stolen,
+            Hurry: self._hurry, Settled: self._settled, Arrived: self._stolen,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
@@ -226,6 +228,9 @@ class CoreAdapter:
         record, soon = self._scheduler.records.get(told.worker), self._sends
         if record is not None and self._scheduler.world.cluster.to_worker is None:
             record.live.inbox.interval = soon if told.soon else max(STOCK_TO_WORKER, soon)
+
+    def _settled(self, told: Settled) -> None:
+        """Do nothing: the core counts it."""
 
     def _ask(self, told: Ask) -> None:
         job, record = self.facts.job(told.key), self._scheduler.records[told.victim]

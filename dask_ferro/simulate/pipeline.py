@@ -66,6 +66,7 @@ def peaks(trace: Trace) -> dict[str, int]:
     as another starts has made room for it.  Without a backward nothing is kept.
     """
     changes: dict[str, list[tuple[float, int]]] = {worker: [] for worker in trace.workers}
+    # Without a backward, nothing would ever be released.
     trains = any(span.prefix in RELEASING for span in trace.of("compute"))
     for span in trace.of("compute"):
         if span.prefix in RELEASING:
@@ -130,6 +131,7 @@ class _Run:
         self.events: list[tuple[float, int, Action, bool]] = []
         for edge in (*plan.control, *plan.data):
             self.missing[edge.after] += 1
+            # Each edge is a message; those between stages carry an activation too.
             self.after[edge.before].append((edge.after, hop + transfer * _crosses(plan, edge)))
 
     def computed(self) -> Iterator[tuple[Action, Span]]:
@@ -144,6 +146,7 @@ class _Run:
                     self._finish(now, action)
                 else:
                     heappush(self.ready[self.plan.stage[action]], (rank, action))
+            # A list: a stage that starts is idle no more.
             for stage in [stage for stage in self.idle if self.ready[stage]]:
                 yield self._start(now, stage)
 

@@ -21,6 +21,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro.policy.estimates import OUT_OF_DEVICE, Speed
 from dask_ferro.runtime import upstream_worker
+from dask_ferro.runtime.worker.calibration import GpuMemory
 from dask_ferro.runtime.worker.plugin import DEVICE
 from dask_ferro.testing.emulated_device import OutOfMemory
 
@@ -81,7 +82,7 @@ class DeclaredDevice(WorkerPlugin):
         """Return what a copy to the host and one from there take, as `policy.estimates.Links` has it."""
         return [("device", _LINK_BYTES, self.copying(_LINK_BYTES))] * 2
 
-    def memory(self, worker: Worker) -> dict[str, Any]:
+    def memory(self, worker: Worker) -> GpuMemory:
         """Return the memory as `runtime.worker.calibration.memory` tells a GPU's."""
         live = min(_blocks(worker.data.values()) + self.cached, self.total)
         return {

@@ -183,6 +183,9 @@ def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
         pytest.param(
             ("--events", "RUN", "--policy", "informed,none"), "takes one --policy", id="two policies"
         ),
+        pytest.param(
+            ("--events", "RUN", "--policy", "stock"), "got 'stock', wanted one of informed,", id="no core's"
+        ),
         pytest.param(("RUN", "--set", "threshold=1s"), "--set goes with --events", id="a run's parameters"),
         pytest.param(("--events", "RUN", "--set", "threshold"), "not of the form NAME=VALUE", id="no value"),
     ],

@@ -72,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         name, *rooms = given.places
         if name not in limits.COUNTS or not set(rooms) <= set(package.rooms):
             parser.error(f"counts: {', '.join(limits.COUNTS)}; rooms: {', '.join(package.rooms)}")
-        print("\n".join(told([p for p in places[name] if not rooms or p.room in rooms])))
+        for line in told([p for p in places[name] if not rooms or p.room in rooms]):
+            print(line)
         return 0
     figures = limits.figures_of(package, places)
     wrong = judged(figures, limits.written(), {} if given.write else places)

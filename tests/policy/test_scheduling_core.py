@@ -29,6 +29,7 @@ from dask_ferro.policy.events import (
     PlaceAgain,
     Restarted,
     Sent,
+    Settled,
     Sweep,
     Switched,
     Tick,
@@ -284,7 +285,9 @@ def test_what_comes_of_a_request(
     event: Event, kind: str, instructions: list[Instruction], where: str
 ) -> None:
     scene = requested()
-    found = [i for i in scene.hear(event, now=0.1) if not isinstance(i, Wake)]
+    settled, *found = [i for i in scene.hear(event, now=0.1) if not isinstance(i, Wake)]
+    (ask,) = [i for *_, decided in scene.history for i in decided if isinstance(i, Ask)]
+    assert settled == Settled(9, "a", "b", kind, 0.1, ask.gain, ask.cost)
     assert found == instructions
     counts = dict.fromkeys(("confirmed", "refused", "stale"), 0) | {kind: 1}
     assert {name: scene.core.counts[name] for name in counts} == counts
@@ -353,9 +356,9 @@ def test_a_move_that_somebody_orders_is_asked_for_whatever_it_gains() -> None:
 
 def test_outcomes_that_no_step_reads_do_not_pile_up() -> None:
     scene = piled(0)
-    asked = module.PendingAsk("a", "b")
+    asked = module.PendingAsk("a", "b", 1.0, 0.1)
     for _ in range(3 * module.HISTORY):
-        scene.core._came_of("refused", asked)
+        scene.core._settle("refused", 9, asked, 0.0)
     assert list(scene.core._outcomes) == [Outcome("refused", "a", "b")] * module.HISTORY
     scene.hear(Tick())
     assert (len(scene.core._outcomes), scene.core.threshold("b")) == (0, P.threshold_least)

@@ -76,6 +76,15 @@ def test_words_of_ones_own_win_over_the_common_ones() -> None:
     assert [row.phase for row in rows.values()] == ["over", "held", "started"]
 
 
+def test_a_reason_says_nothing_of_the_phase() -> None:
+    """A job that waits may have any reason, "held" among its words."""
+    listing = Listing(r"^(?P<job_id>\d+) (?P<state>\w+) (?P<reason>.*)")
+    (row,) = listing.rows("12 PEND held back by a reservation").values()
+    assert (row.phase, row.reason) == ("pending", "held back by a reservation")
+    (row,) = listing.rows("12 HOLD by its user").values()
+    assert row._replace(restarts=1).phase == "held"
+
+
 HOSTILE = {
     "nothing": "",
     "half of JSON": "{",

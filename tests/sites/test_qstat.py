@@ -35,6 +35,13 @@ def only(*facts: str) -> qstat.PBSRow:
         pytest.param(["job_state = W"], "pending", "PENDING", "", id="waits for its time"),
         pytest.param(["job_state = T"], "pending", "PENDING", "", id="on its way to another queue"),
         pytest.param(["job_state = M"], "pending", "PENDING", "", id="moved to another server"),
+        pytest.param(
+            ["job_state = Q", "comment = held back by a reservation"],
+            "pending",
+            "PENDING",
+            "held back by a reservation",
+            id="not held, whatever the comment says",
+        ),
         pytest.param(["job_state = H", "Hold_Types = us"], "held", "PENDING", "held (us)", id="held"),
         pytest.param(["job_state = H", "comment = job held, too many failed attempts to run"], "held", "PENDING",
             "held (?) job held, too many failed attempts to run", id="held by PBS"),

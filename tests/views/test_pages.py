@@ -7,6 +7,7 @@ import gc
 import re
 import time
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
+from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.telemetry import dashboard_state, graph_layout
 from dask_ferro.runtime.telemetry.dashboard_state import (
@@ -33,8 +35,8 @@ from dask_ferro.runtime.telemetry.dashboard_state import (
     StealingPicture,
 )
 from dask_ferro.runtime.telemetry.graph_layout import TASKS, Chart, critical_path, layered
-from dask_ferro.runtime.telemetry.history import Sample, Second, Watch
 from dask_ferro.runtime.telemetry.mark import Rows
+from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.timeline_feed import News, Reel, merged
 from dask_ferro.trace import Span
@@ -72,36 +74,38 @@ async def status(scheduler: Scheduler, path: str) -> int:
     return (await AsyncHTTPClient().fetch(url, raise_error=False)).code
 
 
-def moved(logs: Watch, now: float, outcome: str = "confirmed", pair: str = "vt") -> None:
-    request = {
-        "victim": SimpleNamespace(address=pair[0]),
-        "thief": SimpleNamespace(address=pair[1]),
-        "gain": 2.0,
-        "cost": 0.5,
-    }
-    logs.moved(now, f"k-{now}", request, outcome)
+def moved(
+    log: MoveLog, now: float, outcome: Settlement = "confirmed", pair: tuple[str, str] = ("v", "t")
+) -> None:
+    log.counts[outcome] += 1  # as the core does
+    log.write(Settled(f"k-{now}", *pair, outcome, now, 2.0, 0.5), now)
 
 
 # ---- what is kept -----------------------------------------------------------------------------------------
 
 
 def test_moves_are_summed_by_the_second_and_only_confirmed_ones_cost() -> None:
-    logs = Watch()
-    for now, outcome in ((10.1, "confirmed"), (10.9, "refused"), (12.0, "stale"), (12.5, "confirmed")):
-        moved(logs, now, outcome)
-    logs.worked(12.6, 3.0)
-    assert list(logs.seconds) == [Second(10, 1, 1, 0, 0.0, 0.5), Second(12, 1, 0, 1, 3.0, 0.5)]
-    assert dict(logs.totals) == {"confirmed": 2, "refused": 1, "stale": 1, "worked": 3.0, "spent": 1.0}
+    log = MoveLog(Counter())
+    outcomes: list[tuple[float, Settlement]] = [(10.1, "confirmed"), (10.9, "refused"), (12.0, "stale")]
+    for now, outcome in (*outcomes, (12.5, "confirmed")):
+        moved(log, now, outcome)
+    log.write(Arrived("k-12.5", "v", "t", 12.0, 0.1, 3.0), 12.6)
+    assert list(log.seconds) == [Second(10, 1, 1, 0, 0.0, 0.5), Second(12, 1, 0, 1, 3.0, 0.5)]
+    worked = {"seconds worked": 3.0, "seconds moving": 1.0}
+    assert log.counts == {"confirmed": 2, "refused": 1, "stale": 1, **worked}
+    assert (log.stolen_out, log.stolen_in) == ({"v": 2}, {"t": 2})
+    log.left("t")
+    assert (log.stolen_out, log.stolen_in) == ({"v": 2}, {})
 
 
 def test_logs_are_as_long_after_a_day_as_after_an_hour() -> None:
-    logs = Watch()
+    log, logs = MoveLog(Counter()), Watch()
     scheduler = SimpleNamespace(workers={}, total_nthreads=0, queued=())
     ledger = SimpleNamespace(waiting=1, entries={"a": 1, "b": 2}, rows=["w1", "w2", "w3"])
     for second in range(20_000):
-        moved(logs, float(second))
+        moved(log, float(second))
         logs.sampled(float(second), scheduler, ledger, {"w1": 0.3, "w2": 0.1, "w3": 0.2}.__getitem__)
-    assert [len(log) for log in (logs.moves, logs.seconds, logs.samples, logs.thresholds)] == [
+    assert [len(log) for log in (log.moves, log.seconds, logs.samples, logs.thresholds)] == [
         5000,
         600,
         1800,
@@ -109,7 +113,7 @@ def test_logs_are_as_long_after_a_day_as_after_an_hour() -> None:
     ]
     assert logs.thresholds[-1] == (19_999.0, 0.1, 0.2, 0.3)
     assert logs.samples[-1][3:] == (1, 1, 0)
-    assert logs.totals["confirmed"] == 20_000
+    assert log.counts["confirmed"] == 20_000
 
 
 def test_samples_are_a_second_apart() -> None:
@@ -243,11 +247,11 @@ def test_groups_that_wait_for_each_other_have_places_too() -> None:
 
 
 def test_who_moved_little_is_summed_up_as_others() -> None:
-    logs = Watch()
+    log = MoveLog(Counter())
     for n in range(40):
         for _ in range(2 if n < 10 else 1):
-            moved(logs, 0.0, pair=(f"v{n}", "thief"))  # type: ignore[arg-type]
-    flows = dashboard_state._flows(SimpleNamespace(workers={}), logs.moves)
+            moved(log, 0.0, pair=(f"v{n}", "thief"))
+    flows = dashboard_state._flows(SimpleNamespace(workers={}), log.moves)
     assert sum(f.moves for f in flows) == 50
     assert len({f.victim for f in flows}) == dashboard_state.PAIRED
     assert next(f for f in flows if f.victim == "others").moves == 40 - (dashboard_state.PAIRED - 1)

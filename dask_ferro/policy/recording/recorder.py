@@ -24,8 +24,9 @@ from dask_ferro.policy.events import Event, Finished, Instruction, Restarted
 from dask_ferro.policy.facts import Address, Key, TaskFacts
 from dask_ferro.policy.recording.state import state_of
 from dask_ferro.policy.recording.values import Json, encode, text
-from dask_ferro.policy.scheduling_core import Facts, SchedulingCore
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import StealingParameters
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 T = TypeVar("T")
@@ -148,9 +149,11 @@ class Recorder:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Let the core handle an event, and pass on what it asked and decided."""
         notes: list[Note] = []
+        # Placement asks the same facts of the same ledger between two events, which no replay does.
         self._asked.notes = notes
         try:
             decided = self.core.handle(event, now)
+        # What the caller does about it is its own matter; the event was heard.
         except Exception as error:
             self._pass_on(Record(now, event, notes, error))
             raise
@@ -209,6 +212,7 @@ class Lines:
         """Return the answers that are other ones than before; of a reservation, always: tasks have one, mostly."""
         new = []
         for question, answer in asked:
+            # The same task is rarely asked for twice, from one worker to another.
             if question[0] == "reserve":
                 new.append((question, answer))
             elif self._newest.get(question, _NOTHING) != answer:
@@ -216,6 +220,7 @@ class Lines:
                 new.append((question, answer))
         return new
 
+    # A replay keeps the old answers: all that this costs there is memory.
     def _forget(self, event: Event) -> None:
         if type(event) is Finished:
             for name in _OF_TASKS:

@@ -166,6 +166,7 @@ class _BesideAnother(SchedulingCore):
         self.decisions: list[StepDecisions] = []
 
     def _decide(self, thieves: Sequence[Address], now: float) -> tuple[Move, ...]:
+        # First as it was, with the answers of then; what the other one asks besides, nobody can answer.
         before, policy, facts = (self.state, self.steps), self.policy, self.recorded_facts
         moves = super()._decide(thieves, now)
         after = self.state, self.steps
@@ -256,6 +257,7 @@ def _core_of(
     head: Mapping[str, Json], facts: RecordedFacts, policy: str | None, others: Mapping[str, Json] | None
 ) -> SchedulingCore:
     """Return the core that a head describes, with another policy beside its own where one is wanted."""
+    # By its head alone: what is set where it is replayed is no matter.
     if head.get(FORM) != VERSION:
         raise ValueError(f"got a head of form {head.get(FORM)!r}, wanted {FORM!r}: {VERSION}")
     parameters = StealingParameters(**{name: decode(read) for name, read in head["parameters"].items()})

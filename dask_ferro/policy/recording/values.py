@@ -62,6 +62,7 @@ def _encoded(value: Json) -> dict[str, Json]:
     return found
 
 
+# By type too: 0 is equal to 0.0 and to False, and is another line.
 def _is_same(one: object, default: object) -> bool:
     return one is default or (type(one) is type(default) and one == default)
 
@@ -76,7 +77,8 @@ def _other(value: object) -> Json:
         return {"map": [[encode(key), encode(one)] for key, one in value.items()]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    if isinstance(value, str | float):  # NumPy has classes of its own
+    # NumPy has classes of its own, in annotations and priorities; Python's are equal to them.
+    if isinstance(value, str | float):
         return encode(str(value) if isinstance(value, str) else float(value))
     if isinstance(value, SupportsIndex):
         return int(value)

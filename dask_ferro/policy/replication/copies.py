@@ -157,7 +157,10 @@ class Copying:
         found: dict[Key, Address] = {}
         for result in sorted(self._worthy(results), key=self.order):
             if left.is_open(result.holder):
+                # A safe worker first, the one with most room: what lies there needs no other copy.
                 to = safe.most(result.nbytes, left)
+                # Second best: in another preemptible job, preferably on another host, for one preemption takes one job.
+                # A result that several jobs hold is not moved between them: that is what it has already.
                 if to is None and result.job:
                     to = others.most(result.nbytes, left, partial(_apart, receivers, result))
                 if to is not None:
@@ -220,6 +223,7 @@ class _Rooms:
     def fill(self, address: Address, nbytes: int) -> None:
         """Take bytes from a receiver's room."""
         self._room[address] -= nbytes
+        # The entry of before stays in the heap, and is dropped when it comes up: its room is no longer the one noted.
         heappush(self._heap, (-self._room[address], address))
 
 
@@ -251,6 +255,7 @@ def spare(
     """
     jobs = Counter(replica.job for replica in holders.values())
     exposed = {address for address, replica in holders.items() if replica.job}
+    # All safe, or all in one job: a replica more or less changes nothing about a preemption.
     if not exposed or len(jobs) == 1:
         return None
     short = {address for address, replica in holders.items() if replica.short}
@@ -260,6 +265,7 @@ def spare(
         return set(holders) - exposed if is_copied and jobs[""] > 1 else exposed
     if not is_copied and not is_worth():
         return None
+    # The two copies are each other's insurance; only a worker without memory may give its own up.
     if len(jobs) == 2 and len(holders) == 2:
         return short
     return {a for a in exposed if jobs[holders[a].job] > 1 or len(jobs) > 2}
@@ -285,6 +291,7 @@ class Traffic:
     def allowed(self, now: float, rates: Mapping[Address, float]) -> dict[Address, float]:
         """Return the bytes of each worker of which the rate is given; others are forgotten."""
         passed, self._at = now - self._at, now
+        # A worker that is new begins with a whole second's: it has sent nothing yet.
         levels = self._levels
         self._levels = {
             address: min(levels[address] + passed * rate, rate) if address in levels else rate

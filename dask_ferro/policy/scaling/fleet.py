@@ -162,10 +162,13 @@ class Fleet:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
+        # Of a removed pool: as if its time were over, it is drained by the same rules and counts for no work.
         known = [job._replace(ends_in=0.0) if self.is_unwanted(job) else job for job in known]
+        # Those that leave take no new work, but their workers are there: the maximum counts them (`_aside`).
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
         self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
+        # By how much a queue is slower now than on average: what waits there is not expected sooner.
         self._late = {
             name: max(self._waits[name] - pool.queue_wait, 0.0) for name, pool in self.pools.items()
         }
@@ -175,6 +178,7 @@ class Fleet:
                 self._last[job.pool] = max(self._last.get(job.pool, 0.0), self.arrival(job))
         self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
         works = _works(staff.demands, self.pools)
+        # Before works are parted: which jobs count as gone decides what is parted from what.
         self._ahead = {name: self._warning(name, works) for name in self.pools}
         self.spent = [job for job in known if self.is_spent(job)]
         gone = {job.name for job in self.spent}
@@ -182,6 +186,7 @@ class Fleet:
         self._counts = Counter(job.pool for job in self._there.values())
         self._ending = Counter(job.pool for job in self.spent)
         parts = chain.from_iterable(map(self._parted, works))
+        # The most restricted first: they have no choice, and what they leave is for those that have.
         self.works = sorted(parts, key=lambda work: (len(work.pools), -work.lasts))
 
     @property
@@ -211,8 +216,10 @@ class Fleet:
 
     def arrival(self, job: Job) -> float:
         """Return the seconds until a job is expected to help."""
+        # Ages are differences of two clocks, and may be less than nothing.
         pool, age = self.pools[job.pool], _finite(job.age)
         if job.state == PENDING:
+            # One that is late is expected to take as long again as it is late: nothing else is known of it.
             return max(abs(pool.queue_wait - age), self._late[job.pool]) + pool.start_up
         return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
 
@@ -238,6 +245,7 @@ class Fleet:
         """Whether a job ends before a successor that is asked for now could take the next task from it."""
         if self.is_unwanted(job):
             return True
+        # One that waits has its walltime before it, whenever it starts.
         return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
 
     def is_old(self, job: Job) -> bool:
@@ -257,6 +265,7 @@ class Fleet:
 
         Half of a short life is not given up for that, nor anything for a task that a successor had no time for.
         """
+        # A task that begins just before the successor comes has to be able to end on the old job.
         seconds = [work.longest / work.speed(pool) for work in works if self._suffices(pool, work)]
         wanted = self.lead(pool) + max(seconds, default=0.0)
         return max(self.parameters.notice, min(wanted, self._lifetimes[pool] / 2))
@@ -271,6 +280,7 @@ class Fleet:
     def _parted(self, work: Work) -> list[Work]:
         """Set the longest tasks apart where some jobs or pools have no time for them, and fresh ones would."""
         able = tuple(name for name in work.pools if self._suffices(name, work))
+        # Nothing is set apart for fresh jobs that cannot come.
         if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
             return [work]
         long, rest = apart(work.profile, work.longest)
@@ -278,6 +288,7 @@ class Fleet:
         there = (job for job in self._there.values() if job.pool in work.pools)
         if able == work.pools and all(part.admits(job) for job in there):
             return [work]
+        # Without any width left, the rest is no work of its own.
         return [part, work._replace(profile=rest)] if widest(rest) > 0.0 else [part]
 
     def power(self, work: Work, pool: Name, threads: int = 0) -> float:
@@ -326,6 +337,7 @@ class Fleet:
     def missing(self) -> float:
         """Return the workers that are to come for the minimum, as far as those that go make room."""
         p = self.parameters
+        # Those that go still count to the maximum, which is not exceeded for the minimum's sake.
         return min(p.minimum, p.maximum - self._aside()) - self.workers()
 
     def room(self, pool: Pool) -> float:
@@ -342,12 +354,14 @@ class Fleet:
         pool = self.pools[name]
         leaving = [job for job in self.leaving if job.pool == name]
         ends = self._ending[name] + sum(self.is_spent(job) for job in leaving)
+        # Successors may overlap with those that are about to end, as far as `surge` allows.
         aside = max(ends - self.parameters.surge // pool.processes, 0) + pool.lingering
         return pool.maximum - self.count(name) - aside - sum(not self.is_spent(job) for job in leaving)
 
     def _aside(self) -> float:
         """Return the workers that count for nothing but the maximum."""
         ending = [*self.spent, *filter(self.is_spent, self.leaving)]
+        # All that are there without counting, less those that successors may overlap with.
         every = self._processes(self.spent) + self._processes(self.leaving) + self._lingering()
         return every - min(self._processes(ending), self.parameters.surge)
 
@@ -373,6 +387,7 @@ class Fleet:
 def expected_wait(pool: Pool, jobs: Iterable[Job]) -> float:
     """Return the seconds that a job that is asked for now would wait: no less than those that wait have by now."""
     ages = (_finite(job.age) for job in jobs if job.pool == pool.name and job.state == PENDING)
+    # The mean lags behind a queue that has just become long; those that wait in it do not.
     return max(pool.queue_wait, *ages, 0.0)
 
 
@@ -385,6 +400,7 @@ def _lifetime(pool: Pool, jobs: Iterable[Job]) -> float:
     """Return the seconds that a fresh job would have; where its pool does not tell, as many as those that run."""
     if pool.lifetime < inf:
         return pool.lifetime
+    # A job that runs tells by its age and its end how long it will have been.
     seen = [
         _finite(job.age) + job.ends_in
         for job in jobs
@@ -406,6 +422,7 @@ def _sane(pool: Pool) -> Pool:
         minimum=_finite(pool.minimum),
         maximum=pool.maximum if pool.maximum >= 0 else inf,
         lifetime=pool.lifetime if pool.lifetime > 0 else inf,
+        # Costs are factors: one of 0 would make a pool the best, whatever it brings.
         cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
         closed=pool.closed or pool.mode,
     )
@@ -416,6 +433,7 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Work]:
     groups: dict[tuple[tuple[Name, float], ...], list[Demand]] = {}
     for demand in demands:
         able = [name for name in pools if demand.pools is None or name in demand.pools]
+        # Speeds are part of it: the same pools may run one kind of work on a device and another not.
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
     works = [_work(dict(able), group) for able, group in groups.items()]
     return [work for work in works if work.pools and work.profile]

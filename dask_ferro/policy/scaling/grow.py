@@ -47,12 +47,15 @@ class _Offer(NamedTuple):
 def grow(fleet: Fleet) -> list[Submit]:
     """Take the jobs that are worth it into `fleet.coming`, and return what to ask for now."""
     reasons: dict[Name, str] = {}
+    # First what was ordered: it is there whatever is worth it, and the work may have no need of more.
     _fill_pools(fleet, reasons)
     loads: list[tuple[Work, Profile]] = []
     for item in fleet.works:
+        # What others keep busy of its pools is no help for this one: as if it had that to do too.
         load = merged([item.profile, *(_shared(fleet, item, *other) for other in loads)])
         _serve(fleet, item, load, reasons)
         powers = fleet.powers(item)
+        # What it will really keep busy, with the jobs that it was just given: no more than it can use.
         loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(fleet, reasons)
     _succeed(fleet, reasons)
@@ -67,6 +70,7 @@ def starves(fleet: Fleet, item: Work) -> bool:
     wait = 0.0
     for seconds, width in item.profile:
         if width > 0.0:
+            # What begins later than a job would come, and half of what it may be idle, can be asked for later.
             return any(wait <= fleet.lead(name) + fleet.limit(name) / 2 for name in item.pools)
         wait += seconds
     return False
@@ -90,6 +94,7 @@ def _serve(fleet: Fleet, item: Work, load: Profile, reasons: dict[Name, str]) ->
     closed = [
         f"{name} is closed ({fleet.pools[name].closed})" for name in item.pools if fleet.pools[name].closed
     ]
+    # A pool that gave all it may has to be followed by another one; each is asked once at most.
     for _ in item.pools:
         offers = [_offer(fleet, item, load, place, name) for place, name in enumerate(item.pools)]
         best = min((offer for offer in offers if offer is not None), default=None)
@@ -110,6 +115,7 @@ def _offer(fleet: Fleet, item: Work, load: Profile, place: int, name: Name) -> _
         return None
     team, powers = fleet.team(item), fleet.powers(item)
     shifts = [(fleet.arrival(job), inf, fleet.power(item, job.pool, job.threads)) for job in team]
+    # What is about to end still works until then, though it counts as gone.
     shifts += [
         (fleet.arrival(job), job.ends_in, fleet.power(item, job.pool, job.threads))
         for job in fleet.spent
@@ -118,6 +124,7 @@ def _offer(fleet: Fleet, item: Work, load: Profile, place: int, name: Name) -> _
     rest = left(load, shifts, lead, fastest(item, powers))
     outrun = [job for job in team if fleet.is_outrun(job, name)]
     if outrun:
+        # First as if those that wait so long were not there; whichever comes first makes the others a surplus.
         others = fleet.powers(item, but={job.name for job in outrun})
         offer = _sized(fleet, item, rest, place, pool, room, others)
         if offer is not None and _is_better(fleet, item, load, shifts, outrun, offer):
@@ -148,6 +155,7 @@ def _is_better(
     came = max(fleet.arrival(job) for job in outrun)
     runs = span(left(load, shifts, came, speed), sum(powers.values()), speed)
     pools = (fleet.pools[job.pool] for job in outrun)
+    # Seconds times price, as in `_sized`: the queue costs nothing, start-up and work do.
     price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
     earlier = offer.finish + fleet.limit(offer.pool.name, queued=False) <= came + runs
     return earlier and offer.score <= (came + runs) * price
@@ -160,6 +168,7 @@ def _room(fleet: Fleet, pool: Pool, item: Work) -> int:
     workers = fleet.vacant()
     others = (work for work in fleet.works if pool.name not in work.pools and starves(fleet, work))
     kept = sum(map(fleet.least_job, others))
+    # One that starves gets a job's room though others starve too: if each kept it for the rest, nobody came.
     least = min(pool.processes, workers) if starves(fleet, item) else 0
     return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
 
@@ -177,6 +186,7 @@ def _worthwhile(fleet: Fleet, item: Work, pool: Pool, rest: Profile, present: fl
         saved = (span(rest, threads - each, speed) - span(rest, threads, speed)) * threads / each
         return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
 
+    # By halves: a width may be a million, and each look at a profile costs as much as it has steps.
     low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, _MOST)))
     while low < high:
         middle = (low + high + 1) // 2
@@ -214,6 +224,7 @@ def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
     ends = [job for job in fleet.spent if job.state == RUNNING and not fleet.is_unwanted(job)]
     held = sum(max(job.unique, 0) for job in ends)
     free = sum(max(job.free, 0) for job in fleet.jobs if job.state == RUNNING)
+    # Whoever comes next takes some of it over; more is asked for when that was seen not to be enough.
     if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
         return
     room = fleet.vacant()
@@ -253,6 +264,7 @@ def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
 
 def _within_queue(fleet: Fleet, reasons: dict[Name, str]) -> list[Submit]:
     """Return what to ask for now: the batch system's queue takes `max_pending` jobs."""
+    # What finds no room in the queue is no request: the next step decides anew, by what is then.
     free = fleet.parameters.max_pending - sum(job.state == PENDING for job in fleet.jobs)
     found = []
     for name, why in reasons.items():

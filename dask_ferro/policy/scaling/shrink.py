@@ -50,11 +50,14 @@ def shrink(
     """
     hold = _Hold(fleet.jobs, moving)
     actions = _end(fleet, hold) + _in_turn(fleet, hold) + _release_excess(fleet, hold)
+    # Those that go already make room: nobody has to go for others before it is seen how much.
     if may_shrink and not actions:
         actions = _make_room(fleet, hold)
+    # Without a horizon: a job that waits is given up only for what will never have work for it.
     waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
     if may_shrink:
+        # Work comes and goes between steps; a place in the queue that was given up is lost.
         ripe = [job for job in waiting if now - since[job.pool] >= fleet.limit(job.pool, queued=False)]
         actions += _dismiss(fleet, hold, ripe, "nothing that they could do is left")
         free = [job for job in fleet.jobs if job.state == RUNNING and not job.held]
@@ -102,8 +105,10 @@ class _Hold:
 
     def admits(self, job: Job) -> bool:
         """Whether what a job alone holds fits on those that stay; where nobody does, whether it holds nothing."""
+        # Nobody else is there to take anything over.
         if len(self._stay) == (job.name in self._stay):
             return job.nbytes <= 0 and self.load <= 0
+        # Its own memory is gone with it, and was counted as free.
         own = self._stay.get(job.name, 0)
         changes_nothing = job.unique <= 0 and own <= 0
         return changes_nothing or self.load + max(job.unique, 0) <= self._free - own
@@ -127,6 +132,7 @@ class _Leavers:
         """Let a job go, out of the fleet; return whether it may."""
         if job.state == PENDING:
             self._cancelled.append(job.name)
+        # On an order, what it holds does not keep it.
         elif self._ordered or is_admitted or self._hold.admits(job):
             self._hold.take(job)
             self._drained.append(job.name)
@@ -168,6 +174,7 @@ def _end(fleet: Fleet, hold: _Hold) -> list[Action]:
             continue
         if job.state != RUNNING or job.held:
             continue
+        # One that is idle and could not finish the longest task is of no use any more: it goes at once.
         longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
         if job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool)):
@@ -227,6 +234,7 @@ def _make_room(fleet: Fleet, hold: _Hold) -> list[Action]:
         fresh = f" with {work.longest:.3g} s left" if work.lasts else ""
         leavers = _Leavers(fleet, hold, f"room for work that only {' or '.join(work.pools)}{fresh} may run")
         able = _dispensable(fleet, hold, work)
+        # Not enough of them: nobody goes for work that could not come all the same.
         if sum(fleet.pools[job.pool].processes for job in able) < missing:
             continue
         for job in able:
@@ -274,6 +282,7 @@ def _dismiss_idle(fleet: Fleet, hold: _Hold, idle: list[Job]) -> list[Action]:
     if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may have come to take over from those
         return []
     leavers = _Leavers(fleet, hold, "nothing to do for longer than a new job would take to come")
+    # One after the other: each that goes leaves less slack for the next.
     slack = _Slack(fleet)
     for job in sorted(idle, key=_order):
         if slack.spares(job) and leavers.take(job):

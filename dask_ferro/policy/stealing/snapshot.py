@@ -6,11 +6,12 @@ changes with what happens later; a recorded one is a row of a test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from dask_ferro.policy.estimates import Links
-from dask_ferro.policy.facts import Address, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 
 class Snapshot(NamedTuple):
@@ -49,3 +50,28 @@ class Snapshot(NamedTuple):
     outlasted: tuple[Address, ...] = ()
     near: tuple[Address, ...] = ()
     asked: Mapping[Address, tuple[Address, ...]] = {}
+
+
+class Facts(Protocol):
+    """What whoever has the tasks says of them while an event is handled, as of that moment."""
+
+    def begin(self, thieves: Sequence[Address]) -> None:
+        """Begin a look at tasks, for some thieves."""
+
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
+        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
+
+    def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
+        """Return whether a task may be asked for, and note that what it needs will be taken at the thief."""
+
+    def unlocks(self, key: Key) -> bool:
+        """Whether a task is the last that some other one waits for."""
+
+    def live(self, address: Address) -> int:
+        """Return the device bytes that are taken on a worker or on their way there."""
+
+    def holds(self, address: Address) -> int:
+        """Return the bytes of the results that a worker holds."""
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from typing import Any
 
+from dask.typing import Key
 from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -29,12 +29,12 @@ class Blame:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._had: dict[str, frozenset[Any]] = {}  # by worker's name, the newest last
+        self._had: dict[str, frozenset[Key]] = {}  # by worker's name, the newest last
         self._told: dict[
             str, None
         ] = {}  # whose jobs were ended, and who are there still: a connection lasts longer
 
-    def died(self, name: str, keys: Collection[Any]) -> None:
+    def died(self, name: str, keys: Collection[Key]) -> None:
         """Take note of the tasks that are blamed for a worker's death."""
         self._had.pop(name, None)
         if name in self._told:
@@ -63,7 +63,7 @@ class Blame:
                 _bound(self._told)
         return count
 
-    def _forgive(self, keys: Collection[Any]) -> int:
+    def _forgive(self, keys: Collection[Key]) -> int:
         count = 0
         for key in keys:
             ts = self._scheduler.tasks.get(key)
@@ -76,6 +76,6 @@ class Blame:
         return count
 
 
-def _bound(names: dict[str, Any]) -> None:
+def _bound(names: dict[str, frozenset[Key]] | dict[str, None]) -> None:
     while len(names) > _MOST:
         del names[next(iter(names))]

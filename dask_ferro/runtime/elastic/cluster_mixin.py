@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -119,7 +119,7 @@ class Scaling:
             self._settled()
         return adaptive
 
-    def _settled(self: Any) -> Any:
+    def _settled(self: Any) -> Awaitable[None] | None:
         """Wait for the first step; on an event loop, return what can be awaited for it."""
         controller = upstream_deploy.controller_of(self)
         if self.asynchronous or self.called_from_running_loop:
@@ -135,16 +135,18 @@ class Scaling:
                 adaptive.stop(reason="the first step failed")
             raise
 
-    def _adapts(self: Any) -> bool:
-        """Whether a controller looks after the jobs."""
+    def _adapting(self: Any) -> Elastic | None:
+        """Return the controller that looks after the jobs, if one does."""
         adaptive = upstream_deploy.controller_of(self)
-        return isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running")
+        if isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running"):
+            return adaptive
+        return None
 
     async def _look_now(self: Any) -> None:
         """Let the controller look at once, and wait for that a moment."""
-        if not self._adapts():
+        if (adaptive := self._adapting()) is None:
             return
-        look = asyncio.ensure_future(upstream_deploy.controller_of(self).adapt())
+        look = asyncio.ensure_future(adaptive.adapt())
         await asyncio.wait({look}, timeout=_LOOKED)
         look.add_done_callback(_log)
 

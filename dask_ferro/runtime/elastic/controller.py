@@ -50,8 +50,9 @@ from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, sca
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
+from dask_ferro.runtime.scheduler_calls import RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.telemetry.events import KINDS, TOPIC
+from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Elastic(upstream_deploy.Adapting):
         self._lost: Lost = taken._lost if taken else Lost()  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
-        self.decisions: deque[dict[str, Any]] = taken.decisions if taken else deque(maxlen=_KEPT)
+        self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
         self._ticked: float | None = taken._ticked if taken else None
         # One acts at a time, old or new: what an old one had begun to look at it must not act on.
@@ -182,6 +183,10 @@ class Elastic(upstream_deploy.Adapting):
         async with self._turn:
             if self._is_on:
                 await self._tick()
+
+    @property
+    def _calls(self) -> RosterCalls:
+        return self.scheduler
 
     @property
     def _is_on(self) -> bool:
@@ -227,7 +232,7 @@ class Elastic(upstream_deploy.Adapting):
             least = max(self.minimum - sum(len(job.workers) for job in jobs), 0)
             self.minimum = self.maximum = least
             self.parameters = replace(self.parameters, minimum=least, maximum=least)
-        facts = await self.scheduler.ferro_roster()
+        facts = await self._calls.ferro_roster()
         for job in jobs:
             self._leave(job.name, job, facts["workers"], math.inf, ordered=True)
         leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
@@ -250,7 +255,7 @@ class Elastic(upstream_deploy.Adapting):
         async with self._turn:
             other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
-                await self._exposures.take_back(self.scheduler)
+                await self._exposures.take_back(self._calls)
 
     def _began(self) -> None:
         self._first = asyncio.ensure_future(self._start_with_a_look())
@@ -265,13 +270,13 @@ class Elastic(upstream_deploy.Adapting):
 
     async def _tick(self) -> None:
         if not self._registered:
-            await self.scheduler.register_scheduler_plugin(
+            await self._calls.register_scheduler_plugin(
                 plugin=dumps(scheduler_rpc.Roster()), name=scheduler_rpc.NAME, idempotent=True
             )
             self._registered = True
         self._released.clear()
         seen = await self._pools.reconcile()
-        facts = await self.scheduler.ferro_roster()
+        facts = await self._calls.ferro_roster()
         # One that was released meanwhile is not leaving any more: it would count, and another one go for it.
         jobs = [job for job in seen if job.name not in self._released]
         now = time()
@@ -285,7 +290,7 @@ class Elastic(upstream_deploy.Adapting):
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
             for resources, why in unrunnable(staff, facts):
-                await self.scheduler.ferro_fail(why=why, resources=resources)
+                await self._calls.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, staff: ScalingFacts) -> ScalingFacts:
         """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
@@ -320,9 +325,9 @@ class Elastic(upstream_deploy.Adapting):
         changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)  # their end was taken back
         fresh = max((kind.lifetime - kind.start_up for kind in kinds if not kind.closed), default=0.0)
         if changed or fresh != self._told_fresh:
-            await self.scheduler.ferro_ends(ends=changed, fresh=fresh)
+            await self._calls.ferro_ends(ends=changed, fresh=fresh)
         self._told_ends, self._told_fresh = ends, fresh
-        await self._exposures.tell(self.scheduler, jobs, kinds)
+        await self._exposures.tell(self._calls, jobs, kinds)
 
     # -- effects -------------------------------------------------------------------------------------------
 
@@ -331,24 +336,21 @@ class Elastic(upstream_deploy.Adapting):
         decision: Decision,
         staff: ScalingFacts,
         jobs: Mapping[str, SiteJob],
-        workers: Mapping[str, Mapping[str, Any]],
+        workers: Mapping[str, WorkerRow],
     ) -> None:
         for action in decision.actions:
             if isinstance(action, Submit):
                 self._say(action.why)
                 self._pools.request(action.pool, action.count)
-            elif isinstance(action, Cancel):
-                self._say(action.why, action.jobs)
-                for name in action.jobs:
-                    self._leave(name, jobs[name], workers, math.inf)
-            elif isinstance(action, Drain):
-                self._say(action.why, action.jobs)
-                ends = {job.name: job.ends_in for job in staff.jobs}
-                for name in action.jobs:
-                    self._leave(name, jobs[name], workers, ends.get(name, math.inf), action.ordered)
             elif isinstance(action, Recall):
                 for name in action.jobs:
                     await self._recall(name, jobs[name], workers)
+            elif isinstance(action, Cancel | Drain):
+                self._say(action.why, action.jobs)
+                ends = {job.name: job.ends_in for job in staff.jobs} if isinstance(action, Drain) else {}
+                ordered = isinstance(action, Drain) and action.ordered
+                for name in action.jobs:
+                    self._leave(name, jobs[name], workers, ends.get(name, math.inf), ordered)
         for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
             self._leave(name, jobs[name], workers, math.inf, True)
         self._overtaken.clear()
@@ -363,12 +365,7 @@ class Elastic(upstream_deploy.Adapting):
             because(f"{asked}: {why}", jobs)
 
     def _leave(
-        self,
-        name: str,
-        job: SiteJob,
-        workers: Mapping[str, Mapping[str, Any]],
-        ends_in: float,
-        ordered: bool = False,
+        self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool = False
     ) -> None:
         if not ordered and (name in self._leaving or time() < self._not_before.get(name, 0.0)):
             return
@@ -389,12 +386,12 @@ class Elastic(upstream_deploy.Adapting):
             logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._lost))
             self._lost.clear()
 
-    async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, Mapping[str, Any]]) -> None:
+    async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
         """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
         if name in self._leaving:
             self._recalled.add(name)
             addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
-            await self.scheduler.ferro_stay(addresses=addresses)
+            await self._calls.ferro_stay(addresses=addresses)
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
         """Let a job's workers leave the scheduler, and only then end the job."""
@@ -404,7 +401,7 @@ class Elastic(upstream_deploy.Adapting):
                 must = ends_in <= self.parameters.notice + _TICK
                 if ordered:
                     patience = min(self.parameters.order_patience, max(ends_in, 0.0))
-                answer = await self.scheduler.ferro_leave(
+                answer = await self._calls.ferro_leave(
                     addresses=addresses, seconds=patience, must=must, ordered=ordered
                 )
                 if ordered:
@@ -413,11 +410,8 @@ class Elastic(upstream_deploy.Adapting):
                     return
                 if answer["stayed"] and not ordered:
                     self._not_before[name] = time() + _RETRY
-                    logger.warning(
-                        "dask_ferro: job %s stays: %s",
-                        name,
-                        "; ".join(sorted(set(answer["stayed"].values()))),
-                    )
+                    why = "; ".join(sorted(set(answer["stayed"].values())))
+                    logger.warning("dask_ferro: job %s stays: %s", name, why)
                     return
             await self._pools.release([name])
             self._released.add(name)
@@ -431,23 +425,14 @@ class Elastic(upstream_deploy.Adapting):
     async def _report(self, decision: Decision, staff: ScalingFacts, reasons: dict[str, int]) -> None:
         """Keep the decision; log it and publish it when it does something or its reason changed."""
         counts = dict(Counter(job.state for job in staff.jobs))
-        entry: dict[str, Any] = {
+        entry: ScaleEvent = {
             "time": staff.now,
             "wanted": dict(decision.wanted),
             "why": decision.why,
             "jobs": counts,
             "reasons": reasons,
             "node_seconds": self.node_seconds,
-            "closed": {
-                pool.name: {
-                    "why": pool.closed,
-                    "until": pool.closed_until,
-                    "output": pool.output,
-                    "mode": pool.mode,
-                }
-                for pool in staff.pools
-                if pool.closed
-            },
+            "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
             "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
             "actions": [told(action) for action in decision.actions],
             "done": [as_event(action) for action in decision.actions],
@@ -461,15 +446,19 @@ class Elastic(upstream_deploy.Adapting):
         if said == self._said and staff.now < self._published + _PUBLISHED:
             return
         self._said, self._published = said, staff.now
-        await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+        await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
 
 
-def as_event(action: Action) -> dict[str, Any]:
+def _closed(pool: Pool) -> ClosedPool:
+    return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "mode": pool.mode}
+
+
+def as_event(action: Action) -> ActionEvent:
     """Return an action as it is published: its kind, its reason, and the pool and jobs that it is about."""
-    about: dict[str, Any] = {"kind": KINDS[type(action)], "why": action.why}
+    kind, why = KINDS[type(action)], action.why
     if isinstance(action, Submit):
-        return {**about, "pool": action.pool, "count": action.count}
-    return {**about, "jobs": list(action.jobs), "count": len(action.jobs)}
+        return {"kind": kind, "why": why, "pool": action.pool, "count": action.count}
+    return {"kind": kind, "why": why, "jobs": list(action.jobs), "count": len(action.jobs)}
 
 
 def told(action: Action) -> str:

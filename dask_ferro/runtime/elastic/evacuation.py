@@ -14,8 +14,9 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
@@ -53,7 +54,7 @@ class Moving:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.moves: dict[Any, Move] = {}
+        self.moves: dict[Key, Move] = {}
         self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
         self._silent: set[str] = set()
 
@@ -68,7 +69,7 @@ class Moving:
         now = monotonic()
         receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
         self._pass_over(receivers, now)
-        alone: dict[Any, int] = {ts.key: nbytes_of(ts) for ts in unheld(left, left)}
+        alone: dict[Key, int] = {ts.key: nbytes_of(ts) for ts in unheld(left, left)}
         for key, move in list(self.moves.items()):
             if key not in alone or move.receiver not in receivers:
                 if move.sent:
@@ -76,7 +77,8 @@ class Moving:
                 del self.moves[key]
         for move in self.moves.values():
             receivers[move.receiver] -= move.nbytes
-        found = spread(((key, nbytes) for key, nbytes in alone.items() if key not in self.moves), receivers)
+        rest = ((key, nbytes) for key, nbytes in alone.items() if key not in self.moves)
+        found = cast(dict[Key, str] | None, spread(rest, receivers))
         if found is None:
             return False
         self.moves.update((key, Move(to, alone[key])) for key, to in found.items())
@@ -110,9 +112,10 @@ class Moving:
         first = {key: self.moves[key] for key in soon}
         self.moves = first | {key: move for key, move in self.moves.items() if key not in first}
 
-    def _by_worth(self, results: Iterable[TaskState]) -> list[Any]:
+    def _by_worth(self, results: Iterable[TaskState]) -> list[Key]:
         again = Recompute(self.scheduler)
-        return by_worth(Held(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
+        held = (Held(ts.key, nbytes_of(ts), again.seconds(ts)) for ts in results)
+        return cast(list[Key], by_worth(held))
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
         """Give results to whoever has most room; return those that nobody has room for."""
@@ -154,7 +157,7 @@ class Moving:
         """Let receivers fetch, each as much as it may at a time, and always one result."""
         coming, keys = self._coming()
         now, total = monotonic(), coming.total()
-        told: dict[str, list[Any]] = {}
+        told: dict[str, list[Key]] = {}
         for key, move in self.moves.items():
             to = move.receiver
             if move.sent or keys[to] >= _EACH_KEYS or (keys[to] and coming[to] + move.nbytes > _EACH):

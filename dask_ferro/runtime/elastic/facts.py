@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.runtime.pools.providers import Pools, told_closed
+from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 
 # Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
@@ -30,7 +30,7 @@ def staffed(
     now: float,
     pools: Pools,
     jobs: Iterable[SiteJob],
-    facts: Mapping[str, Any],
+    facts: RosterAnswer,
     leaving: Iterable[str],
     held: Iterable[str] = (),
 ) -> ScalingFacts:
@@ -58,7 +58,7 @@ def staffed(
     return ScalingFacts(now, kinds, tuple(rows), demands)
 
 
-def _job(now: float, job: SiteJob, workers: list[Mapping[str, Any]], leaves: bool, held: bool) -> Job:
+def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held: bool) -> Job:
     ends = [w["ends_in"] for w in workers if w["ends_in"] is not None]
     if job.ends_at is not None and not ends:
         ends = [job.ends_at - now]
@@ -86,7 +86,7 @@ def _offer(
     name: str,
     pools: Pools,
     pool_of: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
+    workers: Mapping[str, WorkerRow],
     seen: dict[str, _Offer],
 ) -> _Offer:
     """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
@@ -104,11 +104,11 @@ def _offer(
 
 
 def _demand(
-    row: Mapping[str, Any],
+    row: DemandRow,
     offers: Mapping[str, _Offer],
-    by_name: Mapping[str, Mapping[str, Any]],
+    by_name: Mapping[str, WorkerRow],
     pool_of: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
+    workers: Mapping[str, WorkerRow],
 ) -> Demand:
     """Return a demand with the pools whose workers may run it."""
     needs = row["resources"] or {}
@@ -122,18 +122,17 @@ def _demand(
         admitted &= {pool_of[name] for name in names if name in pool_of}
     profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
     everyone = len(admitted) == len(offers)
-    speeds = {name: row["speeds"].get(device, 1.0) for name, (_, device) in offers.items()}
+    speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}
     return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))
 
 
-def unrunnable(staff: ScalingFacts, facts: Mapping[str, Any]) -> list[tuple[Mapping[str, float] | None, str]]:
+def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[str, float] | None, str]]:
     """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
 
     Every pool that could run them is closed, and has no job that is there or on its way.
     """
-    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now} - {
-        job.pool for job in staff.jobs
-    }
+    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now}
+    gone -= {job.pool for job in staff.jobs}
     kinds = {kind.name: kind for kind in staff.pools}
     if gone == kinds.keys() and not facts["workers"]:
         return [(None, f"no worker is there, and none can be had for now; {told_closed(staff.pools)}")]
@@ -142,13 +141,12 @@ def unrunnable(staff: ScalingFacts, facts: Mapping[str, Any]) -> list[tuple[Mapp
         if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
             needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
             why = told_closed(kinds[name] for name in sorted(demand.pools))
-            found.append(
-                (row["resources"], f"no worker has the resources {needs}, and none can be had now; {why}")
-            )
+            text = f"no worker has the resources {needs}, and none can be had now; {why}"
+            found.append((row["resources"], text))
     return found
 
 
-def is_known_by_resources(row: Mapping[str, Any]) -> bool:
+def is_known_by_resources(row: DemandRow) -> bool:
     """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
     of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
     return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

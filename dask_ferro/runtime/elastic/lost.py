@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
 from dask.utils import format_bytes
 from distributed.scheduler import WorkerState
 
+from dask_ferro.runtime.scheduler_calls import LostCount
 from dask_ferro.runtime.upstream import nbytes_of
 
 
@@ -20,7 +21,12 @@ class Lost:
     nbytes: int = 0
     for_good: int = 0
 
-    def add(self, other: Mapping[str, int]) -> None:
+    @property
+    def count(self) -> LostCount:
+        """As it travels."""
+        return {"results": self.results, "nbytes": self.nbytes, "for_good": self.for_good}
+
+    def add(self, other: LostCount) -> None:
         """Add what another one counts."""
         self.results += other["results"]
         self.nbytes += other["nbytes"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
@@ -22,7 +21,7 @@ _FOREIGN = {
 
 
 def scale_parameters(
-    minimum: float | None, maximum: float | None, options: Mapping[str, Any], ordered: bool = False
+    minimum: float | None, maximum: float | None, options: Mapping[str, object], ordered: bool = False
 ) -> step.ScalingParameters:
     """Return the policy's parameters: the configuration's, with what the caller gave.
 
@@ -74,7 +73,7 @@ def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Poo
         )
 
 
-def fails_unrunnable(options: Mapping[str, Any]) -> bool:
+def fails_unrunnable(options: Mapping[str, object]) -> bool:
     """Return whether tasks fail that wait for a worker while every pool is closed.
 
     Raises
@@ -82,5 +81,4 @@ def fails_unrunnable(options: Mapping[str, Any]) -> bool:
     ConfigError
         For a value that is neither true nor false.
     """
-    fails: bool = config.given("elastic.fail-unrunnable", options.get("fail_unrunnable"), "ff.Elastic")
-    return fails
+    return config.given("elastic.fail-unrunnable", options.get("fail_unrunnable"), "ff.Elastic")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import dask
 from dask.utils import parse_timedelta
@@ -21,6 +21,7 @@ from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
+from dask_ferro.runtime.scheduler_calls import DemandRow
 
 # States of tasks that wait for no other, and are not done.
 READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (
@@ -65,11 +66,13 @@ class Demands:
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        prefixes = upstream.prefixes(self.scheduler)
-        return sum(sum(map(prefix.states.__getitem__, READY)) for prefix in prefixes)
+        count = 0
+        for prefix in upstream.prefixes(self.scheduler):
+            count += sum(prefix.states[state] for state in READY)
+        return count
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each kind of needs; see `Roster.roster`."""
+    def rows(self) -> list[DemandRow]:
+        """Return a row for each kind of needs; see `DemandRow`."""
         seconds = Seconds(self.scheduler, self._guess)
         count = self.remaining()
         away = self._seceded()
@@ -81,7 +84,7 @@ class Demands:
             kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
-    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> dict[str, Any]:
+    def _row(self, needs: Needs, own: list[tuple[TaskState, Span]], seconds: Seconds) -> DemandRow:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
         is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
         return {

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Literal, NamedTuple
 from uuid import uuid4
 
 import dask
+from dask.typing import Key
 from dask.utils import parse_timedelta
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
@@ -42,10 +43,18 @@ from dask_ferro.runtime.worker_memory import free_bytes
 
 logger = logging.getLogger(__name__)
 
+
+class Reason(NamedTuple):
+    """Why workers stay: in words, and of which kind; a reason of the first kind passes."""
+
+    words: str
+    kind: Literal["nobody stays", "recalled", "obstacle"] = "obstacle"
+
+
 # Why those stay that must leave, for as long as they have time.
-_NOBODY = "nobody would stay to take what they hold"
+_NOBODY = Reason("nobody would stay to take what they hold", "nobody stays")
 # Why those stay that were asked to.
-RECALLED = "recalled"
+RECALLED = Reason("recalled", "recalled")
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
@@ -75,7 +84,7 @@ class Departure:
     gives_up: bool = False
     lost: Lost = field(default_factory=Lost)
     before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
-    asked: dict[Any, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
+    asked: dict[Key, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
     began: float = field(default_factory=monotonic)
 
     @property
@@ -97,7 +106,7 @@ class Leaving:
         self._departures: list[Departure] = []
         self.moving = Moving(scheduler)
         # Requests that are not answered, by stimulus and key: the worker and the task's run.
-        self._asked: dict[tuple[str, Any], tuple[str, int | None]] = {}
+        self._asked: dict[tuple[str, Key], tuple[str, int | None]] = {}
         self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
         self._count = 0
         # Who had to leave, could not be removed, and takes no tasks.
@@ -147,7 +156,7 @@ class Leaving:
         await asyncio.wait([d.outcome for d in joined])
         if lost is not None:
             for departure in joined:
-                lost.add(asdict(departure.lost))
+                lost.add(departure.lost.count)
         told: dict[str, str] = {}
         for d, own in members:
             if why := d.outcome.result():
@@ -167,7 +176,7 @@ class Leaving:
             self._runs.cancel()
             await asyncio.wait([self._runs])
         for departure in list(self._departures):
-            self._stay(departure, "leaving was stopped")
+            self._stay(departure, Reason("leaving was stopped"))
         self.take_again(list(self._doomed))
         self._end()
 
@@ -212,7 +221,7 @@ class Leaving:
         except Exception as error:
             logger.exception("dask_ferro: workers could not leave")
             for departure in list(self._departures):
-                self._stay(departure, f"leaving failed: {error!r}")
+                self._stay(departure, Reason(f"leaving failed: {error!r}"))
         self._end()
 
     def _end(self) -> None:
@@ -297,35 +306,35 @@ class Leaving:
             return None
         return max(able, key=lambda departure: departure.until)
 
-    def _obstacle(self, departure: Departure) -> str:
-        """Return why workers may not leave, whatever they hold; empty: they may."""
+    def _obstacle(self, departure: Departure) -> Reason | None:
+        """Return why workers may not leave, whatever they hold; None: they may."""
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
         if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
-            return f"actors cannot move: {_some(actors)}"
+            return Reason(f"actors cannot move: {_some(actors)}")
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
             allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
         if refused := departure.workers.keys() - {ws.address for ws in allowed}:
-            return f"a scheduler plugin needs {_some(refused)}"
+            return Reason(f"a scheduler plugin needs {_some(refused)}")
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
-            return "nobody would stay to run their tasks"
+            return Reason("nobody would stay to run their tasks")
         if bound := [ts.key for ts in tasks if self._is_bound(ts, stay)]:
-            return f"tasks may run nowhere else: {_some(bound)}"
-        return ""
+            return Reason(f"tasks may run nowhere else: {_some(bound)}")
+        return None
 
-    def _rest_of(self, departure: Departure) -> str:
-        """Return why workers that must leave are not removed, when nothing more can be done; empty: there is more."""
+    def _rest_of(self, departure: Departure) -> Reason | None:
+        """Return why workers that must leave are not removed, when nothing more can be done; None: there is more."""
         workers = departure.workers.values()
         if any(ws.processing for ws in workers):
-            return ""
+            return None
         alone = list(unheld(workers, self._leavers()))
         if any(ts.key in self.moving.moves for ts in alone):
-            return ""
+            return None
         if actors := _actors_of(workers):
-            return f"actors cannot move: {_some(actors)}"
-        return self._no_room() if alone else ""
+            return Reason(f"actors cannot move: {_some(actors)}")
+        return self._no_room() if alone else None
 
     def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
         """Whether nobody who stays may run a task."""
@@ -341,14 +350,13 @@ class Leaving:
 
         return max(departures, key=held)
 
-    def _no_room(self) -> str:
+    def _no_room(self) -> Reason:
         stay = self.scheduler.running - self._leavers()
         free = sum(free_bytes(ws) for ws in stay)
         if not stay:
             return _NOBODY
-        return (
-            f"what only they hold does not fit in the {free} bytes that are free on {len(stay)} other workers"
-        )
+        others = f"{len(stay)} other workers"
+        return Reason(f"what only they hold does not fit in the {free} bytes that are free on {others}")
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -369,7 +377,7 @@ class Leaving:
             if tasks and not over:
                 upstream.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
 
-    def _answered(self, *, key: Any, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
+    def _answered(self, *, key: Key, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
         address, run = self._asked.pop((stimulus_id, key), ("", None))
         ts = self.scheduler.tasks.get(key)
@@ -421,8 +429,10 @@ class Leaving:
         # One that is not clear any more stays on the list until it is.
         self._drop_gone(departure)
 
-    def _stay(self, departure: Departure, why: str) -> None:
-        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST  # and asks again in a moment
+    def _stay(self, departure: Departure, why: Reason) -> None:
+        goes_on = (
+            why.kind == "nobody stays" and departure.until - monotonic() > _LAST
+        )  # and asks again in a moment
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
@@ -431,19 +441,19 @@ class Leaving:
                 self._doomed[address] = ws
             else:
                 upstream.set_status(self.scheduler, ws, before, self._next())
-        if why != RECALLED:
+        if why.kind != "recalled":
             level = logging.INFO if goes_on else logging.WARNING
-            logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why)
-        self._conclude(departure, why)
+            logger.log(level, "dask_ferro: %s cannot leave: %s", _some(departure.workers), why.words)
+        self._conclude(departure, why.words)
 
     def _conclude(self, departure: Departure, why: str) -> None:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        lost = asdict(departure.lost) if departure.gives_up else {}
+        lost: Mapping[str, object] = {**departure.lost.count} if departure.gives_up else {}
         self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
 
-    def _tell(self, action: str, departure: Departure, **more: Any) -> None:
+    def _tell(self, action: str, departure: Departure, **more: object) -> None:
         workers = sorted(departure.before or departure.workers)
         self.scheduler.log_event(TOPIC, {"action": action, "workers": workers, **more})
 
@@ -460,13 +470,13 @@ def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:
     return set(chain.from_iterable(departure.workers.values() for departure in departures))
 
 
-def _some(names: Iterable[Any]) -> str:
+def _some(names: Iterable[object]) -> str:
     every = sorted(map(str, names))
     rest = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
     return ", ".join(every[:_NAMED]) + rest
 
 
-async def _quietly(awaitable: Any, seconds: float) -> None:
+async def _quietly(awaitable: Coroutine[object, None, object], seconds: float) -> None:
     """Wait for something, or for so long."""
     task = asyncio.ensure_future(awaitable)
     await asyncio.wait({task}, timeout=seconds)

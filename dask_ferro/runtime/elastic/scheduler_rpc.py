@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic, time
@@ -36,6 +36,7 @@ from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.replication.copies import Copies
+from dask_ferro.runtime.scheduler_calls import DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.runtime.worker_memory import free_bytes
@@ -44,10 +45,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "ferro-roster"
 ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
-FAIL = "ferro_fail"
-EXPOSED = "ferro_exposed"
-UNBLAME = "ferro_unblame"
-OVER = "ferro_over"
+FAIL, EXPOSED, UNBLAME, OVER = "ferro_fail", "ferro_exposed", "ferro_unblame", "ferro_over"
 # What a client calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
@@ -79,7 +77,7 @@ class Roster(SchedulerPlugin):
         self._over = False
         self._scheduler: Scheduler | None = None
         self._demands: Demands | None = None
-        self._rows: Kept[list[dict[str, Any]]] = Kept()
+        self._rows: Kept[list[DemandRow]] = Kept()
         self._unique: Kept[dict[str, int]] = Kept()
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
         self._paused: dict[str, float] = {}  # since when workers pause, on the same clock
@@ -108,25 +106,20 @@ class Roster(SchedulerPlugin):
         self._busy = dict.fromkeys(scheduler.workers, monotonic())
         self._paused = {a: monotonic() for a, ws in scheduler.workers.items() if ws.status == Status.paused}
         self._names = {address: str(ws.name) for address, ws in scheduler.workers.items()}
-        own: dict[str, Callable[..., Any]] = {
-            ROSTER: self.roster,
-            STAY: self.stay,
-            LEAVE: self.leave,
-            ENDS: self.ends,
-            FAIL: self.fail,
-            EXPOSED: self.exposed,
-            UNBLAME: self.unblame,
-            OVER: self.over,
-            REMOVE: self.remove,
-        }
-        scheduler.handlers.update(own)
+        scheduler.handlers.update(self._handlers())
 
-    async def remove(self, comm: Any = None) -> None:
+    def _handlers(self) -> dict[str, Callable[..., object]]:
+        return {
+            ROSTER: self.roster, STAY: self.stay, LEAVE: self.leave, ENDS: self.ends, FAIL: self.fail,
+            EXPOSED: self.exposed, UNBLAME: self.unblame, OVER: self.over, REMOVE: self.remove,
+        }  # fmt: skip
+
+    async def remove(self, comm: object = None) -> None:
         """Answer no more; those that are leaving stay.  Idempotent."""
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is None:
             return
-        for name in (ROSTER, LEAVE, STAY, ENDS, FAIL, EXPOSED, UNBLAME, OVER, REMOVE):
+        for name in self._handlers():
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
@@ -156,7 +149,7 @@ class Roster(SchedulerPlugin):
         self._tell([scheduler.workers[worker]])
 
     def remove_worker(
-        self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: Any
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: object
     ) -> None:
         """Forget a worker; its end only if it left, for one that died is started again by its nanny, as it was."""
         self._busy.pop(worker, None)
@@ -179,7 +172,7 @@ class Roster(SchedulerPlugin):
                 del self._ends[name]
         self._look_at = 2 * len(self._ends)  # each name is looked at twice
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Note that a worker had a task until now, and which results are gone."""
         if self.copies is not None and start == "memory":
             self.copies.forget(key)
@@ -192,22 +185,22 @@ class Roster(SchedulerPlugin):
             if self.leaving is not None and self.leaving.is_on:
                 self.leaving.wake()
 
-    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Any] = (), **kwargs: Any) -> None:
+    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key] = (), **kwargs: object) -> None:
         """Hold nothing that a client asks for: it is the client's to release."""
         if self.copies is not None:
             self.copies.anchors.let_go_soon(keys)
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Notice what Dask has no other hook for: cancels, workers that pause and run again, what the dead had."""
-        if (
-            isinstance(msg, dict) and msg.get("action") == "cancel"
-        ):  # it is told before Dask looks who else wants it
-            if self.copies is not None:
-                self.copies.anchors.let_go_wanted()
-        elif isinstance(msg, dict) and msg.get("action") == "remove-worker" and "worker" in msg:
-            if self.blame is not None and not msg["expected"]:
-                self.blame.died(self._names.get(msg["worker"], ""), msg["processing-tasks"])
-        elif isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+        told = msg if isinstance(msg, dict) else {}
+        action = told.get("action")
+        if action == "cancel" and self.copies is not None:
+            self.copies.anchors.let_go_wanted()  # it is told before Dask looks who else wants it
+        elif (
+            action == "remove-worker" and self.blame is not None and "worker" in told and not told["expected"]
+        ):
+            self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
+        elif action == "worker-status-change":
             ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
             if ws is not None and ws.status == Status.paused:
                 self._paused.setdefault(topic, monotonic())
@@ -216,22 +209,8 @@ class Roster(SchedulerPlugin):
 
     # -- what it answers -----------------------------------------------------------------------------------
 
-    def roster(self, comm: Any = None) -> dict[str, Any]:
-        """Return who is there and what is left to do.
-
-        Returns
-        -------
-        dict
-            "workers": by address, of each its "name", "threads", "status", "idle_for" (0 while it has a task),
-            "paused_for" (seconds; 0 while it takes tasks), "processing" (tasks), "nbytes" (of results), "unique" (of
-            those that nobody else holds), "free" (see `worker_memory.free_bytes`), "ends_in" (None: nobody knows),
-            "resources", "device" and "host".
-            "demands": for each kind of needs its "profile" as (seconds, width), "longest" (of the ready tasks),
-            "resources", "workers" (addresses; None: anyone), "device" (a class; None: any) and "speeds" of device
-            classes.
-            "queue": tasks that are ready, those that run included.
-            "copies": "results" and "bytes" that were copied so far, lest a preemption lose them.
-        """
+    def roster(self, comm: object = None) -> RosterAnswer:
+        """Return who is there and what is left to do."""
         scheduler, demands = self._here()
         now = monotonic()
         unique = self._unique.get(self._held_alone)
@@ -245,12 +224,12 @@ class Roster(SchedulerPlugin):
 
     async def leave(
         self,
-        comm: Any = None,
+        comm: object = None,
         addresses: Iterable[str] = (),
         seconds: float | None = None,
         must: bool = False,
         ordered: bool = False,
-    ) -> dict[str, Any]:
+    ) -> LeaveAnswer:
         """Let workers go, together or not at all; return when they are gone, or may not go.
 
         They stay, and take tasks again, where a plugin of the scheduler needs them, they have an actor, their tasks
@@ -271,12 +250,6 @@ class Roster(SchedulerPlugin):
             As with `must`, but they are removed in any case, within `seconds`: what could not be moved by then is
             lost, and what still runs starts over.  Where nobody stays, that is at once.
 
-        Returns
-        -------
-        dict
-            "left": addresses; "stayed": for each address the reason; "lost": "results" that nobody holds any more,
-            their "nbytes", and how many of them are lost "for_good" (scattered data, actors); "over": whether the
-            cluster ends.
         """
         self._here()
         assert self.leaving is not None
@@ -287,9 +260,9 @@ class Roster(SchedulerPlugin):
         else:
             stayed = await self.leaving.leave(asked, seconds, must, ordered, lost)
         left = [a for a in asked if a not in stayed]
-        return {"left": left, "stayed": stayed, "lost": asdict(lost), "over": self._over}
+        return {"left": left, "stayed": stayed, "lost": lost.count, "over": self._over}
 
-    async def over(self, comm: Any = None) -> None:
+    async def over(self, comm: object = None) -> None:
         """Take note that the cluster ends: those that leave stay, and nobody else has to."""
         self._over = True
         if self.copies is not None:
@@ -297,7 +270,7 @@ class Roster(SchedulerPlugin):
         if self.leaving is not None:
             await self.leaving.stop()
 
-    def stay(self, comm: Any = None, addresses: Iterable[str] = ()) -> None:
+    def stay(self, comm: object = None, addresses: Iterable[str] = ()) -> None:
         """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""
         self._here()
         assert self.leaving is not None
@@ -305,7 +278,7 @@ class Roster(SchedulerPlugin):
 
     def ends(
         self,
-        comm: Any = None,
+        comm: object = None,
         ends: Mapping[str, float | None] | None = None,
         fresh: float | None = None,
         by: str = "site",
@@ -330,7 +303,7 @@ class Roster(SchedulerPlugin):
         self._told = None
         self._tell(scheduler.workers.values())
 
-    def exposed(self, comm: Any = None, jobs: Mapping[str, str] | None = None) -> None:
+    def exposed(self, comm: object = None, jobs: Mapping[str, str] | None = None) -> None:
         """Take note of whose jobs may be preempted without warning: what only one of them holds is copied.
 
         Parameters
@@ -361,7 +334,7 @@ class Roster(SchedulerPlugin):
             raise RuntimeError("dask_ferro's roster was taken off this scheduler")
         return self._scheduler, self._demands
 
-    def _row(self, ws: WorkerState, unique: int, now: float) -> dict[str, Any]:
+    def _row(self, ws: WorkerState, unique: int, now: float) -> WorkerRow:
         if ws.processing:
             self._busy[ws.address] = now
         at = self._end(ws)
@@ -380,7 +353,6 @@ class Roster(SchedulerPlugin):
             "ends_in": None if at is None else at - unique / _LEAVES_AT - time(),
             "resources": dict(ws.resources),
             "device": told.get("device") or ("gpu" if is_gpu else "cpu"),
-            "host": ws.host,
         }
 
     def _held_alone(self) -> dict[str, int]:
@@ -411,11 +383,11 @@ class Roster(SchedulerPlugin):
             if at != ledger.ends.get(ws.address):
                 stealing.tell(EndTold(ws.address, at))
 
-    def unblame(self, comm: Any = None, names: Iterable[str] = ()) -> int:
+    def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""
         return self.blame.take_back(names) if self.blame is not None else 0
 
-    def fail(self, comm: Any = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
+    def fail(self, comm: object = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
         """Fail tasks that wait for a worker, while there is none for them; return how many.
 
         Parameters

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
-from typing import Any
 
 import dask
 from dask_jobqueue.core import JobQueueCluster
@@ -27,7 +26,10 @@ _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
 
 
 def check_options(
-    job_cls: type, options: Mapping[str, Any], own: Iterable[str], pools: Mapping[str, Mapping[str, Any]]
+    job_cls: type,
+    options: Mapping[str, object],
+    own: Iterable[str],
+    pools: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Refuse options that there are not, and jobs without a shape.
 
@@ -54,7 +56,7 @@ def check_options(
         _check_shape(shape, str(shape.get("config_name") or getattr(job_cls, "config_name", "slurm")))
 
 
-def _check_names(where: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) -> None:
     problems = []
     for name in given:
         if name not in known:
@@ -68,7 +70,7 @@ def _check_names(where: str, given: Mapping[str, Any], known: Iterable[str]) -> 
         raise ConfigError(f"{where}: {'; '.join(problems)}{rest}")
 
 
-def _check_shape(options: Mapping[str, Any], config_name: str) -> None:
+def _check_shape(options: Mapping[str, object], config_name: str) -> None:
     """Refuse jobs without cores and memory, or with what is no number of cores."""
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):

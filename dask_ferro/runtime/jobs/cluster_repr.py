@@ -194,7 +194,7 @@ class Described:
         return str(super()._repr_html_(cluster_status=(cluster_status or "") + rows))  # type: ignore[misc]
 
     def get_logs(
-        self: Any, cluster: bool = True, scheduler: bool = True, workers: Any = True, jobs: bool = True
+        self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
     ) -> Any:
         """Return the logs of the cluster, the scheduler and the workers, and what the jobs printed.
 
@@ -218,7 +218,7 @@ class Described:
     logs = get_logs
 
     async def _all_logs(
-        self: Any, cluster: bool = True, scheduler: bool = True, workers: Any = True, jobs: bool = True
+        self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
     ) -> Logs:
         found: Logs = await self._dask_logs(cluster, scheduler, workers)
         if jobs:

@@ -57,7 +57,7 @@ class Connections:
                     await self._unblame(workers)
                 return
 
-    def _soon(self: Any, what: Coroutine[Any, Any, None]) -> None:
+    def _soon(self: Any, what: Coroutine[object, object, None]) -> None:
         """Do something in the background for which nobody waits."""
         task = asyncio.get_running_loop().create_task(what)
         self._beside.add(task)

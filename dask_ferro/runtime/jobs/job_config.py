@@ -95,7 +95,7 @@ class JobConfig:
             )
         return replace(self, elastic=bounds)
 
-    def cluster(self, **keywords: Any) -> Any:
+    def cluster(self, **keywords: object) -> Any:
         """Return a cluster with a scheduler of its own and no job yet; keywords win over the file's.
 
         Raises
@@ -231,7 +231,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return tree
 
 
-def _jobs(path: Path, tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _jobs(path: Path, tree: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     """Return the kind of batch system and its section."""
     sections = _mapping(tree.get("jobqueue"))
     kinds = [kind for kind in KINDS if isinstance(sections.get(kind), Mapping)]
@@ -243,7 +243,7 @@ def _jobs(path: Path, tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return kinds[0], job_keys.dashed(sections[kinds[0]])
 
 
-def _strangers(tree: Mapping[str, Any]) -> Iterator[str]:
+def _strangers(tree: Mapping[str, object]) -> Iterator[str]:
     """Name what would be read by nobody."""
     for path, known in (((), ("jobqueue", "ferro")), (("jobqueue",), KINDS), (("ferro",), ("elastic",))):
         section: Any = tree
@@ -281,7 +281,7 @@ def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
         yield f"ferro.elastic: {error}"
 
 
-def _settings(elastic: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(elastic: Mapping[str, object]) -> dict[str, Any]:
     return {
         f"ferro.elastic.{_dashed(key)}": value for key, value in elastic.items() if _dashed(key) in _SETTINGS
     }
@@ -291,12 +291,12 @@ def _dashed(key: object) -> str:
     return str(key).replace("_", "-")
 
 
-def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
+def _underscored(section: Mapping[str, object]) -> dict[str, Any]:
     """Return keys as Python writes them, without those that are left to their default."""
     return {str(key).replace("-", "_"): value for key, value in section.items() if value is not None}
 
 
-def _mapping(section: Any) -> Mapping[str, Any]:
+def _mapping(section: object) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 

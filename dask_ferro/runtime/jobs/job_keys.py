@@ -18,10 +18,10 @@ from typing import Any
 
 import distributed
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
 from dask_ferro.config import fault
-from dask_ferro.options import meant, options_of
+from dask_ferro.options import Option, meant, options_of
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, as_written
 from dask_ferro.runtime.slurm.parsing import is_job_name
 
@@ -83,12 +83,9 @@ _OF_THE_CLUSTER = frozenset(
 # and these a pool's.
 _OF_A_POOL = frozenset(key for key, _ in options_of(PoolKeywords)) - OURS
 # What is read as an option is: numbers, durations, yes or no.  Paths and mappings are text first, with variables.
-_READ = {
-    key: option
-    for kind in (ClusterKeywords, PoolKeywords)
-    for key, option in options_of(kind)
-    if option.kind not in ("file", "mapping")
-}
+_READ = {"death-timeout": Option("seconds", "60s", "", "seconds")}
+for _kind in (ClusterKeywords, PoolKeywords):
+    _READ |= {key: one for key, one in options_of(_kind) if one.kind not in ("file", "mapping")}
 
 # The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
 _OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
@@ -118,7 +115,7 @@ def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
         yield from _uneven(f"{where}.pools.{name}", {**section, **own})
 
 
-def keywords(section: Mapping[str, Any]) -> dict[str, Any]:
+def keywords(section: Mapping[str, object]) -> dict[str, Any]:
     """Return a checked section as the keywords of a cluster's class, variables replaced.
 
     Keys that are null are left out: Dask's own configuration decides.
@@ -135,8 +132,6 @@ def _value(key: str, value: Any) -> Any:
         return {str(name): keywords(dashed(pool)) for name, pool in value.items()}
     if key in _READ:
         return _plain(as_written(_READ[key], value))
-    if key == "death-timeout":
-        return _plain(_seconds(value))
     if key in _OF_THE_NODE:
         return value
     return os.path.expanduser(_replaced(value)) if key in _FOLDERS else _replaced(value)
@@ -147,7 +142,7 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def dashed(section: Mapping[Any, Any]) -> dict[str, Any]:
+def dashed(section: Mapping[str, object]) -> dict[str, Any]:
     """Return a section with its keys as they are written in YAML; Dask takes the other spelling too."""
     return {str(key).replace("_", "-"): value for key, value in section.items()}
 
@@ -173,7 +168,7 @@ def dask_jobqueue_keys(kind: str) -> frozenset[str]:
 # ---- keys --------------------------------------------------------------------------------------------------
 
 
-def _wrong_keys(where: str, section: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
+def _wrong_keys(where: str, section: Mapping[str, object], known: frozenset[str]) -> Iterator[str]:
     for key in section:
         if key in _RENAMED:
             yield f"key {where}.{key} is now called {_RENAMED[key]}"
@@ -181,7 +176,7 @@ def _wrong_keys(where: str, section: Mapping[str, Any], known: frozenset[str]) -
             yield f"unknown key {where}.{key}{meant(key, known) or '; wanted some of ' + ', '.join(sorted(known))}"
 
 
-def _pools(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _pools(section: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
     pools = section.get("pools")
     return (
         {str(n): p for n, p in pools.items() if isinstance(p, Mapping)} if isinstance(pools, Mapping) else {}
@@ -191,11 +186,11 @@ def _pools(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
@@ -204,7 +199,7 @@ def _is_name(value: Any) -> bool:
     return _is_text(value) and is_job_name(_VARIABLE.sub("x", os.path.expandvars(value)))
 
 
-def _is_lines(value: Any) -> bool:
+def _is_lines(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
@@ -215,34 +210,20 @@ def _is_size(value: Any) -> bool:
         return False
 
 
-def is_duration(value: Any) -> bool:
-    """Return whether a value is seconds, or text such as 2m."""
-    try:
-        return not isinstance(value, bool) and _seconds(value) >= 0
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return False
-
-
-def _is_pools(value: Any) -> bool:
+def _is_pools(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(pool, Mapping) for pool in value.values())
 
 
-def _is_mapping(value: Any) -> bool:
+def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_listing(value: Any) -> bool:
+def _is_listing(value: object) -> bool:
     return _is_text(value) or _is_mapping(value)
 
 
-def _is_walltime(value: Any) -> bool:
+def _is_walltime(value: object) -> bool:
     return isinstance(value, str) and (_WALLTIME.fullmatch(value) is not None or value.upper() == "UNLIMITED")
-
-
-def _seconds(value: Any) -> float:
-    if value == "":  # Dask would look for its first character
-        raise ValueError("no duration")
-    return float(parse_timedelta(value, default="s"))
 
 
 _TEXT = "text"
@@ -254,7 +235,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "job-cpu": (_is_count, _COUNT),
     "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
     "memory": (_is_size, "a size such as 32GiB"),
-    "death-timeout": (is_duration, "a duration in seconds"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
     "worker-extra-args": (_is_lines, _LINES),
@@ -290,7 +270,7 @@ def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str])
         yield from _wrong_options(f"{where}.scheduler-options", section["scheduler-options"])
 
 
-def _wrong_options(where: str, options: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_options(where: str, options: Mapping[str, object]) -> Iterator[str]:
     known = _scheduler_options()
     for key in options:
         if key not in known:
@@ -316,7 +296,7 @@ def _without_hours(where: str, walltime: Any) -> Iterator[str]:
 # ---- variables ---------------------------------------------------------------------------------------------
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -324,7 +304,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _unset(where: str, value: Any) -> Iterator[str]:
+def _unset(where: str, value: object) -> Iterator[str]:
     for text in _texts(value):
         for plain, braced in _VARIABLE.findall(text):
             name = plain or braced
@@ -335,7 +315,7 @@ def _unset(where: str, value: Any) -> Iterator[str]:
                 )
 
 
-def _replaced(value: Any) -> Any:
+def _replaced(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _replaced(item) for key, item in value.items()}
     if isinstance(value, list):

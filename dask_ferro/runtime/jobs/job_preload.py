@@ -35,6 +35,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
+from dask_ferro.runtime.scheduler_calls import LeaveAnswer, RosterCalls
 from dask_ferro.runtime.upstream_worker import address_of, keywords_of
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def dask_teardown(server: Nanny | Worker) -> None:
     _servers.discard(server)
 
 
-def ends_at(environ: Mapping[str, str], server: Any) -> float | None:
+def ends_at(environ: Mapping[str, str], server: object) -> float | None:
     """Return when a server's workers end, in seconds since the epoch: with the job, or before it with their lifetime.
 
     Raises
@@ -178,7 +179,7 @@ def _terminated() -> None:
     _begin(_leave_and_end(kill_wait(os.environ)))
 
 
-def _begin(work: Coroutine[Any, Any, None]) -> None:
+def _begin(work: Coroutine[object, object, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     _leaving.add(task)
     task.add_done_callback(_leaving.discard)
@@ -226,9 +227,8 @@ async def _leave_while_needed(until: float) -> None:
         answer = await _answer(there[0].scheduler, list(servers), left - _kept(left))
         if answer.get("over"):
             return
-        if len(answer["left"]) == len(
-            there
-        ):  # at once: a job that is requeued is missed when it takes long to end
+        # At once: a job that is requeued is missed when it takes long to end.
+        if len(answer["left"]) == len(there):
             sigterm.exit_now(list(_servers), 0)
         await asyncio.gather(*(sigterm.end(servers[address]) for address in answer["left"]))
         if answer["stayed"]:
@@ -237,21 +237,19 @@ async def _leave_while_needed(until: float) -> None:
             await asyncio.sleep(_POLL)
 
 
-async def _answer(scheduler: Any, addresses: list[str], seconds: float) -> dict[str, Any]:
+async def _answer(scheduler: RosterCalls, addresses: list[str], seconds: float) -> LeaveAnswer:
     """Ask the scheduler to let workers leave that end in any case; "over": it has no use for them."""
     try:
-        answer: dict[str, Any] | None = await scheduler.ferro_leave(
-            addresses=addresses, seconds=seconds, must=True
-        )
+        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)
     except KeyError:  # no roster; Dask's own way loses results, and could hold up a cluster that closes
-        return {"left": [], "stayed": {}, "over": True}
+        return _no_answer({}, over=True)
     except (OSError, RuntimeError) as error:  # the scheduler closes, or is busy
-        return {"left": [], "stayed": dict.fromkeys(addresses or [""], repr(error))}
-    return answer or {
-        "left": [],
-        "stayed": {},
-        "over": True,
-    }  # nothing: Dask's answer to what it does not know
+        return _no_answer(dict.fromkeys(addresses or [""], repr(error)), over=False)
+    return answer or _no_answer({}, over=True)  # nothing: Dask's answer to what it does not know
+
+
+def _no_answer(stayed: dict[str, str], *, over: bool) -> LeaveAnswer:
+    return {"left": [], "stayed": stayed, "lost": {"results": 0, "nbytes": 0, "for_good": 0}, "over": over}
 
 
 def _exit() -> None:
@@ -266,7 +264,7 @@ def _there() -> list[Nanny | Worker]:
     return [server for server in list(_servers) if server.status not in _OVER]
 
 
-async def _ask(scheduler: Any, addresses: list[str], seconds: float) -> set[str]:
+async def _ask(scheduler: RosterCalls, addresses: list[str], seconds: float) -> set[str]:
     """Return the workers that have left."""
     try:
         answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)

@@ -11,7 +11,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from dask.utils import parse_timedelta
 from dask_jobqueue.slurm import SLURMJob
@@ -83,7 +82,7 @@ class WorkerJob(SLURMJob):
         *,
         signal_ahead: float = JobKeywords.signal_ahead,
         grace: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self._prefix = name or "worker"

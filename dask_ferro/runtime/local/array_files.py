@@ -48,7 +48,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"output {str(path)!r} cannot be written: {error.strerror or error}")
 
 
-def save(path: Path, results: Mapping[str, Any]) -> None:
+def save(path: Path, results: Mapping[str, object]) -> None:
     """Write arrays to an .npy or .npz file, whole or not at all.
 
     Raises
@@ -78,6 +78,6 @@ def _write_npz(file: Any, results: Mapping[str, Any]) -> None:
                 np.lib.format.write_array(member, _storable(value), allow_pickle=False)
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> Any:
     array = np.asarray(value)
     return array.astype(np.str_) if array.dtype.kind == "O" else array

@@ -61,7 +61,7 @@ def connected(address: str) -> Iterator[tuple[Client, Place]]:
         yield client, _place(client, dashboard=True)
 
 
-def closed_pools(events: Iterable[tuple[float, Any]]) -> str:
+def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     """Return what an elastic controller said last of pools that are closed, in words; empty: nothing."""
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}

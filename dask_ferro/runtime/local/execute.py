@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 Watch = Callable[[Progress], None]
 
 
-def execute(client: Client, collection: Any, *, watch: Watch | None = None) -> Measured:
+def execute(client: Client, collection: object, *, watch: Watch | None = None) -> Measured:
     """Compute a collection and bring its result here.
 
     Parameters

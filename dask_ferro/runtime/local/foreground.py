@@ -19,6 +19,7 @@ from distributed import Status
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.job_config import JobConfig
 from dask_ferro.runtime.site_jobs import MODES
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 
 # Seconds between looks at what the controller decided; it decides once a second.
 _LOOK = 0.25
@@ -70,7 +71,7 @@ class Standing:
 
 
 @contextmanager
-def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: Any) -> Iterator[Standing]:
+def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: object) -> Iterator[Standing]:
     """Start a configuration's cluster, without jobs, and close it with all its jobs at the end.
 
     Parameters
@@ -98,7 +99,7 @@ def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: 
             cluster.close()
 
 
-def summary(decision: Mapping[str, Any]) -> str:
+def summary(decision: ScaleEvent) -> str:
     """Return what a decision of the controller found and did, in a line.
 
     >>> summary({"jobs": {"running": 2, "pending": 1}, "actions": []})

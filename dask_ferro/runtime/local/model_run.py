@@ -264,7 +264,7 @@ class _Ran(NamedTuple):
 
 
 def _compared(
-    request: Request, model: ModelGraph, arrays: Mapping[str, Any], origin: str, ran: _Ran
+    request: Request, model: ModelGraph, arrays: Mapping[str, object], origin: str, ran: _Ran
 ) -> Trial:
     opened, chunks = opened_of(model), model.chunks
     sig, ir_model = opened.signature, opened.loaded.model

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from dask.typing import Key
 from distributed import Client, Future, Scheduler
 from distributed.comm.core import CommClosedError
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -66,13 +67,13 @@ class Progress(NamedTuple):
 class Counting(SchedulerPlugin):
     """Counts what some keys need, as it gets done."""
 
-    def __init__(self, scheduler: Scheduler, keys: Iterable[Any], elapsed: float) -> None:
+    def __init__(self, scheduler: Scheduler, keys: Iterable[Key], elapsed: float) -> None:
         self.name = f"ferro-progress-{uuid4().hex}"
         self._scheduler = scheduler
         self._keys = set(keys)
         self._began = monotonic() - elapsed
         self._has_begun = False
-        self._left: dict[Any, tuple[TaskPrefix, int]] = {}  # prefix and ops of each key that is not done
+        self._left: dict[Key, tuple[TaskPrefix, int]] = {}  # prefix and ops of each key that is not done
         self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
         self._done = [0, 0, 0]  # tasks, bundles, ops
         self._all = [0, 0, 0]
@@ -82,7 +83,7 @@ class Counting(SchedulerPlugin):
         scheduler.add_plugin(self, name=self.name)
         scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
         """Note that a task is done, or never will be."""
         if finish not in ("memory", "erred", "forgotten") or key not in self._left:
             return
@@ -98,7 +99,7 @@ class Counting(SchedulerPlugin):
             if span["action"] == "compute"
         )
 
-    def look(self, cancelled: Iterable[Any] = ()) -> dict[str, Any]:
+    def look(self, cancelled: Iterable[Key] = ()) -> dict[str, Any]:
         """Return the counts of now, in msgpack's types; the last ones are those of all.
 
         Parameters
@@ -135,7 +136,7 @@ class Counting(SchedulerPlugin):
             else:
                 self._scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
-    def _give_up(self, keys: set[Any]) -> None:
+    def _give_up(self, keys: set[Key]) -> None:
         self._keys -= keys
         self._all[0] += len(keys)
         self._failed += len(keys)
@@ -194,18 +195,18 @@ def ops_of(spec: Any) -> int:
     return sum(map(ops_of, spec.args[0].values())) if spec.has_subgraph() else 0
 
 
-def _start(keys: Iterable[Any], elapsed: float, dask_scheduler: Any) -> str:
+def _start(keys: Iterable[Key], elapsed: float, dask_scheduler: Scheduler) -> str:
     return Counting(dask_scheduler, keys, elapsed).name
 
 
-def _look(name: str, cancelled: Iterable[Any], dask_scheduler: Any) -> dict[str, Any] | None:
+def _look(name: str, cancelled: Iterable[Key], dask_scheduler: Scheduler) -> dict[str, Any] | None:
     counting = dask_scheduler.plugins.get(name)
-    return None if counting is None else counting.look(cancelled)
+    return counting.look(cancelled) if isinstance(counting, Counting) else None
 
 
-def _stop(name: str, dask_scheduler: Any) -> None:
+def _stop(name: str, dask_scheduler: Scheduler) -> None:
     counting = dask_scheduler.plugins.get(name)
-    if counting is not None:
+    if isinstance(counting, Counting):
         counting.stop()
 
 
@@ -327,7 +328,7 @@ class Following:
             with suppress(CommClosedError, OSError):
                 await self._ask(_stop, name=self._name)
 
-    async def _ask(self, function: Callable[..., Any], **arguments: Any) -> Any:
+    async def _ask(self, function: Callable[..., object], **arguments: object) -> Any:
         try:
             return await self._client.run_on_scheduler(function, **arguments)
         except RuntimeError:  # of a pool of connections that is closed

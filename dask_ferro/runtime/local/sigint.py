@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def held() -> Iterator[None]:
         return
     held_back: list[int] = []
 
-    def hold(number: int, frame: Any) -> None:
+    def hold(number: int, frame: object) -> None:
         if held_back:
             raise KeyboardInterrupt
         held_back.append(number)

@@ -12,11 +12,13 @@ requirement is a must: without a worker of the class, the task waits for one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple
+from types import TracebackType
+from typing import ClassVar, NamedTuple
 
 import dask
 
@@ -78,7 +80,7 @@ class _Affinity:
             )
 
     @property
-    def annotations(self) -> dict[str, Any]:
+    def annotations(self) -> dict[str, dict[str, object]]:
         """Return it as Dask's annotations, together with what stands around."""
         around = dask.get_annotations().get(NAME, {})  # type: ignore[attr-defined]
         if not isinstance(around, Mapping):
@@ -98,14 +100,18 @@ class _Affinity:
         _ENTERED.set((*_ENTERED.get(), annotated))
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         *around, annotated = _ENTERED.get()
         _ENTERED.set(tuple(around))
-        annotated.__exit__(*exception)
+        annotated.__exit__(kind, error, where)
 
 
 # What the thread or task at hand has entered and not left, the innermost last.
-_ENTERED: ContextVar[tuple[Any, ...]] = ContextVar("dask_ferro.affinity", default=())
+_ENTERED: ContextVar[tuple[AbstractContextManager[object], ...]] = ContextVar(
+    "dask_ferro.affinity", default=()
+)
 
 
 class Prefer(_Affinity):
@@ -149,7 +155,7 @@ class Require(_Affinity):
 # ---- on the scheduler ---------------------------------------------------------------------------------------
 
 
-def wish_of(annotations: Mapping[str, Any] | None) -> Wish:
+def wish_of(annotations: Mapping[str, object] | None) -> Wish:
     """Return what a task's annotations say of devices; the innermost rule whose pattern matches its region counts."""
     told = annotations.get(NAME) if annotations else None
     if told is None or not isinstance(told, Mapping):  # most have none, and the check of an ABC is slow
@@ -160,7 +166,7 @@ def wish_of(annotations: Mapping[str, Any] | None) -> Wish:
     return Wish(_device(own["require"]), _device(own["prefer"]), _size(told.get(_BYTES)))
 
 
-def estimate_of(annotations: Mapping[str, Any] | None) -> Estimate | float | None:
+def estimate_of(annotations: Mapping[str, object] | None) -> Estimate | float | None:
     """Return what a task's annotations say it takes: "seconds" on a CPU, or "flops" and "bytes" as well."""
     told = annotations.get(NAME) if annotations else None
     if told is None or not isinstance(told, Mapping):
@@ -172,7 +178,7 @@ def estimate_of(annotations: Mapping[str, Any] | None) -> Estimate | float | Non
     return Estimate(seconds, max(flops or 0.0, 0.0), max(traffic or 0.0, 0.0))
 
 
-def _matching(told: Mapping[str, Any]) -> tuple[str, str] | None:
+def _matching(told: Mapping[str, object]) -> tuple[str, str] | None:
     region, rules = told.get(_REGION), told.get(_SIGNALS)
     if not isinstance(region, str) or not isinstance(rules, tuple | list):
         return None
@@ -184,14 +190,14 @@ def _matching(told: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _device(value: Any) -> str:
+def _device(value: object) -> str:
     return value if isinstance(value, str) and value in DEVICES else ""
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _size(value: Any) -> int | None:
+def _size(value: object) -> int | None:
     number = _number(value)
     return int(number) if number is not None and isfinite(number) and number >= 0 else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
@@ -21,6 +20,7 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.upstream_stealing import StealRequest
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.
 _FEW_INPUTS = 8
@@ -48,10 +48,7 @@ class Shown:
     ledger: Ledger
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        devices: Devices,
-        moving: Callable[[], Mapping[TaskState, Mapping[str, Any]]],
+        self, scheduler: Scheduler, devices: Devices, moving: Callable[[], Mapping[TaskState, StealRequest]]
     ) -> None:
         self.scheduler = scheduler
         self.devices = devices

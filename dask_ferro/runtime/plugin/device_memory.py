@@ -11,9 +11,9 @@ little.  What a task will take is what its like took, or what its annotation say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distributed import Scheduler
 from distributed.scheduler import TaskState, WorkerState
@@ -23,6 +23,7 @@ from dask_ferro.policy.events import DeviceTold, Event, MemoryTold, SizeLearned,
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.upstream import metrics_of, nbytes_of
+from dask_ferro.runtime.worker.plugin import Heartbeat
 
 HOST = "cpu"
 # Dask's protocols that know devices' memory: between two of a host, they use NVLink where there is one.
@@ -63,7 +64,7 @@ class Devices:
 
     # -- what workers say ----------------------------------------------------------------------------------
 
-    def heard(self, ws: WorkerState, told: Mapping[str, Any], ledger: Ledger) -> None:
+    def heard(self, ws: WorkerState, told: Heartbeat, ledger: Ledger) -> None:
         """Take what a worker says of itself in a heartbeat; of one that measures still, what is known stands."""
         if not told["flops"] and ws.address in self._told:
             return
@@ -87,10 +88,11 @@ class Devices:
         if ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
-    def _class(self, told: Mapping[str, Any]) -> str:
+    def _class(self, told: Heartbeat) -> str:
         """The class that a worker's seconds are learned for: of the first model, "gpu"; of others, "gpu: T4"."""
         device: str = told["device"]
-        model = (told.get("gpu") or {}).get("model")
+        gpu = told.get("gpu")
+        model = gpu["model"] if gpu else ""
         if not model or self._first.setdefault(device, model) == model:
             return device
         return f"{device}: {model}"

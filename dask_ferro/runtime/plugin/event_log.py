@@ -47,7 +47,7 @@ class EventLog:
         self._open, self._most, self._name = open_, most, name
         self._lines = Lines()
         self._pending: deque[Record] = deque()  # the loop appends, the thread takes
-        self._head = ""
+        self._head: dict[str, Json] = {}
         self._size = 0
         self._behind = False
         self._closing = Event()
@@ -57,7 +57,7 @@ class EventLog:
 
     def begin(self, head: dict[str, Json]) -> None:
         """Take the head, and start writing."""
-        self._head = text(head)
+        self._head = head  # it has copies alone, so that its text can be made beside the loop
         self._thread.start()
 
     def put(self, record: Record) -> bool:
@@ -86,7 +86,7 @@ class EventLog:
     def _write(self) -> None:
         try:
             with self._open() as file:
-                self._to(file, self._head)
+                self._to(file, text(self._head))
                 while not (self._is_done(file) or self._closing.wait(_INTERVAL)):
                     file.flush()
                 if not self._is_done(file) and self._behind:
@@ -126,7 +126,7 @@ class EventLog:
 
 def in_file(path: str, most: int) -> EventLog:
     """Return a log in a file; a recording that is there already is replaced, and no other file."""
-    return EventLog(lambda: _opened(Path(path)), most, path)
+    return EventLog(lambda: _opened(Path(path).expanduser()), most, path)
 
 
 def _opened(path: Path) -> BinaryIO:

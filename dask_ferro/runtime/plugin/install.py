@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
@@ -15,12 +15,13 @@ from dask_ferro.runtime.plugin.scheduler import (
     NOT_INSTALLED,
     REMOVE,
     FerroScheduler,
+    PluginFigures,
     stays_off,
 )
 from dask_ferro.runtime.plugin.settings import Settings
 
 
-def install(client: Client, **options: Any) -> Any:
+def install(client: Client, **options: object) -> Any:
     """Put dask_ferro's stealing and placement on a client's cluster, for all its graphs.
 
     Parameters
@@ -78,7 +79,7 @@ def figures(client: Client) -> Any:
     return client.sync(_figures, client)
 
 
-def _checked(client: Any) -> None:
+def _checked(client: object) -> None:
     if not isinstance(client, Client):
         raise ConfigError(
             f"got {type(client).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
@@ -121,25 +122,24 @@ def _tell(late: list[str], call: str, becomes: str, seconds: float) -> None:
         )
 
 
-async def _figures(client: Client) -> dict[str, Any]:
+async def _figures(client: Client) -> PluginFigures:
     if await client.run_on_scheduler(_settings) is None:
         raise ConfigError(NOT_INSTALLED)
-    found: dict[str, Any] = await getattr(client.scheduler, FIGURES)()
-    return found
+    return await getattr(client.scheduler, FIGURES)()
 
 
-def _late(dask_scheduler: Any = None) -> list[str]:
+def _late(*, dask_scheduler: Scheduler) -> list[str]:
     """Return the workers that the plugin still waits for."""
     plugin = dask_scheduler.plugins.get(NAME)
     return plugin.late if isinstance(plugin, FerroScheduler) else []
 
 
-def _state(dask_scheduler: Any = None) -> tuple[str, Settings | None]:
+def _state(*, dask_scheduler: Scheduler) -> tuple[str, Settings | None]:
     """Return why a scheduler's Dask cannot have the plugin, or "", and the settings of the one that it has."""
-    return stays_off(), _settings(dask_scheduler)
+    return stays_off(), _settings(dask_scheduler=dask_scheduler)
 
 
-def _settings(dask_scheduler: Any = None) -> Settings | None:
+def _settings(*, dask_scheduler: Scheduler) -> Settings | None:
     """Return the settings of the plugin on a scheduler, or None where there is none."""
     plugin = dask_scheduler.plugins.get(NAME)
     return plugin.settings if isinstance(plugin, FerroScheduler) else None

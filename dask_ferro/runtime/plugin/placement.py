@@ -16,12 +16,12 @@ Dask's `no-workers-timeout` is not for those that wait by our choice; for who re
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Any
 
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.metrics import monotonic, time
 from distributed.scheduler import TaskState, WorkerState
@@ -141,9 +141,8 @@ class Placing:
     def _fresh(self, ts: TaskState) -> float:
         """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
         tied = bool(ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
-        tied = tied or bool(
-            ts.resource_restrictions
-        )  # the pool with the longest walltime may have other resources
+        # The pool with the longest walltime may have other resources.
+        tied = tied or bool(ts.resource_restrictions)
         return 0.0 if tied else self.stealing.ledger.fresh
 
     def _waits(self, ts: TaskState) -> bool:
@@ -314,10 +313,12 @@ class Placing:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
         return self.candidates.seconds(ts.prefix.name, estimate_of(ts.annotations))
 
-    def rank(self, keys: list[Any]) -> None:
+    def rank(self, keys: list[Key]) -> None:
         """Give the new tasks of a narrow graph the order of their upward ranks."""
         tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
-        new: Mapping[Any, TaskState] = {ts.key: ts for ts in tasks if ts.state == "released" and ts.priority}
+        new: Mapping[Hashable, TaskState] = {
+            ts.key: ts for ts in tasks if ts.state == "released" and ts.priority
+        }
         if not any(ts.dependents for ts in new.values()):
             return
         dependents = {key: [d.key for d in ts.dependents if d.key in new] for key, ts in new.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,7 +99,7 @@ async def silent(scheduler: Scheduler, seconds: float) -> list[str]:
 
 
 async def _tell_all(
-    scheduler: Scheduler, message: dict[str, Any], seconds: float, hung: Collection[str] = ()
+    scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
     underway = _underway.setdefault(scheduler, {})
@@ -134,21 +134,24 @@ def _forget(
 
 
 async def _tell(
-    scheduler: Scheduler, address: str, message: dict[str, Any], before: asyncio.Task[Exception | None] | None
+    scheduler: Scheduler,
+    address: str,
+    message: Mapping[str, object],
+    before: asyncio.Task[Exception | None] | None,
 ) -> Exception | None:
     """Send a worker a message until it has answered or is gone; return what it raised, or None."""
     worker = scheduler.workers[address]
     if before is not None:
         await asyncio.wait({before})
     while scheduler.workers.get(address) is worker:
-        answer = (await scheduler.broadcast(msg=message, workers=[address], on_error="return"))[address]
+        answer = (await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return"))[address]
         if not isinstance(answer, OSError | TimeoutError):
             return answer if isinstance(answer, Exception) else _raised(answer)
         await asyncio.sleep(_AGAIN)
     return None
 
 
-def _raised(answer: dict[str, Any]) -> Exception | None:
+def _raised(answer: dict[str, object]) -> Exception | None:
     """Return what a plugin's own `setup` or `teardown` raised on a worker."""
     if answer.get("status") != "error":
         return None
@@ -156,7 +159,7 @@ def _raised(answer: dict[str, Any]) -> Exception | None:
     return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))
 
 
-def _plain(told: Any) -> Any:
+def _plain(told: object) -> Any:
     """Return what a scheduler is sent packed, so that it can pass it on as it is."""
     if isinstance(told, Serialized):
         return deserialize(told.header, told.frames)

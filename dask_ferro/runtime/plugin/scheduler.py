@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 from weakref import WeakKeyDictionary
 
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
@@ -34,6 +35,15 @@ NAME = "ferro"
 # What a client calls to take the plugin off, and to ask for its figures.
 REMOVE = "ferro_remove"
 FIGURES = "ferro_figures"
+
+
+class PluginFigures(TypedDict):
+    """What was moved so far, each worker's threshold in seconds, the policy, and workers that have not answered."""
+
+    counts: dict[str, float]
+    thresholds: dict[str, float]
+    stealing: str
+    late: list[str]
 
 
 # One comes on or goes off at a time.
@@ -105,7 +115,7 @@ class FerroScheduler(SchedulerPlugin):
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
 
-    async def remove(self, comm: Any = None) -> list[str]:
+    async def remove(self, comm: object = None) -> list[str]:
         """Give the scheduler its own stealing, placement and intervals back.  Idempotent.
 
         Returns
@@ -181,17 +191,17 @@ class FerroScheduler(SchedulerPlugin):
             self.events.stop()
             prometheus.take_off(self._scheduler)
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Pass on what somebody logged."""
         if self.events is not None:
             self.events.heard(topic, msg)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Forget what is counted of a worker."""
         if self.events is not None:
             self.events.left(worker)
 
-    def figures(self, comm: Any = None) -> dict[str, Any]:
+    def figures(self, comm: object = None) -> PluginFigures:
         """Return what was moved so far, and each worker's threshold in seconds."""
         assert self.stealing is not None
         return {
@@ -215,7 +225,7 @@ class FerroScheduler(SchedulerPlugin):
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
             scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
 
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:
         """Order the tasks of a new graph."""
         if self.settings.rank and self.placing is not None:
             self.placing.rank(tasks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dask_ferro import config
 from dask_ferro.sections import AUTO, OFF, POLICIES, PluginOptions
@@ -20,7 +19,7 @@ class Settings(PluginOptions):
     """What the plugin does, and when; durations are seconds."""
 
     @classmethod
-    def configured(cls, **options: Any) -> Settings:
+    def configured(cls, **options: object) -> Settings:
         """Return the configuration's settings, with some of them given by name.
 
         Raises

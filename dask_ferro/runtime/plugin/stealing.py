@@ -8,43 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
+from dask_ferro.policy import events
 from dask_ferro.policy.estimates import Links
-from dask_ferro.policy.events import (
-    Answered,
-    Arrived,
-    Ask,
-    Assigned,
-    Due,
-    DurationLearned,
-    Event,
-    Finished,
-    HandOver,
-    Heard,
-    Hurry,
-    Instruction,
-    Joined,
-    Left,
-    Opened,
-    PlaceAgain,
-    ResourcesTold,
-    Restarted,
-    Switched,
-    Tick,
-    Unsent,
-    Wake,
-)
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.recording.recorder import Recorder
-from dask_ferro.policy.scheduling_core import HISTORY, SchedulingCore
+from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
@@ -54,7 +31,7 @@ from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.plugin.event_log import EventLog, in_file
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.waits import Waits
-from dask_ferro.runtime.telemetry.history import Watch
+from dask_ferro.runtime.telemetry.move_log import MoveLog, Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.upstream_stealing import EntryPoints
 from dask_ferro.runtime.worker.plugin import METRIC, sent
@@ -81,14 +58,12 @@ class Stealing(EntryPoints):
         What every worker is believed to be doing: the core's.
     links : Links
         What moving bytes costs.
-    thresholds : deque of (time, address, seconds)
-        How the workers' thresholds changed, the newest last.
-    counts : mapping of str to float
-        "requests", "confirmed", "refused", "stale"; "seconds moving", projected, of the confirmed ones; "seconds
-        worked": measured, by workers in tasks that they stole.  No thread works at two at a time, so this is time
-        that was filled; seconds by which tasks finish earlier are no such thing, for many wait at once.
+    moves : MoveLog
+        What became of each request.
+    counts : dict of str to float
+        The log's.
     watch : Watch
-        What is kept for the dashboard's pages.
+        Samples for the dashboard's pages.
     devices : Devices
         What is known of the workers' devices.
     shown : Shown
@@ -125,34 +100,39 @@ class Stealing(EntryPoints):
             self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
         self.ledger: Ledger = self.core.ledger
         self.shown.ledger = self.ledger
-        self.counts: dict[str, float] = self.core.counts
+        self.counts = self.core.counts
+        self.moves = MoveLog(self.counts)
         self.telemetry = Telemetry(settings.recorded_tasks)
+        self.moves.readers.append(self.telemetry.moved)
         self.watch = Watch()
-        self.thresholds: deque[tuple[float, str, float]] = deque(maxlen=HISTORY)
         self.waits = Waits(self, self.tell, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
-        self._kick: Any = None
+        self._kick: object = None
         self._beats: dict[str, int] = {}
         self._refused = False
-        self._acts: dict[type, Callable[[Any, float], None]] = {
-            Ask: self._request,
-            HandOver: self._hand_over,
-            PlaceAgain: self._place_again,
-            Wake: self._wake,
-            Hurry: self._hurry,
-            Arrived: self._arrived,
-        }
-        self._lines: list[tuple[object, ...]] = []  # of the log, of the requests that are being sent
+        self._acts = self._by_instruction()
+        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
         self._learn(scheduler)
         super().__init__(scheduler)
         self._take_over(scheduler)
+
+    def _by_instruction(self) -> dict[type, Callable[[Any, float], None]]:
+        return {
+            events.Ask: self._request,
+            events.HandOver: self._hand_over,
+            events.PlaceAgain: self._place_again,
+            events.Wake: self._wake,
+            events.Hurry: self._hurry,
+            events.Settled: self.moves.write,
+            events.Arrived: self.moves.write,
+        }
 
     def _learn(self, scheduler: Scheduler) -> None:
         """Take what Dask has seen before us."""
         for prefix in upstream.prefixes(scheduler):
             if prefix.duration_average > 0:
-                self.tell(DurationLearned(prefix.name, "cpu", prefix.duration_average))
+                self.tell(events.DurationLearned(prefix.name, "cpu", prefix.duration_average))
 
     def _take_over(self, scheduler: Scheduler) -> None:
         """Write the tasks that are with workers into their queues."""
@@ -173,7 +153,7 @@ class Stealing(EntryPoints):
 
     # -- from start to stop --------------------------------------------------------------------------------
 
-    async def start(self, scheduler: Any = None) -> None:
+    async def start(self, scheduler: object = None) -> None:
         """Take steps when something happens, and start the slow tick.  Idempotent; also after `stop`."""
         self._refused = False
         if "stealing" not in self.scheduler.periodic_callbacks:
@@ -181,7 +161,7 @@ class Stealing(EntryPoints):
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
             self._settle_asked()
-            self.tell(Switched(True))
+            self.tell(events.Switched(True))
 
     async def stop(self) -> None:
         """Take no more steps; return when no request is on its way.  Idempotent."""
@@ -196,7 +176,7 @@ class Stealing(EntryPoints):
     def _switch_off(self) -> None:
         self._refused = True
         self._unkick()
-        self.tell(Switched(False))
+        self.tell(events.Switched(False))
 
     # -- recordings of events ------------------------------------------------------------------------------
 
@@ -223,7 +203,7 @@ class Stealing(EntryPoints):
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Tell the core of an event, and do what it decides."""
         now = time()
         if decided := self._handle(event, now):
@@ -234,25 +214,26 @@ class Stealing(EntryPoints):
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
         accepts, resources = ws.status == Status.running, dict(ws.resources)
-        self.tell(Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
+        self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
 
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: object, worker: str, **kwargs: object) -> None:
         """Close the worker's page.  Its tasks have been taken back by now."""
-        self.tell(Left(worker))
+        self.tell(events.Left(worker))
         self.devices.left(worker)
+        self.moves.left(worker)
         self.telemetry.left(worker)
         self._beats.pop(worker, None)
         self._settle_asked()
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
         if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
             ws = self.scheduler.workers.get(topic)
             if ws is not None:
-                self.tell(Opened(topic, ws.status == Status.running))
+                self.tell(events.Opened(topic, ws.status == Status.running))
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Keep the book."""
         try:
             if start == "processing":
@@ -269,11 +250,11 @@ class Stealing(EntryPoints):
 
     def _seceded(self, ts: TaskState) -> None:
         if ts not in self.asked:
-            self.tell(Finished(ts.key))
+            self.tell(events.Finished(ts.key))
 
-    def restart(self, scheduler: Any) -> None:
+    def restart(self, scheduler: object) -> None:
         """Forget tasks; what things cost stays known."""
-        self.tell(Restarted())
+        self.tell(events.Restarted())
 
     def _assigned(self, ts: TaskState) -> None:
         ws = ts.processing_on
@@ -281,14 +262,14 @@ class Stealing(EntryPoints):
             return
         told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
         self.tell(
-            Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes)
+            events.Assigned(
+                ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes
+            )
         )
 
-    def _left(self, key: Any, finish: str, message: dict[str, Any]) -> None:
+    def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
-        info = self._forget_asked(ts)
-        if info is not None:  # it was done before the victim was asked
-            self.watch.moved(time(), key, info, "stale")
+        self._forget_asked(ts)
         seconds, is_done = None, finish == "memory"
         if is_done:
             spans = message.get("startstops") or ()
@@ -300,11 +281,11 @@ class Stealing(EntryPoints):
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
-        self.tell(Finished(key, is_done, seconds))
+        self.tell(events.Finished(key, is_done, seconds))
 
     # -- when to take a step -------------------------------------------------------------------------------
 
-    def _wake(self, told: Wake, now: float) -> None:
+    def _wake(self, told: events.Wake, now: float) -> None:
         self._unkick()
         self._kick = self.scheduler.loop.call_at(
             self.scheduler.loop.time() + told.at - time(), self.waits.step, told.at
@@ -312,7 +293,7 @@ class Stealing(EntryPoints):
 
     def _called(self, due: float) -> None:
         if not self._refused:
-            self._step(Due(due))
+            self.tell(events.Due(due))
 
     def _unkick(self) -> None:
         if self._kick is not None:
@@ -324,19 +305,10 @@ class Stealing(EntryPoints):
             ws = self.scheduler.workers.get(address)  # None: it is being removed
             accepts = ws is not None and self.waits.is_open(ws)
             if row.accepts != accepts:
-                self.tell(Opened(address, accepts))
+                self.tell(events.Opened(address, accepts))
             if ws is not None:
                 self._heard(ws)
-        self._step(Tick())
-
-    def _step(self, event: Event) -> None:
-        """Let the core take a step, and note how thresholds changed."""
-        now, before = time(), self.state.thresholds
-        decided = self._handle(event, now)
-        if self.state.thresholds is not before:
-            changed = ((a, t) for a, t in self.state.thresholds.items() if before.get(a) != t)
-            self.thresholds.extend((now, address, threshold) for address, threshold in changed)
-        self._enact(decided, now)
+        self.tell(events.Tick())
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
@@ -349,9 +321,9 @@ class Stealing(EntryPoints):
         """Learn from a worker's heartbeat: its device, and what its transfers took."""
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
-            self.tell(Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
+            self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
         if ws.resources != self.ledger.rows[ws.address].resources:  # Dask has no hook for it
-            self.tell(ResourcesTold(ws.address, dict(ws.resources)))
+            self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
             self.devices.guess(ws)
@@ -364,49 +336,45 @@ class Stealing(EntryPoints):
 
     # -- what is decided -----------------------------------------------------------------------------------
 
-    def _enact(self, decided: list[Instruction], now: float) -> None:
+    def _enact(self, decided: list[events.Instruction], now: float) -> None:
+        failed: Exception | None = None
         for told in decided:
-            self._acts[type(told)](told, now)
+            try:
+                self._acts[type(told)](told, now)
+            except Exception as error:  # the core believes that all of them were done
+                logger.exception("dask_ferro could not do %r", told)
+                failed = failed or error
         if self._lines:
             lines, self._lines = self._lines, []
             self._log_requests(lines)
+        if failed is not None:
+            raise failed
 
-    def _hurry(self, told: Hurry, now: float) -> None:
+    def _hurry(self, told: events.Hurry, now: float) -> None:
         soon = self.settings.scheduler_sends
         upstream.put_sends(
             self.scheduler, [told.worker], soon if told.soon else max(upstream.WORKER_SENDS, soon)
         )
 
-    def _request(self, told: Ask, now: float) -> None:
+    def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
         if line is None:  # the victim is going; Dask will take its tasks back
-            self.tell(Unsent(told.key))
+            self.tell(events.Unsent(told.key))
         else:
             self._lines.append(line)
 
-    def _hand_over(self, told: HandOver, now: float) -> None:
+    def _hand_over(self, told: events.HandOver, now: float) -> None:
         ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
         upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
 
-    def _place_again(self, told: PlaceAgain, now: float) -> None:
+    def _place_again(self, told: events.PlaceAgain, now: float) -> None:
         self._place_anew(told.key)
-
-    def _arrived(self, told: Arrived, now: float) -> None:
-        ts = self.scheduler.tasks[cast(Any, told.key)]
-        self.counts["seconds worked"] += told.worked
-        self.watch.worked(now, told.worked)
-        started = told.requested + told.delay
-        self.telemetry.stolen(told.key, told.victim, told.thief, told.requested, started, ts.prefix.name)
 
     # -- the answer ----------------------------------------------------------------------------------------
 
-    def _answered(self, ts: TaskState, info: Mapping[str, Any], answer: str) -> str:
+    def _answered(self, ts: TaskState, answer: events.Answer) -> events.Settlement:
         now = time()
-        decided = self._handle(Answered(ts.key, answer), now)
-        outcome = "refused" if answer in ("kept", "seceded") else "stale"
-        if any(type(told) is HandOver for told in decided):
-            outcome = "confirmed"
-            self.counts["seconds moving"] += info["cost"]
+        decided = self._handle(events.Answered(ts.key, answer), now)
         self._enact(decided, now)
-        self.watch.moved(time(), ts.key, info, outcome)
-        return outcome
+        settled = (told.outcome for told in decided if isinstance(told, events.Settled))
+        return next(settled, "stale")  # a restart made the core forget the request

@@ -10,10 +10,11 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Protocol, cast
 from uuid import uuid4
 
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
@@ -25,6 +26,7 @@ from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.upstream_stealing import StealRequest
 
 # A step that comes so late finds answers that nobody has read; it lets them be read first.
 _LATE, _AFTER = 0.005, 0.001
@@ -40,29 +42,15 @@ _STALL = 1.0
 class StealingExtension(Protocol):
     """What is read of the scheduler's stealing extension, which owns these waits."""
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler."""
+    scheduler: Scheduler
+    settings: Settings
+    core: SchedulingCore
+    ledger: Ledger
+    after_freeing: Callable[[], None]
 
     @property
-    def settings(self) -> Settings:
-        """The user's."""
-
-    @property
-    def core(self) -> SchedulingCore:
-        """What decides."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The core's."""
-
-    @property
-    def asked(self) -> Mapping[TaskState, Mapping[str, Any]]:
+    def asked(self) -> Mapping[TaskState, StealRequest]:
         """The requests that are not answered, by task."""
-
-    @property
-    def after_freeing(self) -> Callable[[], None]:
-        """Called when a worker may be given tasks again."""
 
 
 class Waits:
@@ -99,9 +87,9 @@ class Waits:
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
         self.silent: dict[str, float] = {}  # workers that do not answer: when they were heard of last
         self._ticked, self._awake = 0.0, 0.0  # when it ticked last, and since when it does so in time
-        self._told: set[Any] = set()  # keys of which it was said that they wait, and that still do
+        self._told: set[Hashable] = set()  # keys of which it was said that they wait, and that still do
         self._listens = False
-        self._withdrawn: dict[Any, str] = {}  # by key: the request of which nothing was heard
+        self._withdrawn: dict[Key, str] = {}  # by key: the request of which nothing was heard
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -156,7 +144,7 @@ class Waits:
             key
             for key in self._told
             if ((entry := entries.get(key)) is not None and entry.started is None)
-            or tasks.get(key) in unrunnable
+            or tasks.get(cast(Key, key)) in unrunnable
         }
         new = {wait.key: wait.reason for wait in told if wait.key not in self._told}
         self.began.update(new.values())
@@ -214,7 +202,7 @@ class Waits:
         if ws.address in self._stealing.ledger.rows:
             self._tell(Opened(ws.address, False))
 
-    def _give_up(self, ts: TaskState, info: Any) -> None:
+    def _give_up(self, ts: TaskState, info: StealRequest) -> None:
         """Place a task anew that its worker does not give up, or let its thief do something else meanwhile."""
         scheduler, victim = self._stealing.scheduler, info["victim"]
         if all(self._is_held_beside(dts, victim) for dts in ts.dependencies):
@@ -224,7 +212,7 @@ class Waits:
             self._tell(Withdrawn(ts.key))
 
     @staticmethod
-    def _is_held_beside(dts: TaskState, victim: Any) -> bool:
+    def _is_held_beside(dts: TaskState, victim: object) -> bool:
         return any(ws is not victim for ws in dts.who_has or ())
 
     def counts(self) -> dict[str, int]:

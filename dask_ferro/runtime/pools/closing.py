@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
 from distributed.metrics import time
 
@@ -23,7 +22,6 @@ from dask_ferro.runtime.pools.pool import JobPool
 from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.parsing import HELD, Row
 from dask_ferro.runtime.slurm.site import Site
 from dask_ferro.runtime.telemetry.events import CLOSED, TOPIC
 
@@ -58,7 +56,7 @@ class Closings:
         self,
         site: Site,
         script: Callable[[str], str],
-        publish: Callable[[str, Any], Awaitable[None]],
+        publish: Callable[[str, object], Awaitable[None]],
         refuse: Callable[[str, str], bool],
     ) -> None:
         self._site, self._script, self._publish, self._refuse = site, script, publish, refuse
@@ -108,7 +106,7 @@ class Closings:
         refused, self._refused = self._refused, {}
         return [f"SLURM would never start jobs of pool {pool!r}: {words}" for pool, words in refused.items()]
 
-    async def unless_closed(self, what: Awaitable[Any], why: Callable[[], str]) -> None:
+    async def unless_closed(self, what: Awaitable[object], why: Callable[[], str]) -> None:
         """Wait for something, unless there is a reason not to.
 
         Raises
@@ -133,7 +131,7 @@ class Closings:
         if going:
             await asyncio.wait(going, timeout=1.0)
 
-    def begin(self, what: Coroutine[Any, Any, None]) -> None:
+    def begin(self, what: Coroutine[object, object, None]) -> None:
         """Do something in the background, for which `settled` waits."""
         task = asyncio.get_running_loop().create_task(what)
         self._going.add(task)
@@ -186,8 +184,3 @@ def is_young(job: BatchJob, now: float) -> bool:
     if job.seems_over or job.state == BOOTING:
         return job.seems_over or now - job.since < _STARTED
     return job.state != RUNNING and not job.reason and now - job.since < _UNSEEN
-
-
-def never_ran(job: BatchJob) -> bool:
-    """Whether a job that is over was held: it has no output."""
-    return job.started_at is None and Row(job.job_id, "PENDING", reason=job.reason).phase == HELD

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from distributed import Status
@@ -28,8 +28,10 @@ from dask_ferro.runtime.jobs.cluster_repr import PoolWords
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools.pool import JobPool, overrides_of
 from dask_ferro.runtime.pools.providers import told_closed
+from dask_ferro.runtime.pools.rpc import PoolRow
 from dask_ferro.runtime.pools.shortage import is_shut
-from dask_ferro.runtime.site_jobs import DEFAULT, MODES
+from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
 
@@ -51,7 +53,7 @@ class LivePools(Sequence[Pool]):
         Carries out an order: (what, name, options).
     """
 
-    def __init__(self, facts: Callable[[], tuple[Pool, ...]], order: Callable[..., Any]) -> None:
+    def __init__(self, facts: Callable[[], tuple[Pool, ...]], order: Callable[..., object]) -> None:
         self._facts, self._order = facts, order
 
     def __call__(self) -> tuple[Pool, ...]:
@@ -76,7 +78,7 @@ class LivePools(Sequence[Pool]):
     def __repr__(self) -> str:
         return repr(self._facts())
 
-    def add(self, name: str, **options: Any) -> Any:
+    def add(self, name: str, **options: object) -> Any:
         """Have one more kind of jobs, which the controller asks for from now on.
 
         Parameters
@@ -120,29 +122,25 @@ class PoolOrders:
     @property
     def pools(self: Any) -> LivePools:
         """The kinds of jobs, with what was measured of them and why one is closed or paused at the moment."""
-        live: LivePools = self._live_pools
-        return live
+        return self._live_pools
 
     def resources(self: Any, pool: str) -> dict[str, float]:
         """Return the abstract resources that each worker of a pool has."""
-        found: dict[str, float] = self._kind(pool).job.resources
-        return found
+        return self._kind(pool).job.resources
 
     def _first_job(self: Any) -> WorkerJob:
         """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
         self._records()
-        job: WorkerJob = self._template
-        return job
+        return self._template
 
     def _records(self: Any) -> dict[str, JobPool]:
         """Return the pools by name; other threads read this, so that it is replaced and never changed."""
         if not self._pool_records:
             self._pool_records = {name: self._built(name, options) for name, options in self._kinds.items()}
             self._template = self._pool_records[DEFAULT].job
-        records: dict[str, JobPool] = self._pool_records
-        return records
+        return self._pool_records
 
-    def _built(self: Any, name: str, overrides: Mapping[str, Any]) -> JobPool:
+    def _built(self: Any, name: str, overrides: Mapping[str, object]) -> JobPool:
         prefix = self._names.prefix(name)
         return JobPool.built(
             name, self.job_cls, ADDRESS, job_keywords(self), self._guesses | overrides, prefix
@@ -152,8 +150,7 @@ class PoolOrders:
         records = self._records()
         if pool not in records:
             raise ConfigError(f"{_WHO}: no pool {pool!r}; there are {', '.join(records)}")
-        found: JobPool = records[pool]
-        return found
+        return records[pool]
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
@@ -174,15 +171,15 @@ class PoolOrders:
         """Return them as `repr` and HTML show them; nothing is built for that."""
         now, found = time(), []
         for name, kind in self._pool_records.items():
-            told: tuple[Any, ...] = (self._submission.trouble(name),)
+            told: tuple[str, float, str] = self._submission.trouble(name), 0.0, "closed"
             if kind.mode:
                 told = kind.told_mode(), 0.0, MODES[kind.mode]
             elif now < kind.closed_until:
-                told = kind.closed, kind.closed_until
+                told = kind.closed, kind.closed_until, "closed"
             found.append(PoolWords(name, kind.offer.minimum, kind.offer.maximum, *told))
         return found
 
-    def _pool_rows(self: Any) -> list[dict[str, Any]]:
+    def _pool_rows(self: Any) -> list[PoolRow]:
         """Return of each pool what a table shows, in msgpack's types."""
         states = Counter((job.pool, job.state) for job in self._book.values())
         return [
@@ -203,13 +200,15 @@ class PoolOrders:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def _order_pool(self: Any, what: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+    def _order_pool(self: Any, what: str, name: str, options: Mapping[str, object] | None = None) -> Any:
         """Carry out an order; on an event loop, return what can be awaited for it."""
         if self.asynchronous or self.called_from_running_loop:
             return asyncio.ensure_future(self._carry_out(what, name, options))
         return self.sync(self._carry_out, what, name, options)
 
-    async def _carry_out(self: Any, what: str, name: str, options: Mapping[str, Any] | None = None) -> None:
+    async def _carry_out(
+        self: Any, what: str, name: str, options: Mapping[str, object] | None = None
+    ) -> None:
         if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
             raise ConfigError(f"{_WHO}: pool {name!r}: the cluster is closed")
         async with self._orders:
@@ -236,7 +235,7 @@ class PoolOrders:
             logger.warning("%s", text)
             await self._publish("warn", text)
 
-    async def _add_pool(self: Any, name: str, options: Mapping[str, Any]) -> None:
+    async def _add_pool(self: Any, name: str, options: Mapping[str, object]) -> None:
         checked = overrides_of({name: options})
         if (there := self._records().get(name)) is not None:
             state = f"is being removed, {there.told_mode()}" if there.mode == REMOVED else "is there already"
@@ -259,7 +258,7 @@ class PoolOrders:
             )
         kind.retire(time())
         going = self._submission.waiting(name)
-        if not self._adapts():
+        if self._adapting() is None:
             going = [job for job in self._book.values() if job.pool == name and not job.started_at]
         self._release_soon(going)
         self._forget_removed()
@@ -278,10 +277,10 @@ class PoolOrders:
             raise ConfigError(f"{_WHO}: pool {name!r} is being removed, {kind.told_mode()}")
         return kind
 
-    def _release_soon(self: Any, jobs: Sequence[Any]) -> None:
+    def _release_soon(self: Any, jobs: Iterable[SiteJob] | Iterable[BatchJob]) -> None:
         """End jobs in the background: commands may hang."""
-        if jobs:
-            self._closings.begin(self.release([job.name for job in jobs]))
+        if names := [job.name for job in jobs]:
+            self._closings.begin(self.release(names))
 
     def _forget_removed(self: Any) -> None:
         """Forget pools that were removed, once nothing is left of their jobs."""

@@ -207,7 +207,7 @@ class JobPool:
         self.output, self.is_explained = output, True
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: object) -> str:
     """Return a name for jobs by which SLURM can list and cancel them.
 
     Raises
@@ -223,7 +223,7 @@ def checked_name(name: Any) -> str:
     return str(name)
 
 
-def overrides_of(pools: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
+def overrides_of(pools: Mapping[str, Mapping[str, object]] | None) -> dict[str, dict[str, Any]]:
     """Return what the pools replace, by their names.
 
     Raises

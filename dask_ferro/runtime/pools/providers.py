@@ -17,7 +17,7 @@ from time import localtime, strftime
 from typing import Any, Protocol
 
 from dask.utils import parse_bytes
-from distributed import Status
+from distributed import SpecCluster, Status
 from distributed.metrics import time
 
 from dask_ferro.errors import ConfigError
@@ -108,7 +108,7 @@ class SpecPools:
     cluster : distributed.SpecCluster
     """
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: SpecCluster) -> None:
         self.cluster = cluster
         self._since: dict[str, tuple[str, float]] = {}
         self._asked: dict[str, float] = {}
@@ -155,7 +155,7 @@ class SpecPools:
             jobs = self._jobs()  # that took a while: others were released meanwhile, and are no jobs any more
         return tuple(jobs.values())
 
-    def _jobs(self) -> dict[Any, SiteJob]:
+    def _jobs(self) -> dict[object, SiteJob]:
         """Return the jobs of the specification by their names in it, as they are now."""
         now = time()
         connected = upstream_deploy.names_of(self.cluster)
@@ -216,12 +216,12 @@ class SpecPools:
                 upstream_deploy.started(self.cluster).pop(name, None)
                 self._drop(str(name))
 
-    def _failed(self, name: Any) -> bool:
+    def _failed(self, name: object) -> bool:
         """Whether a job was asked for and did not start: dask-jobqueue leaves such a one in its first status."""
         job = upstream_deploy.started(self.cluster).get(name)
         return job is None or getattr(job, "status", None) in (Status.created, Status.failed)
 
-    async def _closed(self, name: Any) -> None:
+    async def _closed(self, name: object) -> None:
         """Wait for a worker that the scheduler told to close: closing its nanny meanwhile makes that one kill it."""
         worker: Any = upstream_deploy.started(self.cluster).get(name)
         connected = upstream_deploy.names_of(self.cluster)
@@ -246,7 +246,7 @@ class SpecPools:
             self._since[name] = (state, now)
         return SiteJob(name, DEFAULT, "", state, workers, self._since[name][1], order)
 
-    def _is_over(self, name: Any, job: SiteJob, now: float) -> bool:
+    def _is_over(self, name: object, job: SiteJob, now: float) -> bool:
         """Whether a job is over that nobody ended: its process is closed, or its workers are gone for long."""
         if job.state == RUNNING or job.name in self._releasing:
             return False

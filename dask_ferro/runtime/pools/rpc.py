@@ -7,7 +7,7 @@ other, whoever asks is told that nobody answers.  Errors travel as text.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TypedDict
 
 from distributed import Scheduler
 
@@ -15,13 +15,37 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import Line
 
 HANDLER = "ferro_pools"
+
+
+class PoolRow(TypedDict):
+    """A pool as a table shows it: its jobs by state, no maximum where it has none."""
+
+    name: str
+    state: str
+    why: str
+    until: float | None
+    jobs: dict[str, int]
+    minimum: float
+    maximum: float | None
+    processes: int
+    threads: int
+    queue: str
+
+
+class PoolsAnswer(TypedDict, total=False):
+    """The pools, or why an order is refused."""
+
+    pools: list[PoolRow]
+    error: str
+
+
 ORDERS = ("add", "remove", "pause", "resume")
 
 
 def serve(
-    scheduler: Any,
-    carry_out: Callable[[str, str, Mapping[str, Any]], Awaitable[None]],
-    rows: Callable[[], list[dict[str, Any]]],
+    scheduler: object,
+    carry_out: Callable[[str, str, Mapping[str, object]], Awaitable[None]],
+    rows: Callable[[], list[PoolRow]],
 ) -> None:
     """Answer for a cluster's pools on its scheduler, where that is in this process.
 
@@ -34,8 +58,8 @@ def serve(
     """
 
     async def answer(
-        comm: Any = None, what: str = "list", name: str = "", options: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+        comm: object = None, what: str = "list", name: str = "", options: Mapping[str, object] | None = None
+    ) -> PoolsAnswer:
         try:
             if what in ORDERS:
                 await carry_out(what, name, options or {})
@@ -47,19 +71,18 @@ def serve(
         scheduler.handlers[HANDLER] = answer
 
 
-async def _asked(dask_scheduler: Any, **words: Any) -> dict[str, Any]:
+async def _asked(dask_scheduler: Scheduler, **words: object) -> PoolsAnswer:
     """Ask the cluster; runs on the scheduler."""
     handler = dask_scheduler.handlers.get(HANDLER)
     if handler is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its pools; wanted one that "
                 "`dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
-    answer: dict[str, Any] = await handler(**words)
-    return answer
+    return await handler(**words)
 
 
 async def call(
-    where: Callable[[], str], what: str, name: str = "", options: Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:
+    where: Callable[[], str], what: str, name: str = "", options: Mapping[str, object] | None = None
+) -> list[PoolRow]:
     """Return the pools of a running cluster as a table, after an order where there is one.
 
     Parameters
@@ -83,5 +106,4 @@ async def call(
         await line.close()
     if "error" in answer:
         raise ConfigError(answer["error"])
-    pools: list[dict[str, Any]] = answer["pools"]
-    return pools
+    return answer["pools"]

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
@@ -52,7 +53,7 @@ class JobCounts(SchedulerPlugin):
         """Learn a worker's name."""
         self._names[worker] = str(scheduler.workers[worker].name)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
         """Forget a worker; its tasks are counted until its job is over."""
         name = self._names.pop(worker, None)
         if name is not None and name in self._done:
@@ -64,14 +65,14 @@ class JobCounts(SchedulerPlugin):
             if oldest not in self._job_of:
                 self._done.pop(oldest, None)
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
         """Count a task that ended well."""
         if start == "processing" and finish == "memory":
             name = self._names.get(kwargs.get("worker", ""))
             if name is not None:
                 self._done[name] += 1
 
-    def told(self, records: Iterable[Mapping[str, Any]], comm: Any = None) -> dict[str, int]:
+    def told(self, records: Iterable[Mapping[str, object]], comm: object = None) -> dict[str, int]:
         """Take in records that changed; return the tasks of all workers whose jobs are not over."""
         for told in records:
             try:
@@ -92,7 +93,7 @@ class JobCounts(SchedulerPlugin):
         self._book.changed()  # nobody asks for that here
         return dict(self._done)
 
-    def jobs(self, comm: Any = None) -> list[dict[str, Any]]:
+    def jobs(self, comm: object = None) -> list[dict[str, object]]:
         """Return all records, in the order in which the jobs were asked for."""
         self._book.tally(self._done)
         return [record.as_dict() for record in self._book.records]

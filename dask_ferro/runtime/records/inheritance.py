@@ -65,10 +65,10 @@ def verdict(
         if row.submitted is None and row.phase not in (ENDING, OVER) and since < _ASKED:
             return Verdict(ASK, "SLURM does not say when it was submitted")
         if row.submitted is None and row.phase in (ENDING, OVER):
-            return Verdict(GONE, _told(row))
+            return Verdict(GONE, row.told)
         return Verdict(GONE, "its number is another job's now")
     if row.phase in (ENDING, OVER):
-        return Verdict(GONE, _told(row))
+        return Verdict(GONE, row.told)
     if row.phase == HELD:
         return Verdict(END, "it is held")
     if row.phase != PENDING and not is_connected:
@@ -105,7 +105,3 @@ def told(record: JobRecord, decision: Verdict) -> str:
     """Return what is done with a job, on one line."""
     words = {ADOPT: "is adopted", END: "is ended", GONE: "is over"}[decision.what]
     return f"job {record.job_id} ({record.name}) of the run before {words}: {decision.why}"
-
-
-def _told(row: Row) -> str:
-    return f"{row.state} ({row.reason})" if row.reason else row.state

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
@@ -113,7 +113,7 @@ def _with_end(record: JobRecord, run: Run | None) -> JobRecord:
     return replace(record, state=ENDED, ended=record.seen, ending="unknown: its cluster ended")
 
 
-def _taken(told: dict[str, Any], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:
+def _taken(told: dict[str, object], runs: dict[str, Run], records: dict[str, JobRecord]) -> bool:
     """Take in a line; return whether it is one of ours."""
     kind, tag, name = told.get(_KIND), told.get("run"), told.get("job_name", "")
     if not isinstance(name, str):

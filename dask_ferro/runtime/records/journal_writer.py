@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from dask_ferro.runtime.records.journal import JobJournal, Told
 from dask_ferro.runtime.records.record import JobRecord
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # At the end, for the last lines.
 _LAST = 5.0
+
+_T = TypeVar("_T")
 
 
 class JournalWriter:
@@ -40,7 +42,7 @@ class JournalWriter:
     def __init__(self, journal: JobJournal, last: float = _LAST) -> None:
         self.path, self.address_file = journal.path, journal.address_file
         self._journal, self._last = journal, last
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], object], Future[Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._news: dict[str, JobRecord] = {}
         self._is_due = False
@@ -115,8 +117,8 @@ class JournalWriter:
 
     # -- in the thread ---------------------------------------------------------------------------------------
 
-    def _call(self, what: Callable[[], Any]) -> Future[Any]:
-        result: Future[Any] = Future()
+    def _call(self, what: Callable[[], _T]) -> Future[_T]:
+        result: Future[_T] = Future()
         self._calls.put((what, result))
         return result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from types import UnionType
 from typing import Any
 
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING
@@ -26,7 +27,6 @@ KEPT = 10_000
 _FORMER_WORKERS = 50
 
 # What is said of a job that ended otherwise than by its own or our wish.
-_BY_OTHERS = {"CANCELLED": "cancelled, and not by this cluster"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class JobRecord:
         until = self.ended if self.ended is not None else self.seen if now is None else now
         return self.before + max(until - self.started, 0.0) * self.nodes
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return it in JSON's types."""
         return {**asdict(self), "workers": list(self.workers)}
 
@@ -132,7 +132,7 @@ class JobRecord:
         return record
 
 
-def is_said(value: Any) -> bool:
+def is_said(value: object) -> bool:
     """Whether a value is one that a record can have: no NaN, and no number that is beyond all."""
     return not isinstance(value, int | float) or -_MOST < value < _MOST
 
@@ -140,7 +140,7 @@ def is_said(value: Any) -> bool:
 # Of all numbers of a record.
 _MOST = 1e100
 _MOMENTS = ("submitted", "started", "connected", "ended")
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, type | UnionType] = {
     **dict.fromkeys(("name", "pool", "job_id", "why", "state", "ending", "run", "kind"), str),
     **dict.fromkeys(("nodes", "processes", "restarts", "tasks", "order"), int),
     **dict.fromkeys(("asked", "before", "seen"), int | float),
@@ -164,7 +164,7 @@ class JobBook:
         self._records: dict[str, JobRecord] = {}
         self._over: dict[str, None] = {}
         self._changed: dict[str, None] = {}
-        self._noted: dict[str, tuple[Any, ...]] = {}
+        self._noted: dict[str, tuple[object, ...]] = {}
         self._tasks: Mapping[str, int] = {}
         # Of workers whose names are forgotten, by their job.
         self._tasks_before: dict[str, int] = {}
@@ -294,15 +294,6 @@ def _workers(record: JobRecord, job: BatchJob) -> tuple[str, ...]:
     """Return the names of a job's workers: its shell may have made others of those in its script."""
     earlier = record.workers[: len(record.workers) - len(job.workers)]
     return earlier + job.workers
-
-
-def told_ending(why: str) -> str:
-    """Return why a job is over, of what SLURM says of one that nobody here has ended.
-
-    >>> told_ending("CANCELLED"), told_ending("NODE_FAIL"), told_ending("FAILED (NonZeroExitCode)")
-    ('cancelled, and not by this cluster', 'NODE_FAIL', 'FAILED (NonZeroExitCode)')
-    """
-    return _BY_OTHERS.get(why.partition(" ")[0], why)
 
 
 def gone_by_us(job: BatchJob, why: str) -> str:

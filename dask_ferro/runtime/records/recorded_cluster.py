@@ -23,7 +23,7 @@ from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.records.recording import Recording
 from dask_ferro.runtime.site_jobs import DEFAULT
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 from dask_ferro.runtime.slurm.orphan_guard import Keep
 from dask_ferro.runtime.slurm.parsing import OVER, STARTED, Row, element, exit_status
 from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
@@ -220,9 +220,9 @@ class Recorded:
         except Refused as refused:
             logger.warning("dask_ferro: %s", refused.words)
 
-    def _ask_exit(self: Any, job: BatchJob, why: str) -> None:
+    def _ask_exit(self: Any, job: BatchJob, ending: Ending) -> None:
         """Find out with which status a failed job ended, in the background; of many at once, of some."""
-        if why.startswith("FAILED") and self._asked_exits < _EXITS:
+        if ending.state == "FAILED" and self._asked_exits < _EXITS:
             self._asked_exits += 1
             self._closings.begin(self._learn_exit(job))
 

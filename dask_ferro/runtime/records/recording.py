@@ -19,7 +19,7 @@ from distributed.protocol.pickle import dumps
 from dask_ferro.runtime.records.counts import NAME, JobCounts
 from dask_ferro.runtime.records.journal import JobJournal, Told
 from dask_ferro.runtime.records.journal_writer import JournalWriter
-from dask_ferro.runtime.records.record import JobBook, JobRecord, gone_by_us, told_ending
+from dask_ferro.runtime.records.record import JobBook, JobRecord, gone_by_us
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 
 logger = logging.getLogger(__name__)
@@ -129,18 +129,20 @@ class Recording:
         """This cluster has ended a job."""
         self.over(job, gone_by_us(job, self._ends_because.get(job.name, "")), by_us=True)
 
-    def over(self, job: BatchJob, ending: str, *, by_us: bool) -> None:
+    def over(self, job: BatchJob, ending: str, *, by_us: bool, state: str = "") -> None:
         """A job is over.
 
         Parameters
         ----------
         by_us : bool
             Whether this cluster ended it.
+        state : str
+            The batch system's word for its end, where it said so.
         """
         now = time()
         self._ends_because.pop(job.name, None)
-        ending = ending if by_us else told_ending(ending)
         if not by_us:
+            ending = "cancelled, and not by this cluster" if state == "CANCELLED" else ending
             self._missed[job.pool].append((now, f"job {job.job_id or job.name}: {ending}"))
         self.book.over(job.name, ending, now, job.ran)
         self.write()

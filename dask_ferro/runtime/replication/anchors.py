@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
 
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
@@ -32,16 +32,16 @@ class Anchors:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._seconds: dict[Any, float] = {}
-        self._going: set[Any] = set()
+        self._seconds: dict[Key, float] = {}
+        self._going: set[Key] = set()
 
     @property
-    def keys(self) -> Collection[Any]:
+    def keys(self) -> Collection[Key]:
         """Keys of the results that are held."""
         return self._seconds.keys()
 
     @property
-    def seconds(self) -> Mapping[Any, float]:
+    def seconds(self) -> Mapping[Key, float]:
         """What each would take to compute again, as it was when it was first held."""
         return self._seconds
 
@@ -73,7 +73,7 @@ class Anchors:
         self.let_go(gone)
         return paths.seen
 
-    def let_go(self, keys: Iterable[Any]) -> None:
+    def let_go(self, keys: Iterable[Key]) -> None:
         """Hold some no more."""
         going = [key for key in keys if self._seconds.pop(key, None) is not None]
         if going and CLIENT in self._scheduler.clients:
@@ -86,7 +86,7 @@ class Anchors:
         tasks = self._scheduler.tasks
         self.let_go([key for key in self._seconds if _is_foreign(tasks.get(key))])
 
-    def let_go_soon(self, keys: Iterable[Any]) -> None:
+    def let_go_soon(self, keys: Iterable[Key]) -> None:
         """Hold some no more, as soon as the scheduler is done with what it does: within a transition there is none."""
         going = self._seconds.keys() & keys if self._seconds else set()
         if going and not self._going:

@@ -14,14 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
     ReduceReplicas,
     Suggestion,
+    SuggestionGenerator,
 )
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
@@ -64,7 +66,7 @@ class _Worthy(NamedTuple):
     dear: float
 
 
-def _one_of_each(workers: Iterable[WorkerState]) -> Iterator[Any]:
+def _one_of_each(workers: Iterable[WorkerState]) -> Iterator[Key]:
     """Yield the keys of what workers hold, one of each worker at a time: of one alone, few could be sent in a look."""
     for row in zip_longest(*(ws.has_what for ws in workers)):
         yield from (ts.key for ts in row if ts is not None)
@@ -85,11 +87,11 @@ class Copies:
         self.made: Counter[str] = Counter()
         self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
         self._began = 0.0
-        self._since: dict[Any, float] = {}  # when results came, while there are such workers
-        self._coming: dict[Any, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
+        self._since: dict[Key, float] = {}  # when results came, while there are such workers
+        self._coming: dict[Key, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
         self.kept = Kept()
         self._rounds = Rounds()
-        self._passed: list[Any] = []  # found worth a copy, but more than could travel
+        self._passed: list[Key] = []  # found worth a copy, but more than could travel
         self.anchors = Anchors(scheduler)
         self._traffic = Traffic()
         self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
@@ -131,12 +133,12 @@ class Copies:
         """Return the job that a worker may be preempted with; empty: it is safe."""
         return self._jobs.get(str(worker.name), "")
 
-    def came(self, key: Any) -> None:
+    def came(self, key: Key) -> None:
         """Take note that a result is there."""
         if self._jobs:
             self._since[key] = monotonic()
 
-    def forget(self, key: Any) -> None:
+    def forget(self, key: Key) -> None:
         """Take note that a result is gone: nobody fetches it any more, and it is held for nobody."""
         self._since.pop(key, None)
         self._coming.pop(key, None)
@@ -168,12 +170,12 @@ class Copies:
         for to, nbytes, _ in self._coming.values():
             coming[to] += nbytes
         receivers = self._receivers(now, coming)
-        found = {worthy.result.key: worthy for worthy in self._worthy(now, exposed, sight, receivers)}
+        found = {worthy.ts.key: worthy for worthy in self._worthy(now, exposed, sight, receivers)}
         results = [worthy.result for worthy in found.values()]
-        chosen = self.copying.choose(results, receivers, self._budget(now, coming))
+        chosen = cast(dict[Key, str], self.copying.choose(results, receivers, self._budget(now, coming)))
         self._send(now, chosen, found)
         passed = sorted((r for r in results if r.key not in chosen), key=self.copying.order)
-        self._passed = [result.key for result in passed[: _MOST // 4]]
+        self._passed = [cast(Key, result.key) for result in passed[: _MOST // 4]]
 
     def _next(self) -> list[TaskState]:
         """Return the results of exposed workers that are looked at now."""
@@ -181,7 +183,9 @@ class Copies:
         each = max(_MOST // 4 // max(len(workers), 1), 1)
         keys = dict.fromkeys(self._passed)
         for ws in workers:  # `has_what` is in the order in which results came
-            keys |= dict.fromkeys(ts.key for ts in islice(reversed(cast("Any", ws.has_what)), each))
+            keys |= dict.fromkeys(
+                ts.key for ts in islice(reversed(cast(dict[TaskState, None], ws.has_what)), each)
+            )
         keys |= dict.fromkeys(self._rounds.take(_MOST // 2, lambda: _one_of_each(workers)))
         tasks = self.scheduler.tasks
         return [tasks[key] for key in keys if key in tasks and key not in self._coming]
@@ -219,7 +223,7 @@ class Copies:
         job: str,
         sight: Sight,
         receivers: Mapping[str, Receiver],
-        anchored: Mapping[Any, float] | None = None,
+        anchored: Mapping[Key, float] | None = None,
     ) -> Recompute:
         room = max((r.room for r in receivers.values() if r.job != job), default=0)
 
@@ -228,8 +232,8 @@ class Copies:
 
         return Recompute(self.scheduler, lambda ts: bool(job) and sight.job(ts) == job, is_saved, anchored)
 
-    def _send(self, now: float, chosen: Mapping[Any, str], found: Mapping[Any, _Worthy]) -> None:
-        told: dict[str, list[Any]] = {}
+    def _send(self, now: float, chosen: Mapping[Key, str], found: Mapping[Key, _Worthy]) -> None:
+        told: dict[str, list[Key]] = {}
         for key, to in chosen.items():
             ts, result, dear = found[key]
             told.setdefault(to, []).append(key)
@@ -273,7 +277,7 @@ class Copies:
         most = unspilled_bytes(ws)
         return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN) - coming)
 
-    def _is_copy(self, key: Any, to: str) -> bool:
+    def _is_copy(self, key: Key, to: str) -> bool:
         """Whether a receiver has a copy, or will; one whose original is gone is none any more, unless it is held."""
         if key in self._coming:
             return True
@@ -324,7 +328,7 @@ class _Keeping(ReduceReplicas):
         for policy in self._replaced:
             self.manager.add_policy(policy)
 
-    def run(self) -> Any:
+    def run(self) -> SuggestionGenerator:
         """Suggest what Dask suggests, but for copies that were made for a preemption."""
         short: dict[WorkerState, bool] = {}
         again = Recompute(self._copies.scheduler)

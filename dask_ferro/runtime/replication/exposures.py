@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.scheduler_calls import RosterCalls
 from dask_ferro.runtime.site_jobs import SiteJob
 
 
@@ -16,7 +16,7 @@ class Exposures:
     def __init__(self) -> None:
         self.told: dict[str, str] | None = None
 
-    async def tell(self, scheduler: Any, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
+    async def tell(self, scheduler: RosterCalls, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
         """Tell of jobs of preemptible pools, where that has changed."""
         preemptible = {kind.name for kind in kinds if kind.preemptible}
         exposed: dict[str, str] = {}
@@ -27,7 +27,7 @@ class Exposures:
             await scheduler.ferro_exposed(jobs=exposed)
         self.told = exposed
 
-    async def take_back(self, scheduler: Any) -> None:
+    async def take_back(self, scheduler: RosterCalls) -> None:
         """Tell that there are none: nobody would say when one is safe, or gone."""
         if self.told:
             with suppress(OSError):  # the scheduler is gone

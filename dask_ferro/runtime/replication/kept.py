@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+
+from dask.typing import Key
 
 
 class Rounds:
     """What there is, in turns: so many at a time, and from the beginning when all had their turn."""
 
     def __init__(self) -> None:
-        self._left: list[Any] = []
+        self._left: list[Key] = []
 
-    def take(self, most: int, everything: Callable[[], Iterable[Any]]) -> list[Any]:
+    def take(self, most: int, everything: Callable[[], Iterable[Key]]) -> list[Key]:
         """Return the next ones.  What came since the turn began has its turn in the next."""
         if not self._left:
             self._left = list(everything())
@@ -47,26 +48,26 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[Any, tuple[str, int]] = {}
+        self._copies: dict[Key, tuple[str, int]] = {}
         self._rounds = Rounds()
         self.nbytes: Counter[str] = Counter()
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._copies
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self._copies)
 
     def __len__(self) -> int:
         return len(self._copies)
 
-    def put(self, key: Any, receiver: str, nbytes: int) -> None:
+    def put(self, key: Key, receiver: str, nbytes: int) -> None:
         """Take note of a copy that is made."""
         self.drop(key)
         self._copies[key] = receiver, nbytes
         self.nbytes[receiver] += nbytes
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: Key) -> None:
         """Take note that a result is gone, or its copy is none any more."""
         if key in self._copies:
             receiver, nbytes = self._copies.pop(key)
@@ -74,7 +75,7 @@ class Kept:
             if not self.nbytes[receiver]:
                 del self.nbytes[receiver]
 
-    def review(self, is_copy: Callable[[Any, str], bool], most: int) -> list[Any]:
+    def review(self, is_copy: Callable[[Key, str], bool], most: int) -> list[Key]:
         """Drop those that are copies no more, of the next ones; return them."""
         looked = self._rounds.take(most, lambda: self._copies)
         gone = [key for key in looked if key in self._copies and not is_copy(key, self._copies[key][0])]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
 
 import dask
+from dask.typing import Key
 from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
@@ -47,7 +47,7 @@ class Recompute:
         scheduler: Scheduler,
         is_lost: Callable[[TaskState], bool] = lambda ts: False,
         is_saved: Callable[[TaskState, float], bool] = lambda ts, seconds: False,
-        anchored: Mapping[Any, float] | None = None,
+        anchored: Mapping[Key, float] | None = None,
     ) -> None:
         self._is_lost, self._is_saved = is_lost, is_saved
         self._anchored = anchored or {}

@@ -27,7 +27,7 @@ _PBS_ONLY = ("queue", "account", "resource-spec")
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, object]:
     """Return what a job is by default: as in dask-jobqueue's own configuration."""
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
     section = yaml.safe_load(text)["jobqueue"]["pbs"]
@@ -58,7 +58,7 @@ class _PlainJob(Job):  # type: ignore[misc]
         directives: Sequence[str] = (),
         walltime: str | None = None,
         config_name: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__(scheduler=scheduler, name=name, config_name=config_name, **options)
         given = walltime or dask.config.get(f"jobqueue.{self.config_name}.walltime", None) or ""
@@ -147,16 +147,16 @@ class BatchCluster(SiteCluster):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         submit: str | None = None,
         list: str | None = None,
         cancel: str | None = None,
-        listed: Any = None,
+        listed: object = None,
         submitted: str = r"(?P<job_id>\d+)",
         nothing: str = "",
         states: Mapping[str, Sequence[str]] | None = None,
-        pools: Mapping[str, Mapping[str, Any]] | None = None,
-        **options: Any,
+        pools: Mapping[str, Mapping[str, object]] | None = None,
+        **options: object,
     ) -> None:
         given = {"submit": submit, "list": list, "cancel": cancel, "listed": listed}
         if missing := [name for name, value in given.items() if value is None]:
@@ -169,5 +169,5 @@ class BatchCluster(SiteCluster):
         CommandSite("checked", "checked", **self._commands)
         super().__init__(*args, pools=pools, **options)
 
-    def _opened_site(self, job_name: str, keep: Any = None) -> CommandSite:
+    def _opened_site(self, job_name: str, keep: object = None) -> CommandSite:
         return CommandSite(job_name, self._tag, **self._commands)

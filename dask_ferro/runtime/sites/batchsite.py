@@ -18,7 +18,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused
@@ -84,7 +84,7 @@ class BatchSite(ABC):
     # -- what each batch system does its own way -----------------------------------------------------------------
 
     @abstractmethod
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return what `guard` makes another one of: "kind", and its options, as JSON can say them."""
 
     @abstractmethod

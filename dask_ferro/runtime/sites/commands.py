@@ -14,7 +14,6 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.sites import qstat
@@ -44,7 +43,7 @@ class Template:
         For an empty one, or with a place that there is no value for.
     """
 
-    def __init__(self, name: str, text: Any, places: Sequence[str], needed: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, text: object, places: Sequence[str], needed: Sequence[str] = ()) -> None:
         try:
             self.words = shlex.split(text) if isinstance(text, str) else []
         except ValueError as error:
@@ -103,7 +102,7 @@ class CommandSite(BatchSite):
         list: str,
         cancel: str,
         submitted: str = r"(?P<job_id>\d+)",
-        listed: Any = None,
+        listed: object = None,
         nothing: str = "",
         states: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -122,7 +121,7 @@ class CommandSite(BatchSite):
         self.is_silent = self._nothing is None
         self._absent: dict[str, int] = {}
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return what `guard` makes another one of."""
         return {"kind": "commands", **self._given}
 

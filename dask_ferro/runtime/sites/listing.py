@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, Row
@@ -21,9 +20,9 @@ _NEEDED = ("job_id", "state")
 _STATES = {PENDING: "PENDING", STARTED: "RUNNING", HELD: "PENDING", ENDING: "COMPLETING", OVER: "COMPLETED"}
 
 # Words of Grid Engine, LSF, OAR, HTCondor, Torque and their like.  E is PBS's and Torque's, an end.
-KNOWN: Mapping[str, tuple[str, ...]] = {
-    PENDING: ("Q", "qw", "PEND", "PENDING", "PD", "W", "WAIT", "Waiting", "I", "IDLE", "toLaunch", "1"),
-    STARTED: (
+KNOWN: Mapping[str, Sequence[str]] = {
+    PENDING: ["Q", "qw", "PEND", "PENDING", "PD", "W", "WAIT", "Waiting", "I", "IDLE", "toLaunch", "1"],
+    STARTED: [
         "R",
         "r",
         "t",
@@ -38,10 +37,10 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "USUSP",
         "SSUSP",
         "2",
-    ),
-    HELD: ("H", "h", "hqw", "hRwq", "Eqw", "PSUSP", "HOLD", "HELD", "Hold", "5"),
-    ENDING: ("E", "dr", "dt", "dRr", "Finishing", "EXITING"),
-    OVER: ("F", "C", "X", "CD", "DONE", "EXIT", "ZOMBI", "COMPLETED", "Terminated", "Error", "3", "4"),
+    ],
+    HELD: ["H", "h", "hqw", "hRwq", "Eqw", "PSUSP", "HOLD", "HELD", "Hold", "5"],
+    ENDING: ["E", "dr", "dt", "dRr", "Finishing", "EXITING"],
+    OVER: ["F", "C", "X", "CD", "DONE", "EXIT", "ZOMBI", "COMPLETED", "Terminated", "Error", "3", "4"],
 }
 
 
@@ -52,14 +51,20 @@ class ListedRow(Row):
 
     @property
     def phase(self) -> str:
-        """Return "pending", "started", "held", "ending" or "over"."""
-        phase = Row(self.job_id, self.state).phase
-        return HELD if phase == PENDING and self.reason.startswith("held") else phase
+        """Return "pending", "started", "ending" or "over"."""
+        return Row(self.job_id, self.state).phase
 
     @property
     def is_stuck(self) -> bool:
         """Whether it never starts: nobody knows the words for that."""
         return False
+
+
+class HeldRow(ListedRow):
+    """One that is held."""
+
+    __slots__ = ()
+    phase = HELD
 
 
 class Listing:
@@ -85,10 +90,11 @@ class Listing:
     'started'
     """
 
-    def __init__(self, described: Any, states: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(self, described: object, states: Mapping[str, Sequence[str]] | None = None) -> None:
         self._phases = _phases(states or {})
         self._pattern: re.Pattern[str] | None = None
-        self._fields: dict[str, Any] = {}
+        self._columns: dict[str, int] = {}
+        self._fields: dict[str, str] = {}
         self._path: str | None = None
         self._separator: str | None = None
         if isinstance(described, str):
@@ -97,25 +103,22 @@ class Listing:
             self._describe(dict(described))
         else:
             raise _wrong(described)
-        found = self._pattern.groupindex if self._pattern is not None else self._fields
-        # Whether the word that a submission is known by is listed.
-        self.has_tags = "tag" in found
 
-    def _describe(self, described: dict[str, Any]) -> None:
-        self._path, self._separator = described.pop("json", None), described.pop("separator", None)
-        kind = int if self._path is None else str
-        missing = [
-            name for name in _NEEDED if name not in described and (name != "job_id" or self._path is None)
-        ]
+    def _describe(self, described: dict[str, object]) -> None:
+        path, separator = described.pop("json", None), described.pop("separator", None)
+        kind = int if path is None else str
+        missing = [name for name in _NEEDED if name not in described and (name != "job_id" or path is None)]
         wrong = [
             n for n, at in described.items() if n not in FIELDS or type(at) is not kind or at in (-1, "")
         ]
         negative = [name for name, at in described.items() if isinstance(at, int) and at < 0]
-        if missing or wrong or negative or not isinstance(self._path, str | None):
+        if missing or wrong or negative or not isinstance(path, str | None):
             raise _wrong(described)
-        if self._separator is not None and (not isinstance(self._separator, str) or not self._separator):
-            raise _wrong({"separator": self._separator})
-        self._fields = described
+        if separator is not None and (not isinstance(separator, str) or not separator):
+            raise _wrong({"separator": separator})
+        self._path, self._separator = path, separator
+        self._columns = {name: at for name, at in described.items() if isinstance(at, int)}
+        self._fields = {name: at for name, at in described.items() if isinstance(at, str)}
 
     def rows(self, text: str) -> dict[str, Row]:
         """Return the jobs of a listing, by id."""
@@ -129,7 +132,7 @@ class Listing:
     def _row(self, told: Mapping[str, str]) -> ListedRow:
         phase = self._phases.get(told["state"], STARTED)
         reason = f"held: {told['state']}" if phase == HELD else told.get("reason", "")
-        return ListedRow(
+        return (HeldRow if phase == HELD else ListedRow)(
             told["job_id"],
             _STATES[phase],
             node=told.get("node", ""),
@@ -137,7 +140,7 @@ class Listing:
             comment=told.get("tag", ""),
         )
 
-    def _facts(self, text: str) -> Iterator[Mapping[str, Any]]:
+    def _facts(self, text: str) -> Iterator[Mapping[str, object]]:
         if self._path is not None:
             yield from self._records(text)
             return
@@ -147,17 +150,17 @@ class Listing:
                     yield match.groupdict()
                 continue
             cells = line.split(self._separator)
-            if len(cells) > max(self._fields.values()):
-                yield {name: cells[at] for name, at in self._fields.items()}
+            if len(cells) > max(self._columns.values()):
+                yield {name: cells[at] for name, at in self._columns.items()}
 
-    def _records(self, text: str) -> Iterator[Mapping[str, Any]]:
+    def _records(self, text: str) -> Iterator[Mapping[str, object]]:
         try:
-            found: Any = json.loads(text)
+            found: object = json.loads(text)
         except (ValueError, RecursionError):
             return
         for key in filter(None, (self._path or "").split(".")):
             found = found.get(key) if isinstance(found, Mapping) else None
-        records: Iterable[Any] = ()
+        records: Iterable[Mapping[str, object]] = ()
         if isinstance(found, Mapping):
             records = [{"job_id": key, **_named(record, self._fields)} for key, record in found.items()]
         elif isinstance(found, list):
@@ -165,17 +168,17 @@ class Listing:
         yield from records
 
 
-def _named(record: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+def _named(record: object, fields: Mapping[str, str]) -> dict[str, object]:
     if not isinstance(record, Mapping):
         return {}
     return {name: record.get(field) for name, field in fields.items()}
 
 
-def _is_word(value: Any) -> bool:
+def _is_word(value: object) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def _phases(states: Any) -> dict[str, str]:
+def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
     found = _by_word(KNOWN)
     is_right = isinstance(states, Mapping) and all(
         phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
@@ -195,7 +198,7 @@ def _by_word(states: Mapping[str, Iterable[object]]) -> dict[str, str]:
     return found
 
 
-def pattern(name: str, text: Any, needed: Sequence[str] = ()) -> re.Pattern[str]:
+def pattern(name: str, text: str, needed: Sequence[str] = ()) -> re.Pattern[str]:
     """Return a regular expression with some groups.
 
     Raises
@@ -218,7 +221,7 @@ def pattern(name: str, text: Any, needed: Sequence[str] = ()) -> re.Pattern[str]
     return compiled
 
 
-def _wrong(described: Any) -> ConfigError:
+def _wrong(described: object) -> ConfigError:
     return ConfigError(
         f"ff.BatchCluster: listed: got {described!r}, wanted a regular expression with groups job_id and state; or "
         'columns from 0 on, as in {"job_id": 0, "state": 4}; or fields of JSON, as in {"json": "Jobs", "state": "S"};'

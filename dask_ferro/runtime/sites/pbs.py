@@ -12,7 +12,6 @@ import getpass
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
@@ -35,7 +34,7 @@ class PBSSite(BatchSite):
 
     word, submits, lists = "PBS", "qsub", "qstat"
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return what `guard` makes another one of."""
         return {"kind": "pbs"}
 

@@ -77,7 +77,7 @@ class PBSCluster(SiteCluster):
     job_cls = PBSWorkerJob  # type: ignore[assignment]
 
     def __init__(
-        self, *args: Any, pools: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+        self, *args: object, pools: Mapping[str, Mapping[str, object]] | None = None, **options: object
     ) -> None:
         config = options.get("config_name") or PBSWorkerJob.config_name
         job_name = options.get("job_name") or dask.config.get(f"jobqueue.{config}.name", "dask-worker")
@@ -87,5 +87,5 @@ class PBSCluster(SiteCluster):
             )
         super().__init__(*args, pools=pools, **options)
 
-    def _opened_site(self, job_name: str, keep: Any = None) -> PBSSite:
+    def _opened_site(self, job_name: str, keep: object = None) -> PBSSite:
         return PBSSite(job_name, self._tag)

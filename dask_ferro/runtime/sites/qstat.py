@@ -17,7 +17,7 @@ from math import inf
 
 from dask_ferro.runtime.sites.listing import ListedRow
 from dask_ferro.runtime.slurm import parsing
-from dask_ferro.runtime.slurm.parsing import LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
+from dask_ferro.runtime.slurm.parsing import HELD, LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
 
 # The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
 VARIABLE = "FERRO_SUBMISSION"
@@ -26,19 +26,12 @@ KILL_DELAY = 10.0
 
 # States of PBS, as those of SLURM that mean the same to the controller.
 _STATES = {
-    "Q": "PENDING",
-    "W": "PENDING",
-    "T": "PENDING",
+    **dict.fromkeys("QWTH", "PENDING"),
     "M": "PENDING",  # at another server, by the same id
-    "H": "PENDING",
-    "R": "RUNNING",
-    "B": "RUNNING",
-    "S": "SUSPENDED",
-    "U": "SUSPENDED",
+    **dict.fromkeys("RB", "RUNNING"),
+    **dict.fromkeys("SU", "SUSPENDED"),
     "E": "COMPLETING",
-    "F": "COMPLETED",
-    "X": "COMPLETED",
-    "C": "COMPLETED",
+    **dict.fromkeys("FXC", "COMPLETED"),
 }
 _OVER = ("F", "X", "C")
 
@@ -64,6 +57,13 @@ class PBSRow(ListedRow):
     def is_stuck(self) -> bool:
         """Whether the scheduler says that it never runs."""
         return self.phase == PENDING and bool(_NEVER.search(self.reason))
+
+
+class HeldPBSRow(PBSRow):
+    """One that is held."""
+
+    __slots__ = ()
+    phase = HELD
 
 
 def rows(text: str) -> dict[str, PBSRow]:
@@ -108,7 +108,7 @@ def row(job_id: str, facts: Mapping[str, str]) -> PBSRow:
         state, reason = "PENDING", f"held ({facts.get('Hold_Types', '').strip() or '?'}) {reason}".strip()
     elif letter not in ("Q", "W", "T", "M"):
         reason = ""  # "Job run at ..." is no reason for anything
-    return PBSRow(
+    return (HeldPBSRow if letter == "H" else PBSRow)(
         job_id,
         state,
         submitted=moment(facts.get("qtime", facts.get("ctime", ""))),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from dask_jobqueue.core import Job
 
@@ -65,7 +64,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
         *,
         signal_ahead: float = JobKeywords.signal_ahead,
         grace: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)

@@ -33,7 +33,7 @@ from dask_ferro.runtime.jobs.keywords import WHO, ClusterKeywords, described, ke
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.jobs.worker_names import WorkerNames
 from dask_ferro.runtime.pools import failures
-from dask_ferro.runtime.pools.closing import Closings, is_young, never_ran
+from dask_ferro.runtime.pools.closing import Closings, is_young
 from dask_ferro.runtime.pools.live import ADDRESS, LivePools, PoolOrders
 from dask_ferro.runtime.pools.pool import JobPool, checked_name, overrides_of
 from dask_ferro.runtime.pools.rpc import serve
@@ -174,8 +174,8 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
     # -- what is said of it ----------------------------------------------------------------------------------
 
     def _known(self) -> Known:
-        adaptive: Any = upstream_deploy.controller_of(self)
-        bounds = (adaptive.minimum, adaptive.maximum) if self._adapts() else None
+        adaptive = self._adapting()
+        bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
         return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
 
     def _written(self) -> list[Path]:
@@ -343,7 +343,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
         self._release_soon(jobs)
         return bool(jobs)
 
-    async def _publish(self, topic: str, message: Any) -> None:
+    async def _publish(self, topic: str, message: object) -> None:
         scheduler = upstream_deploy.scheduler_rpc(self)
         await scheduler.log_event(topic=topic, msg=message)
 
@@ -378,17 +378,17 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
 
     def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
         """Forget a job."""
-        level = logging.INFO if ending.why == "COMPLETED" and job.was_whole else logging.WARNING
+        level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
         self._strays.forget(job, is_lost=is_lost)
-        self._recording.over(job, ending.why, by_us=False)
-        self._ask_exit(job, ending.why)
+        self._recording.over(job, ending.why, by_us=False, state=ending.state)
+        self._ask_exit(job, ending)
         kind, why = self._kind(job.pool), f"job {job.job_id}: {ending.why}"
         if ending.refused and kind.close(why, now):
             self._closings.tell(kind)
         elif job.name not in self._adopted and ending.failed and not ending.refused and kind.fail(why, now):
-            self._closings.tell(kind, "" if never_ran(job) else job.job_id)
+            self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, Row]) -> None:
         """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
@@ -451,7 +451,7 @@ class SLURMCluster(Scaling, Described, Recorded, Connections, PoolOrders, JobClu
             logger.debug("dask_ferro: the scheduler was not told that the cluster ends: %r", error)
 
 
-def _with_plugin(options: Mapping[str, Any] | None, config: str) -> dict[str, Any]:
+def _with_plugin(options: Mapping[str, object] | None, config: str) -> dict[str, Any]:
     """Return the scheduler's options with our plugin as a preload, where they name none."""
     given = (dask.config.get(f"{config}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []

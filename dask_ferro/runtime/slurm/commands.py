@@ -35,6 +35,10 @@ class Refused(Exception):
         self.words, self.kind = words, kind
 
 
+class NotInstalled(Refused):
+    """A command is not on this machine."""
+
+
 class Printed(NamedTuple):
     """What a command that ended printed, and its status."""
 
@@ -87,7 +91,7 @@ async def called(
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise Refused(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
+        raise NotInstalled(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
     except OSError as error:  # no process or memory left, for now
         raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
     try:

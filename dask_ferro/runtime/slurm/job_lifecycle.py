@@ -57,15 +57,21 @@ class Ending(NamedTuple):
 
     Attributes
     ----------
+    state : str
+        The batch system's word for it, where it said so.
     failed : bool
         It ran or was held, and that was its end before all its workers had come.
     refused : bool
         SLURM would never run it.
+    is_held : bool
+        It was held, and did not run.
     """
 
     why: str
+    state: str = ""
     failed: bool = False
     refused: bool = False
+    is_held: bool = False
 
 
 @dataclass(eq=False)
@@ -189,27 +195,33 @@ class BatchJob:
         self.reason = row.reason
         if row.phase == OVER:
             self.ran = row.starts, row.ends
-            return Ending(_told(row), failed=self._no_worker_came(row))
+            return Ending(row.told, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # Replaced at once; a site that holds each new job is asked less and less often.
-            return Ending(_told(row), failed=not self.was_whole)
+            return Ending(row.told, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
         if row.phase == ENDING:
             return self._ends(row, connected, now, patience)
         self._pass(_ENDS)
         self.submitted_at = row.submitted
         if row.phase == WAITS:
-            self._pass(_ALONE)
-            self.enter(PENDING, now)
-            if row.is_stuck:
-                return self._unless_it_passes(_STUCK, patience.stuck, now, Ending(_told(row), refused=True))
-            self._pass(_STUCK)
-            return None
+            return self._waits(row, now, patience)
         self._pass(_STUCK)
         self.started_at, self.ends_at = row.starts, row.ends
         self.nodes = node_count(row.node) or self.nodes
         self._drain(row.node in draining, now, patience.drained)
         return self._staffed(connected, now, patience)
+
+    def _waits(self, row: Row, now: float, patience: Patience) -> Ending | None:
+        """Return why a job in the queue is over: what keeps it there does not pass."""
+        self._pass(_ALONE)
+        self.enter(PENDING, now)
+        if row.is_stuck:
+            return self._unless_it_passes(
+                _STUCK, patience.stuck, now, Ending(row.told, row.state, refused=True)
+            )
+        self._pass(_STUCK)
+        return None
 
     def _believed(self, row: Row | None, connected: Collection[str], now: float) -> Row | None:
         """Return a row with what it does not tell; None for one that is older than what is known."""
@@ -238,7 +250,7 @@ class BatchJob:
 
     def _ends(self, row: Row, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
         """Wait a little: it may be requeued.  While workers are connected it is about to end, and leaves."""
-        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(_told(row)))
+        over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state))
         if not self._is_there(connected):
             return over
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
@@ -303,7 +315,3 @@ class BatchJob:
         """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""
         ran = row.starts is not None and self.state != RUNNING and not self.was_whole
         return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")
-
-
-def _told(row: Row) -> str:
-    return f"{row.state} ({row.reason})" if row.reason else row.state

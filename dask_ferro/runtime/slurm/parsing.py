@@ -36,30 +36,13 @@ FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
 TIME_FORMAT = "%s"
 
 _PHASES = {
-    "PENDING": PENDING,
-    "REQUEUED": PENDING,
-    "CONFIGURING": STARTED,
-    "RUNNING": STARTED,
-    "RESIZING": STARTED,
-    "SIGNALING": STARTED,
-    "STOPPED": STARTED,
-    "SUSPENDED": STARTED,
-    "SPECIAL_EXIT": HELD,
-    "REQUEUE_HOLD": HELD,
-    "RESV_DEL_HOLD": HELD,
+    **dict.fromkeys(("PENDING", "REQUEUED"), PENDING),
+    **dict.fromkeys(("CONFIGURING", "RUNNING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"), STARTED),
+    **dict.fromkeys(("SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"), HELD),
     # A job that is being requeued is in this state too, for an instant.
     "COMPLETING": ENDING,
-    "BOOT_FAIL": OVER,
-    "CANCELLED": OVER,
-    "COMPLETED": OVER,
-    "DEADLINE": OVER,
-    "FAILED": OVER,
-    "NODE_FAIL": OVER,
-    "OUT_OF_MEMORY": OVER,
-    "PREEMPTED": OVER,
-    "REVOKED": OVER,
-    "STAGE_OUT": OVER,
-    "TIMEOUT": OVER,
+    **dict.fromkeys(("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"), OVER),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT"), OVER),
 }
 
 # Ends that are none of its tasks' doing; a job that is out of memory, or failed, may be.
@@ -125,6 +108,11 @@ class Row(NamedTuple):
         if phase == PENDING and _HELD.search(self.reason):
             return HELD
         return phase
+
+    @property
+    def told(self) -> str:
+        """Its state in the batch system's words, with the reason."""
+        return f"{self.state} ({self.reason})" if self.reason else self.state
 
     @property
     def is_ended(self) -> bool:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from dask_ferro.runtime.slurm import parsing
-from dask_ferro.runtime.slurm.commands import Refused, run
+from dask_ferro.runtime.slurm.commands import NotInstalled, Refused, run
 from dask_ferro.runtime.slurm.parsing import Row
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _AT_ONCE, _MOST = 4, 32
 _ACCOUNTED = 500
 
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
-_NO_ACCOUNTING = re.compile(r"disabled|not on the PATH|not (enabled|supported)", re.IGNORECASE)
+_NO_ACCOUNTING = re.compile(r"disabled|not (enabled|supported)", re.IGNORECASE)
 # What SLURM prints of a long array where nobody asks for all of it.
 _CUT = re.compile(r"\bArrayTaskId=\S*\.\.\.")
 _CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
@@ -88,7 +88,7 @@ class SecondSource:
             try:
                 text = await run("sacct", "-X", "-n", "-P", "-j", ids, "--format=JobID,State")
             except Refused as refused:
-                if _NO_ACCOUNTING.search(refused.words):
+                if isinstance(refused, NotInstalled) or _NO_ACCOUNTING.search(refused.words):
                     self._accounting = False
                 logger.info("dask_ferro: sacct: %s", refused.words)
                 return found

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
+from dask_ferro.policy.events import OUTCOMES, Settled
 from dask_ferro.policy.stealing.informed import threshold_of
+from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.site_jobs import MODES
-from dask_ferro.runtime.telemetry.events import TOPIC
-from dask_ferro.runtime.telemetry.history import Sample, Second
+from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.move_log import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.worker.plugin import METRIC
 
@@ -154,7 +156,7 @@ def label(address: str, ws: WorkerState | None = None) -> str:
 # -- stealing ------------------------------------------------------------------------------------------------
 
 
-def stealing_picture(scheduler: Scheduler, stealing: Any, now: float) -> StealingPicture:
+def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> StealingPicture:
     """Return what is stolen, and what every worker has to do.
 
     Parameters
@@ -163,21 +165,24 @@ def stealing_picture(scheduler: Scheduler, stealing: Any, now: float) -> Stealin
     stealing : Stealing
     now : float
     """
-    watch = stealing.watch
+    log = stealing.moves
+    totals = {name: log.counts.get(name, 0) for name in OUTCOMES}
+    totals["worked"] = log.counts.get("seconds worked", 0.0)
+    totals["spent"] = log.counts.get("seconds moving", 0.0)
     backlogs = _backlogs(scheduler, stealing, now)
     return StealingPicture(
         stealing.settings.stealing,
-        dict(watch.totals),
-        _flows(scheduler, watch.moves),
-        tuple(watch.seconds),
+        totals,
+        _flows(scheduler, log.moves),
+        tuple(log.seconds),
         backlogs,
         len(stealing.ledger.rows) - len(backlogs),
-        tuple(watch.thresholds),
+        tuple(stealing.watch.thresholds),
         tuple(wait.told() for wait in stealing.waits.now),
     )
 
 
-def _flows(scheduler: Scheduler, moves: Iterable[Any]) -> tuple[Flow, ...]:
+def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[Flow, ...]:
     """The confirmed moves by pair; beyond some pairs of workers, those who moved little are "others"."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for move in moves:
@@ -202,7 +207,7 @@ def _flows(scheduler: Scheduler, moves: Iterable[Any]) -> tuple[Flow, ...]:
     return tuple(found.values())
 
 
-def _backlogs(scheduler: Scheduler, stealing: Any, now: float) -> tuple[Backlog, ...]:
+def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Backlog, ...]:
     """The workers in order of their addresses; of many, those with the most and with the least to do."""
     rows = stealing.ledger.rows
     seconds = {address: row.starts_in(now) for address, row in rows.items()}
@@ -223,7 +228,7 @@ def _backlogs(scheduler: Scheduler, stealing: Any, now: float) -> tuple[Backlog,
     return tuple(sorted(found, key=lambda b: natural(b.worker)))
 
 
-def natural(text: str) -> tuple[Any, ...]:
+def natural(text: str) -> tuple[bool, int, int, str]:
     """Return what sorts names with numbers as people do.
 
     >>> sorted(["10", "9", "w-2"], key=natural)
@@ -237,7 +242,7 @@ def natural(text: str) -> tuple[Any, ...]:
 
 
 def elastic_picture(
-    scheduler: Scheduler, stealing: Any, newest: Mapping[str, Any] | None = None
+    scheduler: Scheduler, stealing: Stealing, newest: ScaleEvent | None = None
 ) -> ElasticPicture:
     """Return what the elastic controller told of its decisions, and the load of the same time.
 
@@ -258,7 +263,7 @@ def elastic_picture(
     return ElasticPicture(tuple(decisions), tuple(left[-EVENTS:]), tuple(stealing.watch.samples))
 
 
-def _decision(at: float, message: Mapping[str, Any]) -> Scaling:
+def _decision(at: float, message: ScaleEvent) -> Scaling:
     """A decision; one that another version of the controller published may lack some of it."""
     return Scaling(
         message.get("time", at),
@@ -272,7 +277,7 @@ def _decision(at: float, message: Mapping[str, Any]) -> Scaling:
     )
 
 
-def _closed(pool: str, told: Mapping[str, Any]) -> Closed:
+def _closed(pool: str, told: ClosedPool) -> Closed:
     state = MODES.get(told.get("mode") or "", "closed")
     return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 

@@ -1,7 +1,7 @@
 """What the plugin did, summed up: for events, for metrics, and by worker for those who look.
 
-It hears what is logged on the scheduler (each answer to a steal request, each decision of the elastic controller)
-and reads what workers report of their transfers; it decides nothing.  Events of topic "ferro" say what happened
+It hears of each move and of each decision of the elastic controller, and
+reads what workers report of their transfers; it decides nothing.  Events of topic "ferro" say what happened
 since the one before: at most one of a kind in an interval, and of bounded size, however many tasks there are.
 
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import NotRequired, TypedDict, cast, get_args
 
 from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
+from dask_ferro.policy.events import OUTCOMES, Arrived, Settled
 from dask_ferro.policy.scaling.facts import Action
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.plugin.stealing import Stealing
@@ -40,7 +41,6 @@ OTHER = "other"
 CLOSED = "pool-closed"
 # What says that its user added, removed, paused or resumed a pool.
 POOL = "pool"
-OUTCOMES = ("confirmed", "refused", "stale")
 # Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
 # inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
 PLACES = ("holder", "fetches", "free", "root", "waits")
@@ -52,6 +52,41 @@ _SAMPLE = 4
 _PAIRS = 1024
 # How often workers' reports are read where no events are wanted.
 _READ_EVERY = 5.0
+
+
+class ActionEvent(TypedDict):
+    """An action of the elastic controller: its kind and reason, the pool or the jobs that it is about, how many."""
+
+    kind: str
+    why: str
+    count: int
+    pool: NotRequired[str]
+    jobs: NotRequired[list[str]]
+
+
+class ClosedPool(TypedDict, total=False):
+    """Why a pool is not asked and until when (epoch; 0: nobody knows), its last job's last lines, and its mode."""
+
+    why: str
+    until: float
+    output: str
+    mode: str
+
+
+class ScaleEvent(TypedDict, total=False):
+    """A decision of the elastic controller, as `docs/metrics.md` has it; one of another version may lack some of it."""
+
+    action: str
+    time: float
+    wanted: dict[str, int]
+    why: str
+    jobs: dict[str, int]
+    reasons: dict[str, int]
+    node_seconds: float
+    closed: dict[str, ClosedPool]
+    queue_wait: dict[str, float]
+    actions: list[str]
+    done: list[ActionEvent]
 
 
 class Events:
@@ -66,55 +101,53 @@ class Events:
 
     Attributes
     ----------
-    stolen_in, stolen_out : Counter of address
-        Tasks that a worker took from others, and that others took from it; of workers that are there.
     placed : dict of str to int
         Ready tasks, by where they were put.
     received : dict of str to [int, int, float]
         Transfers, bytes and seconds by class of link, as the receiving workers measured them.
     scalings : Counter of str
         Actions of the elastic controller, by kind.
-    elastic : mapping
+    elastic : ScaleEvent
         Its newest decision, as it was published; empty: none.
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, every: float) -> None:
         self.scheduler, self.stealing = scheduler, stealing
-        self.stolen_in: Counter[str] = Counter()
-        self.stolen_out: Counter[str] = Counter()
         self.placed = dict.fromkeys(PLACES, 0)
-        self.received: dict[str, list[Any]] = {link: [0, 0, 0.0] for link in LINKS}
+        self.received: dict[str, list[float]] = {link: [0, 0, 0.0] for link in LINKS}
         self.scalings: Counter[str] = Counter()
-        self.elastic: Mapping[str, Any] = {}
+        self.elastic: ScaleEvent = {}
         self._every = every
         self._since = time()
-        self._read: dict[tuple[str, str], Any] = {}  # by worker and link: what it had reported when last read
+        self._read: dict[
+            tuple[str, str], tuple[int, int, float]
+        ] = {}  # by worker and link: what it had reported when last read
         self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
         self._flows: Counter[tuple[str, str]] = Counter()
-        self._sample: list[dict[str, Any]] = []
+        self._sample: list[dict[str, str]] = []
         self._ticks = PeriodicCallback(self.tick, (every or _READ_EVERY) * 1000)
 
     def start(self) -> None:
         """Publish from now on.  A decision of before, of a controller that was there first, is taken over."""
         for _, message in self.scheduler.get_events(TOPIC):
-            if isinstance(message, Mapping) and message.get("action") == "scale":
-                self.elastic = message
+            if (decision := _decision(message)) is not None:
+                self.elastic = decision
+        self.stealing.moves.readers.append(self._moved)
         self._ticks.start()
 
     def stop(self) -> None:
         """Publish no more.  Idempotent."""
         self._ticks.stop()
+        if self._moved in self.stealing.moves.readers:
+            self.stealing.moves.readers.remove(self._moved)
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def heard(self, topic: str, message: Any) -> None:
+    def heard(self, topic: str, message: object) -> None:
         """Take note of what somebody logged on the scheduler."""
-        if topic == "stealing" and isinstance(message, tuple) and message[0] == "confirm":
-            _, key, _, victim, thief, _ = message
-            self._moved(key, victim, thief)
-        elif topic == TOPIC and isinstance(message, Mapping) and message.get("action") == "scale":
-            self.elastic = message
-            kinds = [action.get("kind") for action in message.get("done", ())]
+        if topic == TOPIC and (decision := _decision(message)) is not None:
+            self.elastic = decision
+            kinds = [action.get("kind", "") for action in decision.get("done", ())]
             self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
 
     def ready(
@@ -149,20 +182,17 @@ class Events:
 
     def left(self, worker: str) -> None:
         """Forget what is kept of a worker."""
-        self.stolen_in.pop(worker, None)
-        self.stolen_out.pop(worker, None)
         for link in LINKS:
             self._read.pop((worker, link), None)
 
-    def _moved(self, key: Any, victim: str, thief: str) -> None:
-        self.stolen_out[victim] += 1
-        self.stolen_in[thief] += 1
-        if not self._every:
+    def _moved(self, record: Settled | Arrived) -> None:
+        if not self._every or isinstance(record, Arrived) or record.outcome != "confirmed":
             return
-        if len(self._flows) < _PAIRS or (victim, thief) in self._flows:
-            self._flows[victim, thief] += 1
+        pair = record.victim, record.thief
+        if len(self._flows) < _PAIRS or pair in self._flows:
+            self._flows[pair] += 1
         if len(self._sample) < _SAMPLE:
-            self._sample.append({"key": str(key), "victim": victim, "thief": thief})
+            self._sample.append({"key": str(record.key), "victim": record.victim, "thief": record.thief})
 
     def read_workers(self) -> None:
         """Add what workers received since they were last read."""
@@ -198,7 +228,7 @@ class Events:
         self._flows.clear()
 
     def _publish(
-        self, action: str, now: float, counts: Mapping[str, float], more: Mapping[str, Any] | None = None
+        self, action: str, now: float, counts: Mapping[str, float], more: Mapping[str, object] | None = None
     ) -> None:
         before = self._published.get(action, {})
         new = {name: value - before.get(name, 0) for name, value in counts.items()}
@@ -207,3 +237,8 @@ class Events:
         self._published[action] = counts
         message = {"action": action, "time": now, "seconds": now - self._since, **new, **(more or {})}
         self.scheduler.log_event(TOPIC, message)
+
+
+def _decision(message: object) -> ScaleEvent | None:
+    is_one = isinstance(message, Mapping) and message.get("action") == "scale"
+    return cast(ScaleEvent, message) if is_one else None

@@ -11,13 +11,15 @@ The critical path is the chain of the most projected seconds; of groups, one tas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distributed import Scheduler
 from distributed.metrics import monotonic
+from distributed.scheduler import TaskGroup, TaskState
 
+from dask_ferro.policy.estimates import Durations
 from dask_ferro.policy.ranking import upward_ranks
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.timeline_feed import bundle_of
@@ -121,13 +123,17 @@ class _Plan(NamedTuple):
     path: float
 
 
+# Tasks, or groups, by the node that shows them.
+_Things = dict[Hashable, Sequence[TaskState | TaskGroup]]
+
+
 class Chart:
     """The graph of one open page: laid out again when tasks come or go, and else only looked at."""
 
-    def __init__(self, scheduler: Scheduler, durations: Any) -> None:
+    def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
         self._scheduler = scheduler
         self._durations = durations
-        self._seen: Any = None
+        self._seen: tuple[str, tuple[Hashable, ...]] | None = None
         self._plan = _Plan("tasks", (), (), (), frozenset(), (), 0, 0.0)
         self._last: tuple[int, GraphPicture] | None = None
         self._due = 0.0
@@ -153,7 +159,7 @@ class Chart:
             self._layouts += 1
             self._plan = self._laid_out(grain, things)
         plan = self._plan
-        draw = self._task if grain == "tasks" else self._several
+        draw: Callable[..., Node] = self._task if grain == "tasks" else self._several
         rows = zip(plan.names, plan.places, plan.notes, strict=True)
         nodes = tuple(draw(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
         states: Counter[str] = Counter()
@@ -163,29 +169,30 @@ class Chart:
             grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path, self._layouts
         )
 
-    def _things(self) -> tuple[str, dict[Any, Any]]:
+    def _things(self) -> tuple[str, _Things]:
         """What the nodes are: tasks by key, groups by name, or the groups of each prefix."""
         scheduler = self._scheduler
         if len(scheduler.tasks) <= TASKS and _links(scheduler.tasks.values()) <= LINKS:
-            return "tasks", dict(scheduler.tasks)
+            return "tasks", {key: [ts] for key, ts in scheduler.tasks.items()}
         groups = upstream.groups(scheduler)
         if len(groups) <= GROUPS and _links(groups.values()) <= LINKS:
             return "groups", {name: [group] for name, group in groups.items()}
-        found: dict[str, list[Any]] = {}
+        found: dict[str, list[TaskState | TaskGroup]] = {}
+        sizes: Counter[str] = Counter()
         for group in groups.values():
             if group.prefix is not None:
                 found.setdefault(group.prefix.name, []).append(group)
-        busiest = sorted(found, key=lambda name: -sum(len(g) for g in found[name]))[:PREFIXES]
+                sizes[group.prefix.name] += len(group)
+        busiest = sorted(found, key=lambda name: -sizes[name])[:PREFIXES]
         return "prefixes", {name: found[name] for name in busiest}
 
-    def _laid_out(self, grain: str, things: Mapping[Any, Any]) -> _Plan:
-        before = _before_tasks(things) if grain == "tasks" else _before_groups(things)
+    def _laid_out(self, grain: str, things: _Things) -> _Plan:
+        before = _before(things)
         after: dict[Hashable, list[Hashable]] = {name: [] for name in things}
         for name, earlier in before.items():
             for one in earlier:
                 after[one].append(name)
-        first = things.values() if grain == "tasks" else (groups[0] for groups in things.values())
-        seconds = {n: self._seconds(t.prefix) for n, t in zip(things, first, strict=True)}
+        seconds = {name: self._seconds(own[0]) for name, own in things.items()}
         ranks = upward_ranks(after, seconds)
         path = critical_path(after, ranks, before)
         layers = layered(before, after)
@@ -202,43 +209,43 @@ class Chart:
         hidden = len(edges) - len(shown)
         return _Plan(grain, tuple(things), places, notes, frozenset(path), shown, hidden, longest)
 
-    def _seconds(self, prefix: Any) -> float:
-        return float(self._durations.of(prefix.name, "cpu", None)[0])
+    def _seconds(self, one: TaskState | TaskGroup) -> float:
+        return float(self._durations.of(_prefix(one), "cpu", None)[0])
 
-    def _task(self, key: Any, ts: Any, note: str, x: float, y: float, critical: bool) -> Node:
+    def _task(
+        self, key: Hashable, tasks: Sequence[TaskState], note: str, x: float, y: float, critical: bool
+    ) -> Node:
+        (ts,) = tasks
         done = ts.state == "memory" or (ts.state == "released" and not ts.waiting_on)
         nbytes = nbytes_of(ts) if ts.state == "memory" else 0
-        seconds = self._seconds(ts.prefix)
+        seconds = self._seconds(ts)
         return Node(str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical)
 
     def _several(
-        self, name: Any, groups: Sequence[Any], note: str, x: float, y: float, critical: bool
+        self, name: Hashable, groups: Sequence[TaskGroup], note: str, x: float, y: float, critical: bool
     ) -> Node:
         states: Counter[str] = Counter()
         for group in groups:
             states.update({s: c for s, c in group.states.items() if c and s != "forgotten"})
         tasks = states.total()
         state = next((s for s in STATES if states[s]), "released")
-        seconds = self._seconds(groups[0].prefix)
+        seconds = self._seconds(groups[0])
         nbytes = sum(group.nbytes_total for group in groups)
         done = states["memory"] + states["released"]
-        prefix = groups[0].prefix.name
+        prefix = _prefix(groups[0])
         return Node(str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical)
 
 
-def _links(things: Iterable[Any]) -> int:
+def _prefix(one: TaskState | TaskGroup) -> str:
+    return one.prefix.name if one.prefix is not None else ""
+
+
+def _links(things: Iterable[TaskState | TaskGroup]) -> int:
     """How many others tasks, or groups, wait for."""
     return sum(len(thing.dependencies) for thing in things)
 
 
-def _before_tasks(tasks: Mapping[Any, Any]) -> dict[Hashable, list[Hashable]]:
-    before: dict[Hashable, list[Hashable]] = {}
-    for key, ts in tasks.items():
-        before[key] = [d.key for d in ts.dependencies if d.key in tasks]
-    return before
-
-
-def _before_groups(things: Mapping[Any, Sequence[Any]]) -> dict[Hashable, list[Hashable]]:
+def _before(things: _Things) -> dict[Hashable, list[Hashable]]:
     """What each node waits for; groups may wait for tasks of their own, and for each other."""
     home: dict[int, Hashable] = {}
     for name, groups in things.items():

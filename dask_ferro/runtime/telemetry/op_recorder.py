@@ -113,13 +113,13 @@ class Tape:
         """Ops that were recorded ever."""
         return self._ops[-1][0] + 1 if self._ops else self._recorded
 
-    def hold(self, who: Any) -> None:
+    def hold(self, who: object) -> None:
         """Record, until everybody who holds has let go."""
         with self._lock:
             self._holders.setdefault(who, self._total())
             task.listen(self.listened)
 
-    def let_go(self, who: Any) -> None:
+    def let_go(self, who: object) -> None:
         """Record no more for this one; forget, where it was the last.  Idempotent."""
         with self._lock:
             self._holders.pop(who, None)
@@ -146,7 +146,7 @@ class Tape:
         zero = time() - perf_counter()
         run = _Run(str(address_of(worker)), key, zero, threading.get_native_id(), told)
 
-        def recorded(*arrays: Any) -> tuple[Any, ...]:
+        def recorded(*arrays: object) -> tuple[Any, ...]:
             self._thread.run = run
             return watched(*arrays)
 
@@ -171,7 +171,7 @@ class Tape:
     def _timed(self, what: _What, run: Kernel) -> Kernel:
         thread, append, numbers = self._thread, self._ops.append, self._numbers
 
-        def timed(*arrays: Any) -> Any:
+        def timed(*arrays: object) -> Any:
             start = perf_counter()
             made = run(*arrays)
             stop = perf_counter()
@@ -210,7 +210,7 @@ class Tape:
         mine = (op for op in ops if op.run.worker == worker and op.stop + ahead >= since)
         return [_span(op, ahead) for whole in mine for op in self._parts(whole)]
 
-    def lost(self, who: Any) -> int:
+    def lost(self, who: object) -> int:
         """Return how many ops were recorded since somebody holds, and are there no more."""
         return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 

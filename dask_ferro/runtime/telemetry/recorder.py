@@ -13,14 +13,16 @@ by the difference, and tasks of one thread may still seem to overlap a little.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from dask.utils import key_split
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
+from dask_ferro.policy.events import Arrived, Settled
 from dask_ferro.runtime.telemetry.mark import Mark, Rows
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
@@ -30,13 +32,15 @@ LENGTH = 50_000
 # Workers that left, remembered for the traces that they are in: more than any elastic run of a day has.
 _DEPARTED = 4096
 _R = TypeVar("_R")
+# A part of what a worker did for a task: "action", "start", "stop", and the "source" of a transfer.
+_Entry = Mapping[str, Any]
 
 
 class _Fetch(NamedTuple):
-    source: str
     start: float
     stop: float
     nbytes: int
+    source: str
 
 
 class _Run(NamedTuple):
@@ -56,15 +60,6 @@ class _Run(NamedTuple):
     about: tuple[Any, ...] | None = None
 
 
-class _Steal(NamedTuple):
-    key: Key
-    prefix: str
-    victim: str
-    thief: str
-    requested: float
-    started: float
-
-
 class Telemetry:
     """The newest tasks and steals of a scheduler.
 
@@ -75,8 +70,6 @@ class Telemetry:
 
     Attributes
     ----------
-    counts : Counter of str
-        Of decisions, since `started`; the scheduler plugin adds to it.
     recorded : int
         Tasks that were recorded ever: more than a trace has were dropped.
     """
@@ -84,7 +77,7 @@ class Telemetry:
     def __init__(self, length: int = LENGTH) -> None:
         self._own = self._length = length
         self._runs: deque[_Run] = deque(maxlen=length)
-        self._steals: deque[_Steal] = deque(maxlen=length)
+        self._steals: deque[Arrived] = deque(maxlen=length)
         self._wanted: dict[Hashable, int] = {}
         self.recorded = 0
         self._moves = 0  # steals that were recorded ever
@@ -134,7 +127,6 @@ class Telemetry:
         self._runs = deque(maxlen=self._length)
         self._steals = deque(maxlen=self._length)
         self._departed: dict[str, int] = {}
-        self.counts: Counter[str] = Counter()
 
     def joined(self, worker_address: str, nthreads: int) -> None:
         """Note a worker: its idle threads count in a trace's utilization."""
@@ -153,7 +145,7 @@ class Telemetry:
         self,
         ts: TaskState,
         worker_address: str,
-        startstops: Iterable[Mapping[str, Any]],
+        startstops: Iterable[_Entry],
         nbytes: int | None,
         thread: object = None,
     ) -> None:
@@ -195,24 +187,11 @@ class Telemetry:
             )
         )
 
-    def stolen(
-        self, key: Key, victim: str, thief: str, requested: float, started: float, prefix: str = ""
-    ) -> None:
-        """Record a move that was confirmed.
-
-        Parameters
-        ----------
-        key : key
-        victim, thief : str
-            Addresses.
-        requested, started : float
-            When the victim was asked, and when the task began on the thief; the scheduler's clock.
-        prefix : str
-            Of the task; looked up in what it ran as when it is not given.
-        """
-        if self._length and started >= self._since:
+    def moved(self, record: Settled | Arrived) -> None:
+        """Record a task that was stolen, once it is done."""
+        if self._length and isinstance(record, Arrived) and record.requested + record.delay >= self._since:
             self._moves += 1
-            self._steals.append(_Steal(key, prefix, victim, thief, requested, started))
+            self._steals.append(record)
 
     def copy(self) -> Telemetry:
         """Return what is recorded by now; its `trace` may be built in a thread, beside the scheduler's loop.
@@ -220,7 +199,7 @@ class Telemetry:
         A copy of 50,000 tasks takes 1 ms, their trace 0.4 s.
         """
         other = Telemetry(self._length)
-        other._since, other.counts = self._since, self.counts.copy()
+        other._since = self._since
         other._runs, other._steals = self._runs.copy(), self._steals.copy()
         other._threads, other._departed = dict(self._threads), dict(self._departed)
         return other
@@ -235,16 +214,15 @@ class Telemetry:
         """
         least = self._since if since is None else since
         runs = [r for r in self._runs if r.stop >= least]
-        steals = [s for s in self._steals if s.started >= least]
+        steals = [s for s in self._steals if s.requested + s.delay >= least]
         spans = sorted(
-            (*_spans(runs, _one_each()), *_stolen(steals, runs)), key=lambda s: (s.start, s.stop, s.worker)
+            (*_spans(runs, _one_each()), *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker)
         )
         zero = min((s.start for s in spans), default=0.0) if since is None else since
         return Trace(
             spans=tuple(s._replace(start=s.start - zero, stop=s.stop - zero) for s in spans),
             tasks=_tasks(runs),
             workers=self._present(spans),
-            counts=dict(self.counts),
         )
 
     def news(self, mark: Mark) -> list[Span]:
@@ -255,7 +233,7 @@ class Telemetry:
         runs = _tail(self._runs, self.recorded - mark.runs, mark.most)
         steals = _tail(self._steals, self._moves - mark.steals, mark.most)
         mark.runs, mark.steals = self.recorded, self._moves
-        spans = [*_spans(runs, lambda run: self._row(mark, run)), *_stolen(steals, runs)]
+        spans = [*_spans(runs, lambda run: self._row(mark, run)), *_stolen(steals)]
         for gone in mark.rows.keys() - self._threads.keys():
             del mark.rows[gone]
         return spans
@@ -285,7 +263,7 @@ class Telemetry:
         return {**seen, **{w: n for w, n in self._departed.items() if w in seen}, **self._threads}
 
 
-def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float) -> tuple[_Fetch, ...]:
+def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_Fetch, ...]:
     """The transfers for a task, and how much each moved.
 
     Workers do not send the size.  Each input counts once, at the first transfer from a worker that holds it; what
@@ -302,7 +280,7 @@ def _fetches(ts: TaskState, transfers: Iterable[Mapping[str, Any]], late: float)
             else:
                 rest.append(dependency)
         left = rest
-        fetches.append(_Fetch(source, entry["start"] - late, entry["stop"] - late, moved))
+        fetches.append(_Fetch(entry["start"] - late, entry["stop"] - late, moved, source))
     return tuple(fetches)
 
 
@@ -324,13 +302,11 @@ def _one_each() -> Callable[[_Run], int]:
     return lane_of
 
 
-def _newest_run(
-    startstops: Iterable[Mapping[str, Any]],
-) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
+def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entry]]:
     """Return when a task was computed, and what was fetched for that."""
-    compute: Mapping[str, Any] | None = None
-    fetched: list[Mapping[str, Any]] = []
-    coming: list[Mapping[str, Any]] = []
+    compute: _Entry | None = None
+    fetched: list[_Entry] = []
+    coming: list[_Entry] = []
     for entry in startstops:
         if entry["action"] == "compute":
             # The last one counts: a worker that ran the task before sends that run too.
@@ -345,26 +321,13 @@ def _spans(runs: Iterable[_Run], lane_of: Callable[[_Run], int]) -> Iterator[Spa
         lane = lane_of(run)
         yield Span("compute", run.key, run.prefix, run.worker, lane, run.start, run.stop, run.nbytes)
         for fetch in run.fetches:
-            yield Span(
-                "transfer",
-                run.key,
-                run.prefix,
-                run.worker,
-                lane,
-                fetch.start,
-                fetch.stop,
-                fetch.nbytes,
-                fetch.source,
-            )
+            yield Span("transfer", run.key, run.prefix, run.worker, lane, *fetch)
 
 
-def _stolen(steals: Iterable[_Steal], runs: Iterable[_Run]) -> Iterator[Span]:
-    prefixes = {run.key: run.prefix for run in runs}
-    for steal in steals:
-        prefix = steal.prefix or prefixes.get(steal.key, "")
-        yield Span(
-            "steal", steal.key, prefix, steal.thief, 0, steal.requested, steal.started, 0, steal.victim
-        )
+def _stolen(steals: Iterable[Arrived]) -> Iterator[Span]:
+    for told in steals:
+        started, prefix = told.requested + told.delay, key_split(told.key)
+        yield Span("steal", told.key, prefix, told.thief, 0, told.requested, started, 0, told.victim)
 
 
 def _tasks(runs: Iterable[_Run]) -> tuple[TracedTask, ...]:

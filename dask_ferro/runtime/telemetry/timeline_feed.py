@@ -166,9 +166,8 @@ def bundle_of(scheduler: Scheduler, key: Any) -> tuple[str, float]:
     task = scheduler.tasks.get(key)
     arguments: Any = getattr(task.run_spec, "args", ()) if task is not None else ()
     bundle = arguments[1] if len(arguments) > 1 else None
-    title = getattr(
-        bundle, "title", ""
-    )  # `lower` is not imported for it: a scheduler may hold no bundle ever
+    # `lower` is not imported for it: a scheduler may hold no bundle ever.
+    title = getattr(bundle, "title", "")
     return (title, float(getattr(bundle, "flops", 0.0))) if isinstance(title, str) else ("", 0.0)
 
 

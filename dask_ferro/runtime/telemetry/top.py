@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import dask.config
 from dask.utils import key_split
-from distributed import Security, Status, rpc
+from distributed import Scheduler, Security, Status, rpc
 from distributed.comm import registry
 from distributed.comm.addressing import parse_address
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import WorkerState
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.worker.plugin import METRIC
 
 # Of a worker with thousands of tasks, so many tell what the mix is.
@@ -41,17 +42,40 @@ _PATIENCE = 15.0
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-def look(dask_scheduler: Any) -> dict[str, Any]:
-    """Return what there is to see, in msgpack's types.
+# What a worker is, does and holds, how much of its work is left, and what was moved.  "backlog" is the seconds until a
+# task that joined its queue would start; without the plugin it is Dask's own occupancy, over the threads.
+WorkerLook = TypedDict(
+    "WorkerLook",
+    {
+        "address": str, "name": str, "state": str, "threads": int, "cpu": float, "running": list[str], "tasks": int,
+        "ops": list[list[str | int]], "memory": int, "memory_limit": int, "spilled": int, "device": str,
+        "backlog": float, "threshold": float | None, "in": int | None, "out": int | None,
+    },
+)  # fmt: skip
 
-    Returns
-    -------
-    dict
-        "address", "time", "ferro" (whether the plugin is on), "stealing" (its policy, or None); "tasks" by state;
-        "ops": prefixes that are processing, the most first, as [name, tasks]; "steals": the plugin's counts;
-        "waits": lines of tasks that wait although a worker has nothing to do, the longest first;
-        "elastic": the newest decision of the controller, or None; "workers": see `_row`.
+
+class SchedulerLook(TypedDict):
+    """What there is to see of a scheduler.
+
+    `ferro` is whether the plugin is on, `stealing` its policy; `tasks` are by state; `ops` are prefixes that are
+    processing, the most first, as [name, tasks]; `steals` are the plugin's counts; `waits` are lines of tasks that wait
+    although a worker has nothing to do, the longest first; `elastic` is the newest decision of the controller.
     """
+
+    address: str
+    time: float
+    ferro: bool
+    stealing: str | None
+    tasks: dict[str, int]
+    ops: list[list[str | int]]
+    steals: dict[str, float]
+    waits: list[str]
+    elastic: ScaleEvent
+    workers: list[WorkerLook]
+
+
+def look(dask_scheduler: Scheduler) -> SchedulerLook:
+    """Return what there is to see, in msgpack's types."""
     plugin = dask_scheduler.plugins.get(NAME)
     on = plugin if isinstance(plugin, FerroScheduler) else None
     states: Counter[str] = Counter()
@@ -68,69 +92,50 @@ def look(dask_scheduler: Any) -> dict[str, Any]:
         "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
         "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
-        "elastic": dict(on.events.elastic) if on and on.events else {},
+        "elastic": on.events.elastic if on and on.events else {},
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
     }
 
 
-def _row(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
-    """A worker: who and where it is, what it does, how much of that is left, what it holds, what was moved.
-
-    "backlog" is the seconds until a task that joined its queue would start; without the plugin it is Dask's own
-    occupancy, over the threads.
-    """
+def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
     metrics = upstream.metrics_of(ws)
     told = metrics.get(METRIC) or {}
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
+    stealing = plugin.stealing if plugin is not None else None
+    row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
     return {
         "address": ws.address,
         "name": str(ws.name),
         "state": _state(ws),
         "threads": ws.nthreads,
         "cpu": metrics.get("cpu", 0.0),
-        "running": [_label(key) for key in islice(_running(ws, plugin), _FEW)],
+        "running": [_label(key) for key in islice(row.running if row is not None else _running(ws), _FEW)],
         "tasks": len(ws.processing),
         "ops": [[name, count] for name, count in mix.most_common(_FEW)],
         "memory": ws.memory.process,
         "memory_limit": ws.memory_limit,
         "spilled": ws.memory.spilled,
-        "device": told.get("device", "-"),
-        **_from_plugin(ws, plugin),
+        "device": row.device if row is not None else told.get("device", "-"),
+        "backlog": row.starts_in(time()) if row is not None else ws.occupancy / max(ws.nthreads, 1),
+        "threshold": stealing.core.threshold(ws.address) if row is not None and stealing else None,
+        "in": stealing.moves.stolen_in[ws.address] if row is not None and stealing else None,
+        "out": stealing.moves.stolen_out[ws.address] if row is not None and stealing else None,
     }
 
 
-def _from_plugin(ws: Any, plugin: FerroScheduler | None) -> dict[str, Any]:
-    stealing = plugin.stealing if plugin is not None else None
-    row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
-    if plugin is None or stealing is None or plugin.events is None or row is None:
-        backlog = ws.occupancy / max(ws.nthreads, 1)
-        return {"backlog": backlog, "threshold": None, "in": None, "out": None}
-    return {
-        "device": row.device,
-        "backlog": row.starts_in(time()),
-        "threshold": threshold_of(stealing.state, ws.address, stealing.settings.parameters),
-        "in": plugin.events.stolen_in[ws.address],
-        "out": plugin.events.stolen_out[ws.address],
-    }
-
-
-def _state(ws: Any) -> str:
+def _state(ws: WorkerState) -> str:
     """A worker's state in a word: what it does, where it may do anything."""
     if ws.status == Status.running:
         return "busy" if ws.processing else "idle"
     return "leaving" if ws.status == Status.closing_gracefully else str(ws.status.name)
 
 
-def _running(ws: Any, plugin: FerroScheduler | None) -> list[Any]:
-    """Keys of what it is believed to run: by the plugin's book, or else by its last heartbeat."""
-    stealing = plugin.stealing if plugin is not None else None
-    row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
-    if row is not None:
-        return list(row.running)
+def _running(ws: WorkerState) -> list[Hashable]:
+    """Keys of what it runs by its last heartbeat."""
     return [ts.key for ts in ws.executing if ts in ws.processing]
 
 
-def _label(key: Any) -> str:
+def _label(key: Hashable) -> str:
     """A key in short: its prefix, and the numbers of bundle and chunk that follow the name."""
     numbers = ",".join(str(part) for part in key[1:3]) if isinstance(key, tuple) else ""
     return f"{key_split(key)} {numbers}".strip()
@@ -193,11 +198,11 @@ class Line:
         self._address = ""
         self._rpc: Any = None
 
-    async def look(self) -> dict[str, Any]:
+    async def look(self) -> SchedulerLook:
         """Return what there is to see now; raises as `ask`."""
-        return await self.ask(look)
+        return cast(SchedulerLook, await self.ask(look))
 
-    async def ask(self, function: Callable[..., Any], **words: Any) -> dict[str, Any]:
+    async def ask(self, function: Callable[..., object], **words: object) -> dict[str, Any]:
         """Return what a function of this package returns on the scheduler.
 
         Raises
@@ -225,8 +230,7 @@ class Line:
             raise
         if answer["status"] != "OK":
             raise RuntimeError(f"scheduler {address}: {answer.get('exception')!r}")
-        seen: dict[str, Any] = answer["result"]
-        return seen
+        return answer["result"]
 
     async def close(self) -> None:
         """Hang up.  Idempotent."""

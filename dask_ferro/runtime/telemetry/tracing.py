@@ -113,14 +113,14 @@ class Tracing:
         self._client.sync(self._begin)
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._client.sync(self._finish, error is not None)
 
     async def __aenter__(self) -> Tracing:
         await self._begin()
         return self
 
-    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         await self._finish(error is not None)
 
     async def _begin(self) -> None:
@@ -351,18 +351,18 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, events: bool, dask_scheduler: Any = None) -> _Begun | None:
+def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | None:
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return None
     if events:
         stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
-    answer = dask_scheduler.plugins[NAME].settings.answer
+    answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
 
 
-async def _tape(tape: bytes, seconds: float, dask_scheduler: Any = None) -> list[str]:
+async def _tape(tape: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
     """Have all workers record ops, and return who has not answered; what a worker's own set-up raises is raised."""
     try:
         return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
@@ -371,18 +371,18 @@ async def _tape(tape: bytes, seconds: float, dask_scheduler: Any = None) -> list
     raise raised  # out of the block: what has itself for its context cannot be pickled
 
 
-async def _answering(seconds: float, dask_scheduler: Any = None) -> tuple[list[str], list[str]]:
+async def _answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
     """Return the addresses of the workers that answer, and of those that do not."""
     hung = await reach.silent(dask_scheduler, seconds)
     return [address for address in dask_scheduler.workers if address not in hung], hung
 
 
-async def _untape(token: str, seconds: float, hung: Iterable[str] = (), dask_scheduler: Any = None) -> None:
+async def _untape(token: str, seconds: float, hung: Iterable[str] = (), *, dask_scheduler: Scheduler) -> None:
     """Have no worker record ops for a recording, those included that could not begin."""
     await reach.take_off(dask_scheduler, token, seconds, list(hung))
 
 
-async def _end(token: str, begun: _Begun, dask_scheduler: Any = None) -> _Ended | None:
+async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
     """What was recorded; None where this recorder was not told to."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None or token not in stealing.telemetry.wanted:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -68,17 +68,25 @@ def detected() -> str:
     return "gpu" if cupy_devices() else "cpu"
 
 
-def memory() -> dict[str, Any] | None:
-    """Return the memory of this process' GPU in bytes; None where its driver does not tell.
+class GpuMemory(TypedDict):
+    """The memory of a process' GPU in bytes.
 
-    Returns
-    -------
-    dict or None
-        "device", as the environment names it: processes of a host that share one say the same; "used" and "total",
-        of the whole device; "own", what was given out here; "live", what is used less the blocks that pools of this
-        process keep for reuse: so much no allocation can have; "evictable", what of that goes as soon as somebody
-        wants the room, because another upload brings it back.
+    `device` is as the environment names it: processes of a host that share one say the same.  `used` and `total` are of
+    the whole device; `own` is what was given out here, `live` what is used less the blocks that pools of this process
+    keep for reuse: so much no allocation can have; `evictable` goes as soon as somebody wants the room, because another
+    upload brings it back.
     """
+
+    device: str
+    used: int
+    total: int
+    own: int
+    live: int
+    evictable: int
+
+
+def memory() -> GpuMemory | None:
+    """Return the memory of this process' GPU; None where its driver does not tell."""
     cupy = _cupy()
     try:
         found = account(cupy)

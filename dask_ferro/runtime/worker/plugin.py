@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Protocol, cast
+from typing import NotRequired, Protocol, TypedDict, cast
 
 from dask.utils import typename
 from distributed import Worker
@@ -25,7 +25,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.runtime import upstream_worker
 from dask_ferro.runtime.upstream_names import WORKER, missing, remedy, warn_once
-from dask_ferro.runtime.worker.calibration import declared, detected, figures, memory
+from dask_ferro.runtime.worker.calibration import GpuMemory, declared, detected, figures, memory
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,31 @@ class FerroWorker(WorkerPlugin):
                 upstream_worker.put_sends(worker, report.stock_sends)
 
 
+class GpuFacts(GpuMemory):
+    """What a heartbeat tells of a worker's GPU: its memory, its model, types of results on it, and what copies took."""
+
+    model: str
+    types: list[str]
+    links: list[tuple[str, int, float]]
+
+
+class Heartbeat(TypedDict):
+    """What a worker tells with each heartbeat.
+
+    `flops` and `bandwidth` are None until they are measured; `transfers` are those since the one before, as (source,
+    bytes, seconds); `received` has transfers, bytes and seconds so far, by class of link.
+    """
+
+    address: str | None
+    device: str
+    flops: float | None
+    bandwidth: float | None
+    beat: int
+    transfers: list[tuple[str, int, float]]
+    received: dict[str, tuple[int, int, float]]
+    gpu: NotRequired[GpuFacts | None]
+
+
 class Measured(Protocol):
     """A device whose figures are told, not measured: those of a worker's plugin `DEVICE`."""
 
@@ -112,7 +137,7 @@ class Measured(Protocol):
     def links(self) -> Sequence[tuple[str, int, float]]:
         """Return what copies take, as `calibration.links` does."""
 
-    def memory(self, worker: Worker) -> dict[str, Any]:
+    def memory(self, worker: Worker) -> GpuMemory:
         """Return the memory, as `calibration.memory` does."""
 
 
@@ -132,21 +157,23 @@ class Report:
         self._received: dict[str, tuple[int, int, float]] = dict.fromkeys(LINKS, (0, 0, 0.0))
         self.stock_sends: float | None = None
 
-    def __call__(self, worker: Worker) -> dict[str, Any]:
+    def __call__(self, worker: Worker) -> Heartbeat:
         """Return the figures, with the transfers that finished since the last call."""
         self._beat += 1
-        return {
+        told: Heartbeat = {
             "address": upstream_worker.address_of(worker),
             "device": self._device,
             "flops": self._speed and self._speed.flops,
             "bandwidth": self._speed and self._speed.bandwidth,
             "beat": self._beat,
             "transfers": self._transfers(worker),
-            "received": dict(self._received),  # transfers, bytes, seconds so far, by class of link
-            **({"gpu": self._gpu(worker)} if self._device == "gpu" and self._speed is not None else {}),
+            "received": dict(self._received),
         }
+        if self._device == "gpu" and self._speed is not None:
+            told["gpu"] = self._gpu(worker)
+        return told
 
-    def _gpu(self, worker: Worker) -> dict[str, Any] | None:
+    def _gpu(self, worker: Worker) -> GpuFacts | None:
         """What is there of the worker's GPU, as of now, and what its links took at the start."""
         found = memory() if self._told is None else self._told.memory(worker)
         if found is None:
@@ -211,9 +238,7 @@ def _host(address: str | None) -> str:
     return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
-def sent(
-    metrics: Mapping[str, Any] | None, hosts: Mapping[str, str]
-) -> list[tuple[str, tuple[str, int, float]]]:
+def sent(metrics: Heartbeat | None, hosts: Mapping[str, str]) -> list[tuple[str, tuple[str, int, float]]]:
     """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
 
     The classes are "host" and "hosts"; how long the way out of a device takes cannot be told from these.
@@ -228,7 +253,7 @@ def sent(
     """
     if not metrics:
         return []
-    here = hosts.get(metrics["address"])
+    here = hosts.get(metrics["address"] or "")
     return [
         (source, ("host" if hosts[source] == here else "hosts", nbytes, seconds))
         for source, nbytes, seconds in metrics["transfers"]

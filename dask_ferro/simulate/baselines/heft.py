@@ -42,9 +42,11 @@ def heft(graph: TaskGraph, cluster: VirtualCluster) -> Plan:
     A task takes its seconds over the worker's speed; a transfer what the link between the two workers costs in truth.
     """
     workers = {worker.address: worker for worker in cluster.at_start}
+    # As in the paper: ranks by the mean over the workers, slots by each one's own speed.
     mean = fmean(1.0 / worker.speed for worker in workers.values())
     seconds: dict[Key, float] = {task.key: task.seconds * mean for task in graph.tasks}
     ranks = upward_ranks(graph.dependents, seconds)
+    # Equal ranks by position: the plan is the same in every run.
     place = {task.key: number for number, task in enumerate(graph.tasks)}
     lanes: dict[tuple[Address, int], list[tuple[float, float]]] = {}
     for worker in workers.values():
@@ -54,6 +56,7 @@ def heft(graph: TaskGraph, cluster: VirtualCluster) -> Plan:
         task = graph.by_key[key]
         slots[key] = min(_slots(task, graph, cluster, workers, lanes, slots), key=lambda slot: slot[1:4])
         slot = slots[key]
+        # Sorted, that `_gap` finds what lies between tasks that were placed before.
         insort(lanes[slot.worker, slot.lane], (slot.start, slot.stop))
     return Plan(max((slot.stop for slot in slots.values()), default=0.0), slots)
 
@@ -70,6 +73,7 @@ def _slots(
     ready: dict[Address, float] = {}
     for (address, lane), taken in lanes.items():
         worker = workers[address]
+        # All threads of a worker have an input at once: it is reckoned for one of them.
         if address not in ready:
             inputs = ((done[key], graph.by_key[key].nbytes) for key in task.dependencies)
             arrivals = (slot.stop + _moving(workers[slot.worker], worker, n, cluster) for slot, n in inputs)
@@ -94,6 +98,7 @@ def _moving(source: VirtualWorker, to: VirtualWorker, nbytes: int, cluster: Virt
         return 0.0
     kind, link = cluster.link(source, to)
     seconds = link.latency + nbytes / link.bandwidth
+    # Devices that reach each other copy directly; else through the memory of both hosts.
     if kind != "peer":
         copy = cluster.out_of_device
         copies = (source.device != "cpu") + (to.device != "cpu")

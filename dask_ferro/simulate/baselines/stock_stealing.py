@@ -78,6 +78,7 @@ class StockStealing(Stock):
         super().dropped(job, record)
 
     def _tick(self) -> None:
+        # As a callback of the event loop: a busy scheduler balances late.
         self._scheduler.when_idle(self._balance)
         self._clock.background(self._clock.now + INTERVAL, self._tick)
 
@@ -86,6 +87,7 @@ class StockStealing(Stock):
         self._scheduler.think(self._scheduler.world.cluster.per_step)
         work = {address: self.occupancy(page) for address, page in self.pages.items()}
         thieves = dict.fromkeys(self._idle)
+        # As Dask: where all are idle, nobody has what another could take.
         if not thieves or len(thieves) == len(self.pages):
             return
         victims = self._victims(thieves, work)
@@ -127,6 +129,7 @@ class StockStealing(Stock):
             if number in self._level_of and not job.pinned:
                 levels.setdefault(self._level_of[number], []).append(job)
         for jobs in levels.values():
+            # Dask iterates over sets, by hashes: any order that is the same in each run will do.
             jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
         return levels
 
@@ -144,6 +147,7 @@ class StockStealing(Stock):
             return 0
         seconds = self.seconds(job.spec.prefix)
         nbytes = sum(d.spec.nbytes for d in job.inputs)
+        # Dask's own formula, so that a level holds what it holds there.
         ratio = (nbytes / self.bandwidth + LATENCY) / max(seconds, 1e-9)
         return max(round(log2(ratio) + 6), 1)
 
@@ -160,6 +164,7 @@ class StockStealing(Stock):
         moving, staying = self._comm(job, thief), self._comm(job, victim)
         there = work[thief.record.address] + thief.coming_seconds
         here = work[victim.record.address] + victim.coming_seconds
+        # Dask's rule: the thief would be done before half of what the victim would take.
         if there + moving + seconds > here - (staying + seconds) / 2:
             return
         self._ask(job, victim, thief, seconds + staying, seconds + moving)
@@ -173,6 +178,7 @@ class StockStealing(Stock):
         del self._level_of[job.number]
         addresses = victim.record.address, thief.record.address
         self._in_flight[job.number] = _Request(self._asked, *addresses, here, there)
+        # Counted as moved from now on: the next task in this balance sees it.
         victim.coming, victim.coming_seconds = victim.coming - 1, victim.coming_seconds - here
         thief.coming, thief.coming_seconds = thief.coming + 1, thief.coming_seconds + there
         self._add("requests")
@@ -201,6 +207,7 @@ class StockStealing(Stock):
     def replied(self, address: Address, job: Job, request: int, state: str) -> None:
         """Give the task to the thief, or leave it."""
         found = self._in_flight.get(job.number)
+        # An answer to a request that was given up since.
         if found is None or found.number != request:
             return
         self._landed(job.number)

@@ -157,6 +157,7 @@ class BatchSystem:
     def _wait(self, pool: VirtualPool) -> float:
         if not pool.sigma:
             return pool.queue_wait
+        # Its mean is the queue wait, whatever its spread.
         return pool.queue_wait * self._chance.lognormvariate(-0.5 * pool.sigma**2, pool.sigma)
 
     def _new(self, pool: VirtualPool, wait: float) -> VirtualJob:
@@ -168,11 +169,13 @@ class BatchSystem:
 
     def _start_next(self, pool: VirtualPool) -> None:
         now = self._clock.now
+        # First come, first served: a job whose wait is over starts when there is a slot for it.
         for job in list(self.jobs.values()):
             if self._busy[pool.name] >= pool.slots:
                 return
             if job.pool is pool and job.state == PENDING and job.due <= now:
                 waited = now - job.since
+                # A controller sees what was measured, not what is drawn next.
                 self.waits[pool.name] += _NEWEST * (waited - self.waits[pool.name])
                 self._started(job)
                 self._clock.at(now + pool.start_up, self._boots, job)
@@ -183,6 +186,7 @@ class BatchSystem:
         job.state, job.since, job.started = BOOTING, now, now
         job.ends_at = now + job.pool.walltime
         if job.ends_at < inf:
+            # In the background: a simulation does not go on for the end of a walltime alone.
             self._clock.background(job.ends_at, self._is_over, job)
 
     def _boots(self, job: VirtualJob) -> None:
@@ -194,5 +198,6 @@ class BatchSystem:
         if job.name in self.jobs:
             was = job.state
             self.end(job)
+            # Its workers were there only then.
             if was in (RUNNING, LEAVING):
                 self._expired(job)

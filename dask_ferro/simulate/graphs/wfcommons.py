@@ -63,6 +63,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
         raise ConfigError(f"workflow {where!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"workflow {where!r} is not JSON: {error}") from error
+    # A file of some kilobytes can nest that deep.
     except RecursionError as error:
         raise ConfigError(
             f"workflow {where!r}: its lists nest too deeply to be read; it is damaged"
@@ -102,6 +103,7 @@ class _Reader:
         """Return the tasks by id, in the order of the file."""
         found: dict[str, _Task] = {}
         names: dict[str, str] = {}
+        # All names before any reference to one: a child may stand before its parent.
         rows = [(self._id(row), row) for row in self._rows]
         for task_id, _ in rows:
             if task_id in names:
@@ -154,6 +156,7 @@ class _Reader:
         return value or []
 
     def _seconds(self, task_id: str, row: Mapping[str, Any]) -> float:
+        # From 1.5 on what was measured stands apart from what was specified.
         source = self._measured.get(task_id, {}) if self._split else row
         value = source.get("runtimeInSeconds", source.get("runtime"))
         if value is None:
@@ -170,6 +173,7 @@ class _Reader:
         sizes: list[tuple[Any, Any]]
         if self._split:
             names = [name for name in self._listed(row, "outputFiles", task_id) if isinstance(name, str)]
+            # What it reads is what others wrote, or was there before: only outputs are results here.
             sizes = [(name, self._files.get(name)) for name in names]
         else:
             outputs = [f for f in _mappings(row.get("files")) if f.get("link") == "output"]
@@ -216,6 +220,7 @@ def _ordered(tasks: Mapping[str, _Task], problems: list[str]) -> list[tuple[str,
 
 
 def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:
+    # In all keys: two workflows on one cluster have tasks of the same names.
     token = f"{crc32(name.encode()):08x}"
     keys: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
@@ -224,6 +229,7 @@ def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:
         group, index = f"{task.kind}-{token}", counts.get(task.kind, 0)
         counts[task.kind] = index + 1
         keys[task_id] = (group, index)
+        # Sorted: a set of strings has another order in each process.
         after = tuple(keys[parent] for parent in sorted(task.parents))
         specs.append(TaskSpec(keys[task_id], task.kind, group, task.seconds, task.nbytes, after))
     return TaskGraph(name, tuple(specs))

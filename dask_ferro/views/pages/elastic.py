@@ -16,7 +16,7 @@ from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.dashboard_state import Closed, ElasticPicture, Scaling
-    from dask_ferro.runtime.telemetry.history import Sample
+    from dask_ferro.runtime.telemetry.move_log import Sample
 
 _WINDOW = 600
 _ROWS = 14
@@ -39,6 +39,7 @@ class ElasticPage:
         self.headline = look.line()
         self.closed = look.line()
         self.log = look.line()
+        # Figures before the first update: they hold the notes that it hides.
         charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
         costs = row(self._waits(), self._held(), sizing_mode="stretch_width")
         self.root = column(self.headline, self.closed, charts, costs, self.log, sizing_mode="stretch_width")
@@ -47,12 +48,14 @@ class ElasticPage:
     @without_property_validation
     def update(self, picture: ElasticPicture) -> None:
         """Draw the newest picture."""
+        # What is drawn already is not sent to the browser again; samples come about once a second.
         if picture.samples and 1000 * picture.samples[-1].time not in self.load.data["time"][-1:]:
             self._draw_load(picture.samples[-_WINDOW:])
         last = (picture.decisions[-1:], picture.departures[-1:])
         now = picture.samples[-1].time if picture.samples else None
         if picture.decisions and now is not None:
             self._draw_jobs(picture.decisions, now)
+        # The table is text of many lines: it is sent when there is a new one.
         if last != self._decided:
             self._decided = last
             self._tell(picture)
@@ -71,12 +74,14 @@ class ElasticPage:
 
     def _draw_jobs(self, decisions: tuple[Scaling, ...], now: float) -> None:
         """What was decided holds until the next decision, the last one until now."""
+        # The clock of the samples may be behind the decision's.
         rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
         counts = {state: _jobs_in(state, rows) for state in _STATES}
         self.jobs.data = {
             "time": [1000 * d.time for d in rows],
             "wanted": [d.wanted for d in rows],
             "requested": [sum(d.jobs.values()) for d in rows],
+            # NaN is a gap in the line: nothing was measured, which is not 0.
             "wait": [max(_known(d).values(), default=float("nan")) for d in rows],
             "waits": [_waits(d) or "not known yet" for d in rows],
             "held": [d.node_seconds for d in rows],

@@ -49,6 +49,7 @@ class MemoryPage:
             self.headline.text = text
 
     def _draw_hosts(self, hosts: tuple[HostMemory, ...]) -> None:
+        # Bokeh counts rows from below: the first worker is to stand on top.
         names = [h.worker for h in reversed(hosts)]
         if names != list(self._workers.factors):
             self._workers.factors = names
@@ -58,7 +59,9 @@ class MemoryPage:
             "other": [h.other for h in hosts],
             "process": [h.results + h.other for h in hosts],
             "spilled": [h.spilled for h in hosts],
+            # Bars stand behind each other's end, so each needs where the one before ends.
             "both": [h.results + h.other + h.spilled for h in hosts],
+            # No limit, no mark.
             "limit": [h.limit or float("nan") for h in hosts],
         }
         self._no_hosts.visible = not hosts
@@ -123,6 +126,7 @@ def _bars(title: str, rows: FactorRange, label: str) -> Any:
     fig = look.panel(title, y_range=rows, sizing_mode="stretch_both", min_height=420)
     fig.x_range.start = 0
     fig.xaxis.formatter = look.bytes_ticks()
+    # Ticks at powers of two: a limit of 16 GiB is to stand on one.
     fig.xaxis.ticker.base, fig.xaxis.ticker.mantissas = 1024, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     fig.ygrid.grid_line_color = None
     fig.yaxis.axis_label = label
@@ -131,5 +135,6 @@ def _bars(title: str, rows: FactorRange, label: str) -> Any:
 
 def _mark(fig: Any, x: str, y: str, source: ColumnDataSource) -> None:
     """Draw an upright mark at the end of what there is."""
+    # A dash turned by a right angle: Bokeh has no marker of an upright line.
     options = {"marker": "dash", "angle": 1.5708, "size": 18, "line_width": 3, "color": look.RED}
     fig.scatter(x, y, source=source, **options)

@@ -96,6 +96,7 @@ def _graph(scheduler: Scheduler, stealing: Any) -> Reader:
 
 def _elastic(scheduler: Scheduler, stealing: Any) -> Reader:
     def picture() -> Any:
+        # Asked at each look: the plugin may be taken off, or be put on again, while the page is open.
         plugin = scheduler.plugins.get(NAME)
         events = getattr(plugin, "events", None)
         return dashboard_state.elastic_picture(
@@ -159,9 +160,11 @@ class Site:
         """Serve the pages, and list them."""
         self._application.initialize(IOLoop.current())
         self._application.start()
+        # Before Dask's own, which would answer that there is no such page.
         self.scheduler.http_application.applications.insert(0, self._application)
         self._variables["pages"].append(ENTRY)
         plots = self._variables["plots"]
+        # In place: Dask's own pages read this very list.
         plots[:] = sorted([*plots, *self._plots], key=lambda plot: plot["name"])
 
     def take_off(self) -> None:
@@ -173,6 +176,7 @@ class Site:
         self._variables["pages"].remove(ENTRY)
         plots = self._variables["plots"]
         plots[:] = [plot for plot in plots if plot not in self._plots]
+        # Open pages hold on to the scheduler's facts until they are told that nothing comes any more.
         for document, (page, _) in list(self.documents.items()):
             self._closed(document)
             words = "dask_ferro was taken off this scheduler: what this page shows stands still."
@@ -181,6 +185,7 @@ class Site:
 
     def _served(self, stock: BokehTornado) -> _Beside:
         """Return an application as Dask makes its own: the same origins, intervals and prefix."""
+        # A copy: a key is taken out of it, and it is Dask's configuration itself.
         options = dask.config.get("distributed.scheduler.dashboard.bokeh-application").copy()
         server: Any = self.scheduler.http_server
         origins = create_hosts_allowlist(options.pop("allow_websocket_origin"), server.port)
@@ -222,6 +227,7 @@ class Site:
 
     def _update(self, document: Document, name: str) -> None:
         found = self.documents.get(document)
+        # Closed, and its last callback was on its way.
         if found is None:
             return
         page, reader = found

@@ -21,7 +21,7 @@ from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.dashboard_state import Flow, StealingPicture
-    from dask_ferro.runtime.telemetry.history import Second
+    from dask_ferro.runtime.telemetry.move_log import Second
 
 # The seconds that follow the newest move, and the shortest bar that is drawn.
 _WINDOW = 60

@@ -250,9 +250,15 @@ HEAD = {
         ),
         pytest.param(json.dumps(HEAD | {"parameters": {"x": 1}}) + "\n", "'x'", id="no parameter"),
         pytest.param(
-            json.dumps(HEAD | {"core": [["Popen", []]]}) + "\n", "got 'Popen'", id="a class of others"
+            json.dumps(HEAD | {"core": {"names": {}, "rows": [["Popen", []]]}}) + "\n",
+            "got 'Popen'",
+            id="a class of others",
         ),
-        pytest.param(json.dumps(HEAD | {"core": [["dict", []]]}) + "\n", "begins with no core", id="no core"),
+        pytest.param(
+            json.dumps(HEAD | {"core": {"names": {}, "rows": [["dict", []]]}}) + "\n",
+            "begins with no core",
+            id="no core",
+        ),
         pytest.param(
             json.dumps(HEAD) + '\n{"at": 0}\n', "line 2: KeyError: 'event'", id="a line without an event"
         ),

@@ -20,6 +20,7 @@ from dask_ferro.policy.scaling.remaining_work import Span, profile, schedule
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.remaining_work import Demands
 from dask_ferro.runtime.elastic.scheduler_rpc import Kept, Roster
+from dask_ferro.runtime.scheduler_calls import RosterAnswer, WorkerRow
 from tests import clusters
 from tests.waiting import finished_async, opened, until_async
 
@@ -130,6 +131,7 @@ async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(cl
     clock.ahead += 300.0
     facts = await cluster.scheduler_comm.ferro_roster()
     row, other = facts["workers"][one], facts["workers"][two]
+    assert (facts.keys(), row.keys()) == (RosterAnswer.__required_keys__, WorkerRow.__required_keys__)
     tasks = cluster.scheduler.tasks
     sizes = {f.key: tasks[f.key].nbytes for f in (alone, shared, used)}
     assert {ws.address for ws in tasks[shared.key].who_has} == {one, two}

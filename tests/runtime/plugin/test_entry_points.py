@@ -14,6 +14,7 @@ from distributed import Event, secede, wait
 from distributed.stealing import WorkStealing
 
 import dask_ferro as ff
+from dask_ferro.policy.events import Hurry
 from dask_ferro.runtime.plugin.stealing import Stealing
 from tests import clusters
 from tests.waiting import until_async
@@ -217,11 +218,27 @@ async def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere
     s.stealing.ledger.set_accepts(s.second.address, False)
     await until_async(lambda: s.stealing.counts["stale"], "the answer")
     assert (s.stealing.counts["confirmed"], s.stealing.counts["seconds moving"]) == (0, 0)
-    assert [moved.outcome for moved in s.stealing.watch.moves] == ["stale"]
+    assert [moved.outcome for moved in s.stealing.moves.moves] == ["stale"]
     assert [line[0] for line in s.stealing.story("go-9")][-1] == "reschedule"
     assert any(stimulus in line for line in s.scheduler.story("go-9"))  # it was placed anew by that answer
     s.stealing.ledger.set_accepts(s.second.address, True)
     await s.done(futures)
+
+
+@on_a_scene()
+async def test_where_one_instruction_fails_the_others_are_done(s, caplog):
+    done = []
+
+    def hurried(told, now):
+        done.append(told.worker)
+        if told.worker == "first":
+            raise ValueError("no such connection")
+
+    s.stealing._acts[Hurry] = hurried
+    with pytest.raises(ValueError, match="no such connection"):
+        s.stealing._enact([Hurry("first", True), Hurry("second", True)], 0.0)
+    assert done == ["first", "second"]
+    assert "could not do Hurry(worker='first'" in caplog.text
 
 
 # ---- what move_task_request refuses --------------------------------------------------------------------------

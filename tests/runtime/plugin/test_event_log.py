@@ -118,8 +118,8 @@ def test_a_recording_that_begins_in_the_midst_is_decided_upon_again(client: Clie
     assert stealing._handle == handled == stealing.core.handle
     assert stealing.core.facts is stealing.shown
     head = json.loads(t.events[0])
-    assert len([kind for kind, _ in head["core"] if kind == "WorkerLoad"]) == 3
-    assert "Entry" in {kind for kind, _ in head["core"]}
+    assert len([kind for kind, _ in head["core"]["rows"] if kind == "WorkerLoad"]) == 3
+    assert "Entry" in {kind for kind, _ in head["core"]["rows"]}
     found = replay(t.events)
     assert (found.events, found.difference) == (len(t.events) - 1, None)
     assert asks(t.events) > 0

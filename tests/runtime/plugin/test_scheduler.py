@@ -238,7 +238,7 @@ async def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept(client, s
     await client.submit(str)
     stealing.balance()
     assert stealing.state.thresholds[second] < 0.2
-    assert {address for _, address, _ in stealing.thresholds} == {second}
+    assert set(stealing.state.thresholds) == {second}
 
 
 def test_by_a_real_preload():

@@ -111,7 +111,7 @@ def test_a_job_tells_which_one_it_replaces() -> None:
     recording = Recording("r")
     recording.asked([job(0), job(1)], "k")
     lost = job(0, job_id="7")
-    recording.over(lost, "CANCELLED", by_us=False)
+    recording.over(lost, "CANCELLED", by_us=False, state="CANCELLED")
     recording.given_back(job(1, job_id="8", state=RUNNING))
     recording.because("adapt: 8 s of work")
     recording.asked([job(2), job(3)], "k")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Patience
+from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending, Patience
 from dask_ferro.runtime.slurm.parsing import UNTOLD, Row
 
 PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
@@ -91,7 +91,10 @@ def test_a_job_is_over(looks, why, failed, refused):
     life = Life()
     *before, last = [life.look(seen, after=after) for seen, after in looks]
     assert all(isinstance(state, str) for state in before)
-    assert last == (why, failed, refused)
+    row = looks[-1][0]
+    of_its_row = row is not None and row.state != "RUNNING"
+    state = row.state if of_its_row else ""
+    assert last == Ending(why, state, failed, refused, is_held=of_its_row and row.phase == "held")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_where_one_command_alone_says_that_it_is_gone_a_job_has_as_long_as_one_n
     life.look(row("PENDING"))
     life.look(None, is_sure=False)
     assert life.look(None, after=299, is_sure=False) == "pending"
-    assert life.look(None, after=1, is_sure=False) == ("SLURM knows it no more", False, False)
+    assert life.look(None, after=1, is_sure=False) == Ending("SLURM knows it no more")
 
 
 CONTRADICTIONS = {
@@ -162,7 +165,7 @@ def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_
     assert life.look(row("COMPLETING"), BOTH) == "running"
     assert life.job.seen().ends_at == 1002.0 + 2
     assert life.look(row("COMPLETING"), BOTH, after=20) == "running"
-    assert life.look(row("COMPLETING")) == ("COMPLETING", False, False)
+    assert life.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
 
 def test_what_accounting_does_not_tell_is_taken_from_before():
@@ -170,7 +173,7 @@ def test_what_accounting_does_not_tell_is_taken_from_before():
     life.look(row("RUNNING", "", 2))
     assert life.look(Row("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
     assert (life.job.restarts, life.job.seen().ends_at) == (2, 4550.0)
-    assert life.look(Row("12", "TIMEOUT", UNTOLD), BOTH) == ("TIMEOUT", False, False)
+    assert life.look(Row("12", "TIMEOUT", UNTOLD), BOTH) == Ending("TIMEOUT", "TIMEOUT")
 
 
 def test_a_condition_that_passed_starts_anew():
@@ -199,7 +202,7 @@ def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start():
     life.look(row("RUNNING"))
     for seen in [None, row("RUNNING")] * 3:
         assert life.look(seen, after=99) == "booting"
-    over = ("none of its workers is connected for 600 s", True, False)
+    over = Ending("none of its workers is connected for 600 s", failed=True)
     assert life.look(row("RUNNING"), after=6) == over
 
 
@@ -209,14 +212,14 @@ def test_a_condition_has_its_own_patience_and_not_what_another_left():
     assert life.look(row("PENDING", "PartitionConfig"), after=29) == "pending"
     assert life.look(row("COMPLETING")) == "pending"
     assert life.look(row("COMPLETING")) == "pending"
-    assert life.look(row("COMPLETING")) == ("COMPLETING", False, False)
+    assert life.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
 
 def test_a_requeued_job_that_is_held_was_whole_before_and_is_not_its_pools_fault():
     life = Life()
     life.look(row("RUNNING"), BOTH)
     held = row("PENDING", "job requeued in held state", 1)
-    assert life.look(held, BOTH) == ("PENDING (job requeued in held state)", False, False)
+    assert life.look(held, BOTH) == Ending("PENDING (job requeued in held state)", "PENDING", is_held=True)
 
 
 def test_a_requeued_job_has_other_workers():
@@ -250,7 +253,7 @@ def test_a_job_that_lost_both_workers_is_given_a_minute():
     life.look(row("RUNNING"), BOTH)
     assert life.look(row("RUNNING")) == "booting"
     assert life.look(row("RUNNING"), after=59) == "booting"
-    assert life.look(row("RUNNING"), after=1) == ("none of its workers is connected for 60 s", False, False)
+    assert life.look(row("RUNNING"), after=1) == Ending("none of its workers is connected for 60 s")
 
 
 def test_half_a_job_counts_as_one_when_the_other_half_does_not_come():

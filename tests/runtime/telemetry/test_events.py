@@ -9,6 +9,7 @@ import pytest
 from distributed import Event
 
 import dask_ferro as ff
+from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
 from dask_ferro.runtime.plugin.scheduler import NAME
@@ -54,14 +55,18 @@ async def test_the_events_add_up_to_what_was_counted(client, scheduler):
         assert sum(event[name] for event in steals) == counts[name]
     worked = sum(event["seconds_worked"] for event in steals)
     assert worked == pytest.approx(counts["seconds worked"])
-    watch = scheduler.extensions["stealing"].watch
-    assert counts["seconds worked"] == pytest.approx(watch.totals["worked"])  # of confirmed moves alone
-    assert counts["seconds moving"] == pytest.approx(watch.totals["spent"])
+    log = scheduler.extensions["stealing"].moves
+    assert counts["seconds worked"] == pytest.approx(sum(s.worked for s in log.seconds))
+    confirmed = [move for move in log.moves if move.outcome == "confirmed"]  # they alone cost
+    assert counts["seconds moving"] == pytest.approx(sum(move.cost for move in confirmed))
+    assert len(log.moves) == sum(counts[name] for name in ("confirmed", "refused", "stale"))
+    told = [message[1] for _, message in scheduler.get_events("stealing") if message[0] == "confirm"]
+    assert told == [move.key for move in confirmed]  # Dask's own log
     assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
     assert {name: sum(event[name] for event in places) for name in PLACES} == events.placed
     assert sum(events.placed.values()) >= 31
     one, other = scheduler.workers
-    assert (events.stolen_out[one], events.stolen_in[other]) == (counts["confirmed"],) * 2
+    assert (log.stolen_out[one], log.stolen_in[other]) == (counts["confirmed"],) * 2
     await until_async(
         lambda: len(heard) >= len(scheduler.get_events(TOPIC)),
         "all events to reach the client",
@@ -73,9 +78,11 @@ async def test_the_events_add_up_to_what_was_counted(client, scheduler):
 @on_cluster(installed={"events": 3600.0})
 async def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one(client, scheduler):
     events = events_of(scheduler)
+    stealing = scheduler.extensions["stealing"]
     for i in range(5000):
-        scheduler.extensions["stealing"].counts["confirmed"] += 1
-        events.heard("stealing", ("confirm", ("x", i), "ready", f"tcp://victim:{i}", "tcp://thief:1", "s"))
+        stealing.counts["confirmed"] += 1
+        pair = f"tcp://victim:{i}", "tcp://thief:1"
+        stealing.moves.write(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0), 1.0)
     events.tick()
     events.tick()
     (event,) = published(scheduler, "steal")
@@ -146,8 +153,11 @@ async def test_what_workers_received_is_counted_by_class_of_link_and_survives_th
 async def test_uninstall_ends_it(client, scheduler):
     events = events_of(scheduler)
     await client.submit(lambda: 1)
+    readers = scheduler.extensions["stealing"].moves.readers
+    assert events._moved in readers
     await ff.uninstall(client)
     assert not events._ticks.is_running()
+    assert events._moved not in readers
 
 
 @on_cluster(installed={"shortest": 0.0})
@@ -161,7 +171,7 @@ async def test_stolen_work_is_at_most_the_time_that_passed_on_every_thread(clien
     events_of(scheduler).tick()
     worked = sum(event["seconds_worked"] for event in published(scheduler, "steal"))
     assert 0 < worked <= elapsed * scheduler.total_nthreads
-    assert worked == pytest.approx(sum(second.worked for second in stealing.watch.seconds))
+    assert worked == pytest.approx(sum(second.worked for second in stealing.moves.seconds))
 
 
 @pytest.mark.parametrize("kind", list(KINDS), ids=list(SCALINGS))

@@ -18,6 +18,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.kernels import profile
 from dask_ferro.lower import task
 from dask_ferro.lower.spmd import Ranks
+from dask_ferro.policy.events import Arrived
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry import op_recorder, tracing
 from dask_ferro.runtime.telemetry.recorder import Telemetry
@@ -120,22 +121,26 @@ def test_what_does_not_fit_is_counted(client: Client) -> None:
     assert t.trace.counts["dropped"] == 6
 
 
+def stolen(key: str, requested: float) -> Arrived:
+    return Arrived(key, "v", "t", requested, 1.0, 0.5)
+
+
 def test_steals_that_do_not_fit_are_counted_too(client: Client) -> None:
     with ff.trace(client, tasks=4) as t:
         for i in range(7):
-            telemetry_of(client).stolen(f"s-{i}", "v", "t", time.time(), time.time())
+            telemetry_of(client).moved(stolen(f"s-{i}", time.time()))
     assert t.trace.counts["dropped_steals"] == 3
 
 
 def test_what_was_lost_within_a_block_is_what_was_recorded_less_what_is_kept() -> None:
     telemetry = Telemetry(3)
     for i in range(2):
-        telemetry.stolen(f"before-{i}", "v", "t", 1.0, 2.0)
+        telemetry.moved(stolen(f"before-{i}", 1.0))
     mark = telemetry.mark()
     for i in range(5):
-        telemetry.stolen(f"within-{i}", "v", "t", 1.0, 2.0)
+        telemetry.moved(stolen(f"within-{i}", 1.0))
     telemetry.record_for("somebody else", 100)  # makes the ring longer, and brings nothing back
-    telemetry.stolen("within-5", "v", "t", 1.0, 2.0)
+    telemetry.moved(stolen("within-5", 1.0))
     assert telemetry.lost(mark) == (0, 2)
 
 
