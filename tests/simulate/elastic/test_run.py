@@ -90,8 +90,13 @@ def test_large_tiles_spread_to_new_workers_within_two_iterations_and_stay_there(
 
 
 def test_a_backup_node_takes_longer_over_the_leavers_data_than_all_that_stay() -> None:
-    ours, papers = (resized("gemm of large tiles", 16, 8, one_backup) for one_backup in (False, True))
-    assert ours.phases[RESIZED - 1] < 0.9 * papers.phases[RESIZED - 1]
+    ours, papers = (
+        fmean(
+            resized("gemm of large tiles", 16, 8, one_backup, seed).phases[RESIZED - 1] for seed in range(8)
+        )
+        for one_backup in (False, True)
+    )
+    assert ours < 0.9 * papers
 
 
 # ---- growing and giving back -------------------------------------------------------------------------------
