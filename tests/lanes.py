@@ -16,10 +16,14 @@ WAITING = (
     "tests/slurm/",
     "tests/sites/",
     "tests/upstream_pains/",
-    "tests/runtime/elastic/test_controller.py",
+    "tests/lower/test_crash_notes.py",
+    "tests/lower/test_pipeline_cluster.py",
+    "tests/runtime/elastic/",
+    "tests/runtime/jobs/",
     "tests/runtime/plugin/test_hung_worker.py",
     "tests/runtime/plugin/test_silent.py",
-    "tests/runtime/slurm/test_orphan_guard.py",
+    "tests/runtime/pools/",
+    "tests/runtime/slurm/",
 )
 PROCESSES = 3
 

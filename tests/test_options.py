@@ -79,7 +79,9 @@ def test_all_parameters_of_the_policies_are_options_but_for_those_of_one_cluster
         if option_of(f) is None and section_of(f) is None
     }
     assert plain == {
-        *(("Placement", name) for name in ("steals", "spare", "patience")),  # follow from those of stealing
+        *(
+            ("PlacementParameters", name) for name in ("steals", "spare", "patience")
+        ),  # follow from those of stealing
         *(("ScalingParameters", name) for name in ("minimum", "maximum", "ordered")),
         *(("Limits", name) for name in ("structure_bytes", "nodes", "inlined_bytes", "nesting")),
     }

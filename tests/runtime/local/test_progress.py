@@ -114,9 +114,11 @@ def test_cancelled_tasks_end_it(client):
 
 def test_one_that_was_cancelled_before_does_not_hold_up_the_others(client):
     fine, gone = (client.submit(gate, "others", i, key=f"others-{i}") for i in range(2))
+    tasks = client.cluster.scheduler.tasks
+    until(lambda: "others-1" in tasks, "the task that will be cancelled")  # else its absence says nothing
     gone.cancel()
     Event("others", client=client).set()
-    until(lambda: "others-1" not in client.cluster.scheduler.tasks, "the end of the cancelled task")
+    until(lambda: "others-1" not in tasks, "the end of the cancelled task")
     following = Following(client, [fine, gone], interval=0.005)
     seen = looked(client, following, lambda seen: seen.status == "finished", "the end of the other one")
     assert (seen.status, seen.tasks, seen.failed) == ("finished", (1, 2), 1)
