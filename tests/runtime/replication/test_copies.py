@@ -336,7 +336,7 @@ async def test_what_a_client_cancels_before_the_next_look_is_gone(p):
     assert len(p.scheduler.tasks["first"].who_wants) == 2
     await p.client.cancel([first])
     await until_async(lambda: "first" not in p.scheduler.tasks, "it to be cancelled")
-    assert reader.status == "cancelled"
+    await until_async(lambda: reader.status == "cancelled", "the reader to hear of it")
     await enough(p)  # its thread
 
 
