@@ -31,7 +31,7 @@ class Ledger(LedgerView):
     Parameters
     ----------
     describe, unlocks, live, holds, unbound : callable
-        As `Book` has them.
+        As `ask_of` has them.
     durations : Durations
         Learned from `finish`.
 
@@ -54,7 +54,8 @@ class Ledger(LedgerView):
         holds: Callable[[Address], int] = lambda address: 0,
         unbound: Callable[[list[Entry]], list[Entry]] = lambda entries: entries,
     ) -> None:
-        super().__init__(describe, unlocks, live, holds, unbound)
+        super().__init__()
+        self.ask_of(describe, unlocks, live, holds, unbound)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.fresh = 0.0

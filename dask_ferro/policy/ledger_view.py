@@ -32,19 +32,6 @@ _SCANNED = 2048
 class LedgerView:
     """The pages, and what is kept in order to find the right ones.
 
-    Parameters
-    ----------
-    describe : callable (Entry, WorkerLoad) -> TaskFacts or None
-        What a policy is shown of a task in a row's queue; None: it may not be moved.
-    unlocks : callable (key) -> bool
-        Whether a task is the last that some other task waits for.
-    live : callable (address) -> int
-        Device bytes that are taken on a worker or on their way there; asked of those with `most`.
-    holds : callable (address) -> int
-        Bytes of the results that a worker holds.
-    unbound : callable (list of Entry) -> list of Entry
-        Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
-
     Attributes
     ----------
     ends : mapping of address to float
@@ -55,19 +42,11 @@ class LedgerView:
         Replaced, and never changed, when a worker comes or goes.
     """
 
-    def __init__(
-        self,
-        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
-        unlocks: Callable[[Key], bool],
-        live: Callable[[Address], int],
-        holds: Callable[[Address], int],
-        unbound: Callable[[list[Entry]], list[Entry]],
-    ) -> None:
+    def __init__(self) -> None:
         self.rows: dict[Address, WorkerLoad] = {}
         self.ends: dict[Address, float] = {}
         self.devices: set[str] = set()
         self.hosts: Mapping[Address, str] = {}
-        self.ask_of(describe, unlocks, live, holds, unbound)
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
         self._everyone: list[Address] = []
@@ -82,7 +61,21 @@ class LedgerView:
         holds: Callable[[Address], int],
         unbound: Callable[[list[Entry]], list[Entry]],
     ) -> None:
-        """Ask these from now on what is not known here; as the constructor has them."""
+        """Ask these from now on what is not known here.
+
+        Parameters
+        ----------
+        describe : callable (Entry, WorkerLoad) -> TaskFacts or None
+            What a policy is shown of a task in a row's queue; None: it may not be moved.
+        unlocks : callable (key) -> bool
+            Whether a task is the last that some other task waits for.
+        live : callable (address) -> int
+            Device bytes that are taken on a worker or on their way there; asked of those with `most`.
+        holds : callable (address) -> int
+            Bytes of the results that a worker holds.
+        unbound : callable (list of Entry) -> list of Entry
+            Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
+        """
         self._describe = describe
         self._unlocks = unlocks
         self._live = live
