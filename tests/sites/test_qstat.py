@@ -21,7 +21,7 @@ def job(*facts: str, number: str = "12.pbs01") -> str:
     return f"Job Id: {number}\n" + "".join(f"    {fact}\n" for fact in facts) + "\n"
 
 
-def only(*facts: str) -> qstat.PBSRow:
+def only(*facts: str) -> qstat.QueueRow:
     (row,) = qstat.rows(job(*facts)).values()
     return row
 
@@ -93,8 +93,15 @@ def test_times_nodes_and_the_word_of_a_submission_are_read_over_cut_lines() -> N
         "job_state = R", f"qtime = {WHEN}", f"stime = {WHEN}", "Resource_List.walltime = 01:00:00",
         "exec_host = n12/0*8+n13/0*8", f"{LONG},FERRO_SUBMISSION=ferro-\n\t12ab.0\n\t1,OTHER=2",
     )  # fmt: skip
-    assert row == qstat.PBSRow(
-        "12.pbs01", "RUNNING", submitted=AT, starts=AT, ends=AT + 3600, node="n12", comment="ferro-12ab.01"
+    assert row == qstat.QueueRow(
+        "12.pbs01",
+        "RUNNING",
+        submitted=AT,
+        starts=AT,
+        ends=AT + 3600,
+        node="n12",
+        comment="ferro-12ab.01",
+        known="started",
     )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.logs import option
+from dask_ferro.runtime.slurm.parsing import option
 
 # What `sbatch --test-only` says of a request that no node has, and of nodes that are only away for now.
 _NO_NODE = "node configuration is not available"
@@ -91,21 +91,16 @@ def request(script: str) -> ScriptRequest:
 
 def partitions(text: str) -> tuple[Partition, ...]:
     """Return the partitions that ``scontrol --oneliner show partition`` told of."""
-    found = []
-    for line in text.splitlines():
-        facts = dict(part.partition("=")[::2] for part in line.split())
-        if "PartitionName" in facts:
-            most = facts.get("MaxNodes", "")
-            found.append(
-                Partition(
-                    facts["PartitionName"],
-                    parsing.duration(facts.get("MaxTime", "")),
-                    int(most) if most.isdecimal() else inf,
-                    facts.get("Default") == "YES",
-                    facts.get("QoS", "N/A") not in ("N/A", ""),
-                )
-            )
-    return tuple(found)
+    return tuple(
+        Partition(
+            facts["PartitionName"],
+            parsing.duration(facts.get("MaxTime", "")),
+            int(most) if (most := facts.get("MaxNodes", "")).isdecimal() else inf,
+            facts.get("Default") == "YES",
+            facts.get("QoS", "N/A") not in ("N/A", ""),
+        )
+        for facts in parsing.partitions(text)
+    )
 
 
 # What `nodes` reads: of each node in each of its partitions.

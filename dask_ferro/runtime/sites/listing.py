@@ -44,29 +44,6 @@ KNOWN: Mapping[str, Sequence[str]] = {
 }
 
 
-class ListedRow(QueueRow):
-    """A job as a listing tells of it."""
-
-    __slots__ = ()
-
-    @property
-    def phase(self) -> str:
-        """Return "pending", "started", "ending" or "over"."""
-        return QueueRow(self.job_id, self.state).phase
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it never starts: nobody knows the words for that."""
-        return False
-
-
-class HeldRow(ListedRow):
-    """One that is held."""
-
-    __slots__ = ()
-    phase = HELD
-
-
 class Listing:
     r"""Reads what a listing prints.
 
@@ -129,15 +106,16 @@ class Listing:
                 found[told["job_id"]] = self._row(told)
         return found
 
-    def _row(self, told: Mapping[str, str]) -> ListedRow:
+    def _row(self, told: Mapping[str, str]) -> QueueRow:
         phase = self._phases.get(told["state"], STARTED)
         reason = f"held: {told['state']}" if phase == HELD else told.get("reason", "")
-        return (HeldRow if phase == HELD else ListedRow)(
+        return QueueRow(
             told["job_id"],
             _STATES[phase],
             node=told.get("node", ""),
             reason=reason,
             comment=told.get("tag", ""),
+            known=phase,
         )
 
     def _facts(self, text: str) -> Iterator[Mapping[str, object]]:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from dask_ferro.runtime.slurm.parsing import element
+from dask_ferro.runtime.slurm.parsing import element, option
 
 # Of a file: a traceback has its error at the end, and this fits on a screen.
 LINES, BYTES = 20, 4096
@@ -105,7 +105,7 @@ def files_of(told: str, job_id: str, script: str, job_name: str, folder: str) ->
         "A": facts.get("ArrayJobId") or array,
         "a": facts.get("ArrayTaskId") or (str(index) if "_" in job_id else "4294967294"),
         "x": facts.get("JobName") or job_name,
-        "u": (facts.get("UserId") or _user()).partition("(")[0],
+        "u": (facts.get("UserId") or os.environ.get("USER", "")).partition("(")[0],
         "N": facts.get("BatchHost", ""),
         "n": "0",
         "t": "0",
@@ -142,18 +142,6 @@ def expanded(path: str, replaced: Mapping[str, str]) -> str:
     return _PATTERN.sub(value, path)
 
 
-def option(script: str, short: str, long: str) -> str:
-    """Return the value of the last such option in a script's header, which is the one that SLURM takes; "": none.
-
-    >>> option("#SBATCH -p cpu -c8\\n#SBATCH --partition=gpu", "p", "partition")
-    'gpu'
-    """
-    names = rf"--{long}(?:=|[ \t]+)" + (rf"|-{short}[ \t]*" if short else "")
-    pattern = rf"^#SBATCH[ \t]+(?:.*[ \t])?(?:{names})(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
-    found = re.findall(pattern, script, re.MULTILINE)
-    return str(found[-1]).strip("\"'") if found else ""
-
-
 def tail(path: str, lines: int = LINES, size: int = BYTES) -> Log:
     """Return the last lines of a file."""
     try:
@@ -181,7 +169,3 @@ def _facts(told: str) -> dict[str, str]:
     """Return what a line of `scontrol` tells, by name; values may have spaces in them."""
     pairs = re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", told.partition("\n")[0])
     return {name: value for name, value in pairs if value not in ("", "(null)", "N/A")}
-
-
-def _user() -> str:
-    return os.environ.get("USER", "")
