@@ -11,7 +11,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
+from itertools import chain
 from math import inf
 from pathlib import Path
 from time import localtime, strftime
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 from distributed.utils import Log, Logs
 
 from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.runtime.slurm.parsing import option
 
 # In the order of a job's life.
 _STATES = ("running", "booting", "pending", "submitting")
@@ -134,29 +137,29 @@ def _closed(pool: PoolWords) -> str:
 
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
     """Return the files that jobs of a script's head have written since then, the newest last, some at most."""
+    patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
+    return newest(chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns), since)
+
+
+def newest(paths: Iterable[Path], since: float) -> list[Path]:
+    """Return those of some files that were written since then, the newest last, some at most."""
     found: dict[Path, float] = {}
-    for pattern in _files(header, job_name):
-        for path in pattern.parent.glob(pattern.name) if pattern.parent.is_dir() else ():
-            try:
-                changed = path.stat().st_mtime
-            except OSError:
-                continue  # removed meanwhile
-            if changed >= since and path.is_file():
-                found[path] = changed
+    for path in paths:
+        with suppress(OSError):  # removed meanwhile
+            if path.is_file() and path.stat().st_mtime >= since:
+                found[path] = path.stat().st_mtime
     return sorted(found, key=lambda path: found[path])[-_FILES:]
 
 
 def _files(header: str, job_name: str) -> set[Path]:
     """Return where the jobs of a script's head write, as patterns; of each stream the last that it names."""
-    last: dict[str, str] = {}
-    for option, path in re.findall(r"^#SBATCH\s+(-o|-e|--output|--error)[=\s]\s*(\S+)", header, re.MULTILINE):
-        last[option.lstrip("-")[0]] = path.strip("\"'")
+    streams = {option(header, "o", "output"), option(header, "e", "error")}
     known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
     patterns = set()
-    for path in last.values():
+    for path in streams - {"", "/dev/null"}:
         parent, _, name = path.rpartition("/")
         plain = re.sub(r"([*?[])", r"[\1]", name)
-        if "%" not in parent and path != "/dev/null":
+        if "%" not in parent:
             glob = _PATTERN.sub(lambda match: known.get(match[2], "*"), plain)
             patterns.add(Path(parent or ".") / glob)
     return patterns

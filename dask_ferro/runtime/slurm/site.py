@@ -305,10 +305,9 @@ def _comment(script: str, known_by: str) -> str:
 
     That word is last, or first where the user's words leave it no room in squeue's column.
     """
-    found = re.findall(r"^#SBATCH\s.*--comment[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)", script, re.MULTILINE)
-    own = [words.strip("\"'") for words in found[-1:]]
-    parts = [known_by, *own] if sum(map(len, own)) > _OWN_WORDS else [*own, known_by]
-    return " ".join(parts)
+    own = parsing.option(script, "", "comment")
+    parts = (known_by, own) if len(own) > _OWN_WORDS else (own, known_by)
+    return " ".join(filter(None, parts))
 
 
 def _watchdog(job_name: str, tag: str, keep: GuardedJobs | None) -> Watchdog:
