@@ -24,8 +24,6 @@ from dask_ferro.runtime.slurm.commands import Printed, Refused, called, check
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
 _SUBMITS = 30.0
-# Jobs of one cancellation.
-_AT_ONCE = 200
 # Listings with other jobs in which a job is missing, until it is gone: one may be older than the job.
 _MISSES = 3
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -179,12 +177,7 @@ class CommandSite(BatchSite):
         }
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        each = [[job_id] for job_id in job_ids]
-        if "id" not in self._cancel_command.places:
-            each = [[*job_ids[at : at + _AT_ONCE]] for at in range(0, len(job_ids), _AT_ONCE)]
+        each = [[job_id] for job_id in job_ids] if "id" in self._cancel_command.places else [job_ids]
         for ids in each:
-            check(
-                "the cancellation",
-                await called(*self._cancel_command.filled(id=ids[0], ids=ids)),
-                qstat.refusal,
-            )
+            printed = await called(*self._cancel_command.filled(id=ids[0], ids=ids))
+            check("the cancellation", printed, qstat.refusal)

@@ -81,11 +81,10 @@ class PBSSite(BatchSite):
         return {job_id: row for job_id, row in rows.items() if row.comment.startswith(f"{self.tag}.")}
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        for at in range(0, len(job_ids), _AT_ONCE):
-            printed = await called("qdel", *job_ids[at : at + _AT_ONCE])
-            rest = [line for line in printed.err.splitlines() if line.strip() and not _GONE.search(line)]
-            if printed.status and (rest or not printed.err.strip()):
-                check("qdel", printed._replace(err="\n".join(rest)), qstat.refusal)
+        printed = await called("qdel", *job_ids)
+        rest = [line for line in printed.err.splitlines() if line.strip() and not _GONE.search(line)]
+        if rest or not printed.err.strip():
+            check("qdel", printed._replace(err="\n".join(rest)), qstat.refusal)
 
     async def kill_wait(self) -> float | None:
         """Return the seconds from SIGTERM to SIGKILL: the least of the queues', or PBS's own default."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.site import SlurmSite
+from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Submission:
 
     Parameters
     ----------
-    site : SlurmSite
+    site : WatchedSite
     script : callable
         The batch script by (pool, number of element 0).
     accepted : callable
@@ -105,7 +105,7 @@ class Submission:
 
     def __init__(
         self,
-        site: SlurmSite,
+        site: WatchedSite,
         script: Callable[[str, int], str],
         accepted: Callable[[Iterable[BatchJob]], None],
         refused: Callable[[Sequence[BatchJob], str], None],
