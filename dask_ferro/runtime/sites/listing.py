@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, QueueRow
@@ -69,33 +71,13 @@ class Listing:
 
     def __init__(self, described: object, states: Mapping[str, Sequence[str]] | None = None) -> None:
         self._phases = _phases(states or {})
-        self._pattern: re.Pattern[str] | None = None
-        self._columns: dict[str, int] = {}
-        self._fields: dict[str, str] = {}
-        self._path: str | None = None
-        self._separator: str | None = None
+        self._facts: Callable[[str], Iterator[Mapping[str, object]]]
         if isinstance(described, str):
-            self._pattern = pattern("listed", described, _NEEDED)
+            self._facts = partial(_matches, pattern("listed", described, _NEEDED))
         elif isinstance(described, Mapping):
-            self._describe(dict(described))
+            self._facts = _reader(dict(described))
         else:
             raise _wrong(described)
-
-    def _describe(self, described: dict[str, object]) -> None:
-        path, separator = described.pop("json", None), described.pop("separator", None)
-        kind = int if path is None else str
-        missing = [name for name in _NEEDED if name not in described and (name != "job_id" or path is None)]
-        wrong = [
-            n for n, at in described.items() if n not in FIELDS or type(at) is not kind or at in (-1, "")
-        ]
-        negative = [name for name, at in described.items() if isinstance(at, int) and at < 0]
-        if missing or wrong or negative or not isinstance(path, str | None):
-            raise _wrong(described)
-        if separator is not None and (not isinstance(separator, str) or not separator):
-            raise _wrong({"separator": separator})
-        self._path, self._separator = path, separator
-        self._columns = {name: at for name, at in described.items() if isinstance(at, int)}
-        self._fields = {name: at for name, at in described.items() if isinstance(at, str)}
 
     def rows(self, text: str) -> dict[str, QueueRow]:
         """Return the jobs of a listing, by id."""
@@ -118,32 +100,49 @@ class Listing:
             known=phase,
         )
 
-    def _facts(self, text: str) -> Iterator[Mapping[str, object]]:
-        if self._path is not None:
-            yield from self._records(text)
-            return
-        for line in text.splitlines():
-            if self._pattern is not None:
-                if match := self._pattern.search(line):
-                    yield match.groupdict()
-                continue
-            cells = line.split(self._separator)
-            if len(cells) > max(self._columns.values()):
-                yield {name: cells[at] for name, at in self._columns.items()}
 
-    def _records(self, text: str) -> Iterator[Mapping[str, object]]:
-        try:
-            found: object = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        for key in filter(None, (self._path or "").split(".")):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        records: Iterable[Mapping[str, object]] = ()
-        if isinstance(found, Mapping):
-            records = [{"job_id": key, **_named(record, self._fields)} for key, record in found.items()]
-        elif isinstance(found, list):
-            records = [_named(record, self._fields) for record in found]
-        yield from records
+def _reader(described: dict[str, Any]) -> Callable[[str], Iterator[Mapping[str, object]]]:
+    """Return what reads columns, or fields of JSON."""
+    path, separator = described.pop("json", None), described.pop("separator", None)
+    if separator is not None and (not isinstance(separator, str) or not separator):
+        raise _wrong({"separator": separator})
+    needed = _NEEDED if path is None else ("state",)
+    kind, nothing = (int, -1) if path is None else (str, "")
+    is_right = all(
+        name in FIELDS
+        and type(at) is kind
+        and at > nothing  # as columns are from 0 on, and fields have names
+        for name, at in described.items()
+    )
+    if not is_right or not described.keys() >= {*needed} or not isinstance(path, str | None):
+        raise _wrong(described)
+    if path is None:
+        return partial(_cells, described, separator)
+    return partial(_records, described, path)
+
+
+def _matches(searched: re.Pattern[str], text: str) -> Iterator[Mapping[str, object]]:
+    return (match.groupdict() for match in map(searched.search, text.splitlines()) if match)
+
+
+def _cells(columns: Mapping[str, int], separator: str | None, text: str) -> Iterator[Mapping[str, object]]:
+    for line in text.splitlines():
+        cells = line.split(separator)
+        if len(cells) > max(columns.values()):
+            yield {name: cells[at] for name, at in columns.items()}
+
+
+def _records(fields: Mapping[str, str], path: str, text: str) -> Iterator[Mapping[str, object]]:
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    for key in filter(None, path.split(".")):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        yield from ({"job_id": key, **_named(record, fields)} for key, record in found.items())
+    elif isinstance(found, list):
+        yield from (_named(record, fields) for record in found)
 
 
 def _named(record: object, fields: Mapping[str, str]) -> dict[str, object]:
@@ -157,7 +156,7 @@ def _is_word(value: object) -> bool:
 
 
 def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    found = _by_word(KNOWN)
+    """Return the phases by the batch system's words, those that its user told last."""
     is_right = isinstance(states, Mapping) and all(
         phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
         for phase, words in states.items()
@@ -166,14 +165,8 @@ def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
         raise ConfigError(
             f"ff.BatchCluster: states: got {states!r}, wanted lists of words by {', '.join(map(repr, KNOWN))}"
         )
-    return found | _by_word(states)
-
-
-def _by_word(states: Mapping[str, Iterable[object]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for phase, words in states.items():
-        found |= dict.fromkeys(map(str, words), phase)
-    return found
+    told = (*KNOWN.items(), *states.items())
+    return {str(word): phase for phase, words in told for word in words}
 
 
 def pattern(name: str, text: str, needed: Sequence[str] = ()) -> re.Pattern[str]:
