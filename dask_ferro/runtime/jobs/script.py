@@ -11,7 +11,6 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from dask.utils import parse_timedelta
 from dask_jobqueue.core import Job
@@ -95,6 +94,10 @@ class ScriptedJob(Job):  # type: ignore[misc]
         if _DASK_WORKER in command_of(self):
             option = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
             add_to_command(self, f"{option} {_PRELOAD}")
+        self._complete()
+
+    def _complete(self) -> None:
+        """Add what the script's head lacks."""
 
     def _limit(self, header: str) -> float:
         """Return the seconds of the job's walltime; infinity for none."""
@@ -187,8 +190,7 @@ class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
         Seconds that a preempted job has from that signal on; None: what its partition grants.
     """
 
-    def __init__(self, scheduler: str | None = None, name: str | None = None, **options: Any) -> None:
-        super().__init__(scheduler, name, **options)
+    def _complete(self) -> None:
         if self._ahead >= 1 and "--signal" not in str(self.job_header):
             self._add_directive(f"#SBATCH --signal=B:USR1@{self._ahead}")
 

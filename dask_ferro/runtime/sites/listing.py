@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, QueueRow
@@ -101,24 +100,19 @@ class Listing:
         )
 
 
-def _reader(described: dict[str, Any]) -> Callable[[str], Iterator[Mapping[str, object]]]:
+def _reader(described: dict[str, object]) -> Callable[[str], Iterator[Mapping[str, object]]]:
     """Return what reads columns, or fields of JSON."""
     path, separator = described.pop("json", None), described.pop("separator", None)
-    if separator is not None and (not isinstance(separator, str) or not separator):
+    if not isinstance(separator, str | None) or separator == "":
         raise _wrong({"separator": separator})
-    needed = _NEEDED if path is None else ("state",)
-    kind, nothing = (int, -1) if path is None else (str, "")
-    is_right = all(
-        name in FIELDS
-        and type(at) is kind
-        and at > nothing  # as columns are from 0 on, and fields have names
-        for name, at in described.items()
-    )
-    if not is_right or not described.keys() >= {*needed} or not isinstance(path, str | None):
-        raise _wrong(described)
-    if path is None:
-        return partial(_cells, described, separator)
-    return partial(_records, described, path)
+    columns = {name: at for name, at in described.items() if type(at) is int and at >= 0}
+    fields = {name: at for name, at in described.items() if isinstance(at, str) and at}
+    is_known = described.keys() <= set(FIELDS) and "state" in described
+    if path is None and is_known and columns == described and "job_id" in columns:
+        return partial(_cells, columns, separator)
+    if isinstance(path, str) and is_known and fields == described:
+        return partial(_records, fields, path)
+    raise _wrong(described)
 
 
 def _matches(searched: re.Pattern[str], text: str) -> Iterator[Mapping[str, object]]:
@@ -165,8 +159,10 @@ def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
         raise ConfigError(
             f"ff.BatchCluster: states: got {states!r}, wanted lists of words by {', '.join(map(repr, KNOWN))}"
         )
-    told = (*KNOWN.items(), *states.items())
-    return {str(word): phase for phase, words in told for word in words}
+    found: dict[str, str] = {}
+    for phase, words in (*KNOWN.items(), *states.items()):
+        found |= dict.fromkeys(map(str, words), phase)
+    return found
 
 
 def pattern(name: str, text: str, needed: Sequence[str] = ()) -> re.Pattern[str]:

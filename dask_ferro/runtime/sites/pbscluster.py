@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import dask
 from dask_jobqueue.pbs import PBSJob
@@ -27,8 +26,7 @@ class PBSWorkerJob(TimedJob, PBSJob):  # type: ignore[misc]
 
     config_name = "pbs"
 
-    def __init__(self, scheduler: str | None = None, name: str | None = None, **options: Any) -> None:
-        super().__init__(scheduler, name, **options)
+    def _complete(self) -> None:
         # A job that PBS runs again would have workers of the same names; the controller asks for another one instead.
         if not qstat.option(str(self.job_header), "r"):
             self._add_directive("#PBS -r n")

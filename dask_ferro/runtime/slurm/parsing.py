@@ -160,8 +160,12 @@ def rows(text: str) -> dict[str, QueueRow]:
 
 def partitions(text: str) -> list[dict[str, str]]:
     """Return the facts of each partition, of ``scontrol --oneliner show partition``; other lines are left out."""
-    told = (dict(part.partition("=")[::2] for part in line.split()) for line in text.splitlines())
-    return [facts for facts in told if "PartitionName" in facts]
+    found = []
+    for line in text.splitlines():
+        facts = dict(part.partition("=")[::2] for part in line.split())
+        if "PartitionName" in facts:
+            found.append(facts)
+    return found
 
 
 def graces(text: str) -> dict[str, float]:
