@@ -5,31 +5,17 @@ The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same ki
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dask_ferro as ff
-from tests import batchclusters
-from tests.waiting import BOUND_S, finished, until
+from tests.slurm.tools import command, queue, refuses
+from tests.waiting import finished, until
 
 pytestmark = pytest.mark.slurm
-
-
-def command(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
-
-
-def queue(cluster: Any) -> dict[str, str]:
-    """State by job id, of the cluster's own jobs."""
-    lines = command("squeue", "-h", "-r", "-o", "%i %T", "--name", cluster.job_name).split("\n")
-    return dict(line.split() for line in lines if line.strip())
 
 
 def nodes(cluster: Any) -> list[str]:
@@ -38,33 +24,8 @@ def nodes(cluster: Any) -> list[str]:
 
 def restore(node: str) -> None:
     """Give a node back; one that is there again already refuses."""
-    subprocess.run(
-        ["scontrol", "update", f"nodename={node}", "state=resume"],
-        check=False,
-        capture_output=True,
-        timeout=300,
-    )
-
-
-class Site(batchclusters.Site):
-    """A cluster on SLURM."""
-
-    def __init__(self, tmp_path: Path, **options: Any) -> None:
-        super().__init__(ff.SLURMCluster, tmp_path, queue, **({"queue": "cpu"} | options))
-
-    def close(self) -> None:
-        super().close()
-        assert queue(self.cluster) == {}
-
-    def queued(self, holds: Callable[[dict[str, str]], Any], what: str, seconds: float = BOUND_S) -> None:
-        """Wait for a state of the queue."""
-        until(lambda: holds(queue(self.cluster)), what, seconds=seconds, seen=lambda: queue(self.cluster))
-
-
-@pytest.fixture
-def site(slurm: Any, tmp_path: Path) -> Iterator[Callable[..., Site]]:
-    """Makes clusters, and closes them."""
-    yield from batchclusters.closing(partial(Site, tmp_path))
+    words = ["scontrol", "update", f"nodename={node}", "state=resume"]
+    subprocess.run(words, check=False, capture_output=True, timeout=300)
 
 
 def test_a_scale_down_loses_no_result(site):
@@ -328,32 +289,19 @@ def test_threads_count_before_there_are_workers(site):
     assert 2 <= max(counts) <= 10
 
 
-def test_a_bad_partition_raises_with_slurms_own_words(slurm, tmp_path):
+def test_a_bad_partition_raises_with_slurms_own_words(site):
     """Stock: a line in a log; the cluster waits for a worker that never comes."""
-    s = Site(tmp_path, queue="nosuch")
-    try:
-        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
-            s.cluster.scale(2)
-        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
-            s.cluster.adapt(minimum=1, maximum=2)
-    finally:
-        s.close()
+    s = site(queue="nosuch")
+    with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+        s.cluster.scale(2)
+    with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+        s.cluster.adapt(minimum=1, maximum=2)
 
 
-def test_submissions_that_fail_three_times_end_with_the_workers_connected(site, monkeypatch, tmp_path):
+def test_submissions_that_fail_three_times_end_with_the_workers_connected(site, fake):
     """Stock: no retry; 30 s later connected 0, requested 3, and an AssertionError on close."""
-    real = command("which", "sbatch").strip()
-    count = tmp_path / "count"
-    fake = tmp_path / "bin" / "sbatch"
-    fake.parent.mkdir()
-    fake.write_text(
-        f'#!/bin/sh\ncase "$*" in *--test-only*) exec {real} "$@";; esac\necho x >> {count}\n'
-        f'[ "$(wc -l < {count})" -gt 3 ] || {{ echo "sbatch: error: Resource temporarily unavailable" >&2; exit 1; }}\n'
-        f'exec {real} "$@"\n'
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    calls = fake("sbatch", 3, refuses("Resource temporarily unavailable"))
     s = site()
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
-    assert len(count.read_text().split()) == 4
+    assert len(calls.read_text().splitlines()) == 4

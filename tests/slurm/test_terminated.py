@@ -13,7 +13,7 @@ import dask
 import psutil
 import pytest
 
-from tests.slurm.test_elastic import Site, command, queue, site  # noqa: F401 - a fixture
+from tests.slurm.tools import Site, command, queue
 from tests.waiting import BOUND_S, finished, result, until
 
 pytestmark = pytest.mark.slurm
@@ -38,7 +38,7 @@ def connected(s: Site) -> list[Any]:
     return sorted(there, key=lambda job: job.order)
 
 
-def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_over(site, tmp_path):  # noqa: F811
+def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_over(site, tmp_path):
     """SIGTERM used to end workers at once: 80 finished tasks ran again in five of these."""
     s = site()
     s.cluster.adapt(minimum=3, maximum=3)
@@ -112,7 +112,7 @@ def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_w
         command("scancel", "-n", name)
 
 
-def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noqa: F811
+def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):
     """The workers hear nothing of it, as where SLURM kills at once: Dask blames what they ran, three times at most."""
     s = site()
     s.cluster.adapt(minimum=2, maximum=2)
