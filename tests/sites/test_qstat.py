@@ -134,17 +134,11 @@ def test_an_environment_cannot_say_what_a_job_is() -> None:
 
 @given(st.text())
 def test_no_answer_breaks_the_parser(text: str) -> None:
-    for row in qstat.rows(
-        f"Job Id: 1.a\n    job_state = {text}\n    stime = {text}\n    Exit_status = {text}\n{text}"
-    ).values():
+    facts = f"Job Id: 1.a\n    job_state = {text}\n    stime = {text}\n    Exit_status = {text}\n{text}"
+    for row in qstat.rows(facts).values():
         assert row.phase in ("pending", "started", "held", "ending", "over")
-    (
-        qstat.unknown(text),
-        qstat.submitted(text),
-        qstat.kill_delay(text),
-        qstat.walltime(text),
-        qstat.refusal(text),
-    )
+    for read in (qstat.unknown, qstat.submitted, qstat.kill_delay, qstat.walltime, qstat.refusal):
+        read(text)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,20 @@ import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from tests.batchclusters import watchdogs
-from tests.slurm.tools import LATER, command, looked, nothing_left, queue, queued, refuses
+from tests.slurm.tools import (
+    LATER,
+    away,
+    busy,
+    command,
+    looked,
+    nothing_left,
+    pending,
+    place_of,
+    queue,
+    queued,
+    refuses,
+    suspicion,
+)
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -72,9 +86,7 @@ async def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
     calls = fake("sbatch", 2, refuses("QOSMaxSubmitJobPerUserLimit"))
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 8)
-        await cluster.wait_submitted()
-        await looked(cluster, ["pending"] * 8)
+        await pending(cluster, 8)
     portions = [line.partition("--array=")[2] for line in calls.read_text().splitlines()]
     assert portions == ["0-7", "0-3", "0-1", "0-3", "0-1"]
 
@@ -83,9 +95,7 @@ async def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
     fake("sbatch", 1, f'$real "$@" > /dev/null; {refuses(LOST)}')
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 3)
-        await cluster.wait_submitted()
-        jobs = await looked(cluster, ["pending"] * 3)
+        jobs = await pending(cluster, 3)
         assert set(queue(cluster)) == {job.job_id for job in jobs}
 
 
@@ -100,9 +110,7 @@ async def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adop
     )
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        first, _ = await looked(cluster, ["pending"] * 2)
+        first, _ = await pending(cluster, 2)
         array = first.job_id.partition("_")[0]
         said = command("squeue", "-h", "-o", "%F %k", "--name", cluster.job_name).splitlines()
         comments = dict(sorted({tuple(line.split(" ", 1)) for line in said}))
@@ -200,21 +208,10 @@ async def test_a_job_that_no_node_can_run_is_taken_back(play, fake):
 
 async def test_a_held_job_is_taken_back(play):
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        held, kept = await looked(cluster, ["pending"] * 2)
+        held, kept = await pending(cluster, 2)
         command("scontrol", "hold", held.job_id)
         assert await looked(cluster, ["pending"]) == await cluster.reconcile()
         await queued(cluster, lambda jobs: set(jobs) == {kept.job_id}, "the job that is kept alone")
-
-
-async def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
-    async with play(job_script_prologue=["exit 3"]) as cluster:
-        cluster.request("default", 3)
-        await cluster.wait_submitted()
-        await looked(cluster, [])
-        assert "3 jobs ended before a worker came" in cluster.pools()[0].closed
-        assert "FAILED (NonZeroExitCode)" in cluster.pools()[0].closed
 
 
 async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
@@ -232,9 +229,7 @@ async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
 
 async def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        jobs = await looked(cluster, ["pending"] * 2)
+        jobs = await pending(cluster, 2)
         fake("squeue", 1, refuses(DOWN, "slurm_load_jobs error"))
         assert await cluster.reconcile() == jobs
         assert len(await cluster.reconcile()) == 2
@@ -258,11 +253,8 @@ async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         assert requeued.workers == ("default-0.1-0", "default-0.1-1")
         assert same.workers == second.workers
         node = command("squeue", "-h", "-o", "%N", "-j", second.job_id).strip()
-        command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-        try:
+        with away(node):
             await until_async(lambda: _ends_early(cluster), "an early end of what is drained", every=0.1)
-        finally:
-            command("scontrol", "update", f"nodename={node}", "state=resume")
         command("scancel", second.job_id)
         assert [job.name for job in await looked(cluster, ["running"])] == ["default-0"]
 
@@ -309,9 +301,7 @@ async def test_a_cancellation_that_fails_is_seen_through(play, fake):
     fake("scancel", 2, refuses(f"Kill job error: {DOWN}", "scancel: error"))
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        first, second = await looked(cluster, ["pending"] * 2)
+        first, second = await pending(cluster, 2)
         await cluster.release([first.name, "never-was"])
         assert set(queue(cluster)) == {second.job_id}
         assert [job.name for job in await cluster.reconcile()] == [second.name]
@@ -372,15 +362,12 @@ async def test_a_preempted_job_hands_its_long_task_over_within_what_its_partitio
         async with Client(cluster, asynchronous=True) as client:
             await client.register_plugin(Roster())
             task = client.submit(long_at_first, str(starts))
-            busy = await until_async(lambda: running_on(client, task), "the task to run", every=0.1)
-            job = next(job for job in await cluster.reconcile() if busy in job.workers)
+            runs_on = partial(client.run_on_scheduler, place_of, key=task.key)
+            name = await until_async(runs_on, "the task to run", every=0.1)
+            job = next(job for job in await cluster.reconcile() if name in job.workers)
             node = command("squeue", "-h", "-o", "%N", "-j", job.job_id).strip()
-            other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-c4", "-o", "/dev/null",
-                            "--wrap", "sleep 60").strip()  # fmt: skip
-            try:
+            with busy(node):
                 assert await task == 2
-            finally:
-                command("scancel", other)
             (first, *_) = await removals(client)
             assert (first["expected"], first["processing-tasks"]) == (True, set())
             assert await client.run_on_scheduler(suspicion, key=task.key) == 0
@@ -393,20 +380,6 @@ def long_at_first(starts: str) -> int:
     count = len(Path(starts).read_text())
     time.sleep(30.0 if count == 1 else 0.1)
     return count
-
-
-async def running_on(client: Client, task: Any) -> str | None:
-    """The name of the worker that a task is on."""
-    return await client.run_on_scheduler(place_of, key=task.key)
-
-
-def place_of(key: str, dask_scheduler: Any) -> str | None:
-    worker = dask_scheduler.tasks[key].processing_on if key in dask_scheduler.tasks else None
-    return str(worker.name) if worker else None
-
-
-def suspicion(key: str, dask_scheduler: Any) -> int:
-    return dask_scheduler.tasks[key].suspicious
 
 
 async def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):

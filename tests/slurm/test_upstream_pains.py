@@ -93,6 +93,8 @@ def test_a_refused_submission_is_told_to_whoever_asked(opened, way) -> None:
     else:
         with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
             cluster.scale(2)
+        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+            cluster.adapt(minimum=1, maximum=2)
     assert queue(cluster) == {}
 
 
@@ -130,12 +132,10 @@ def test_a_job_that_is_removed_before_its_worker_came_is_replaced(opened, way) -
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(
-            "QOSMaxSubmitJobPerUserLimit", id="what a limit of jobs refuses is never asked for again"
-        ),
+        pytest.param("QOSMaxSubmitJobPerUserLimit", id="what a limit of jobs refuses is never asked for again"),
         pytest.param("Batch job submission failed: Resource temporarily unavailable", id="some of many fail"),
     ],
-)
+)  # fmt: skip
 def test_submissions_that_fail_for_now_are_made_later(opened, way, fake, words) -> None:
     """https://github.com/dask/dask-jobqueue/issues/365 and https://github.com/dask/dask-jobqueue/issues/190."""
     calls, cluster = fake("sbatch", 2, refuses(words)), opened(**LATER)

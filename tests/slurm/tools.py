@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,39 @@ def executable(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
+@contextmanager
+def busy(node: str) -> Iterator[str]:
+    """Have a job of higher priority on a node, which preempts others; yield its number."""
+    where = ("-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null")
+    other = command("sbatch", "--parsable", *where, "--wrap", "sleep 60").strip()
+    try:
+        yield other
+    finally:
+        command("scancel", other)
+
+
+@contextmanager
+def away(node: str, state: str = "drain") -> Iterator[None]:
+    """Have an administrator take a node away; give it back, where it is not there again already."""
+    try:
+        command("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test")
+        yield
+    finally:
+        with suppress(subprocess.CalledProcessError):
+            command("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def place_of(key: str, dask_scheduler: Any) -> str | None:
+    """Return the name of the worker that a task is on; runs on the scheduler."""
+    worker = dask_scheduler.tasks[key].processing_on if key in dask_scheduler.tasks else None
+    return str(worker.name) if worker else None
+
+
+def suspicion(key: str, dask_scheduler: Any) -> int:
+    """Return how many deaths of workers a task is blamed for; runs on the scheduler."""
+    return int(dask_scheduler.tasks[key].suspicious)
+
+
 async def queued(named: Any, holds: Callable[[dict[str, str]], bool], what: str) -> None:
     """Wait for a state of the queue, by job id."""
     await until_async(
@@ -71,6 +105,13 @@ async def looked(cluster: ff.SLURMCluster, states: list[str]) -> Any:
 
     await until_async(agrees, f"jobs that are {states}", every=0.1, seen=lambda: found)
     return tuple(found)
+
+
+async def pending(cluster: ff.SLURMCluster, count: int) -> Any:
+    """Ask for jobs that only wait; return them when they are in the queue."""
+    cluster.request("default", count)
+    await cluster.wait_submitted()
+    return await looked(cluster, ["pending"] * count)
 
 
 class Site(batchclusters.Site):

@@ -72,9 +72,7 @@ def test_a_job_waits_boots_and_runs(life):
 @pytest.mark.parametrize(
     ("looks", "why", "failed", "refused"),
     [
-        pytest.param(
-            [(row("PENDING"), 1), (None, 1), (None, 30)], "SLURM knows it no more", False, False, id="gone"
-        ),
+        pytest.param([(row("PENDING"), 1), (None, 1), (None, 30)], "SLURM knows it no more", False, False, id="gone"),
         pytest.param([(None, 1), (None, 299), (None, 1)], "SLURM does not know it", False, False, id="never there"),
         pytest.param([(row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled while it waited"),
         pytest.param([(row("RUNNING"), 1), (row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled"),

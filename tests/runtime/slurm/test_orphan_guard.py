@@ -39,15 +39,13 @@ QUEUE = "echo '1 ferro-12345.a'; echo '2 ferro-1234.a'; echo '3 ferro-0000.a'"
     ("keep", "file", "orderly", "cancelled"),
     [
         pytest.param(0.0, None, False, {"2", "3"}, id="without a time to keep them jobs end at once"),
-        pytest.param(
-            60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"
-        ),
+        pytest.param(60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"),
         pytest.param(1.0, "tcp://a:1 ferro-1234", False, {"2", "3"}, id="nobody came for them in time"),
         pytest.param(1.0, "tcp://b:2", False, {"2", "3"}, id="a file that names no run says nothing"),
         pytest.param(60.0, "tcp://b:2 ferro-99", False, set(), id="another run looks after them"),
         pytest.param(0.0, "tcp://b:2 ferro-99", False, set(), id="it did when this one died"),
     ],
-)
+)  # fmt: skip
 def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
     command, tmp_path: Path, keep: float, file: str | None, orderly: bool, cancelled: set[str]
 ) -> None:
