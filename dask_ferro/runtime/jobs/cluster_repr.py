@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from distributed.utils import Log, Logs
 
-from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.site_jobs import MODES, SiteJob
 from dask_ferro.runtime.slurm.parsing import option
 
 # In the order of a job's life.
@@ -36,41 +37,18 @@ _FILES, _TAIL = 50, 20_000
 _PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
 
 
-class PoolWords(NamedTuple):
-    """A pool as it is shown.
-
-    Attributes
-    ----------
-    minimum, maximum : float
-        Jobs.
-    closed : str
-        Why no job of it is asked for; empty: it is open.
-    until : float
-        When it is open again; epoch, 0: nobody knows.
-    state : str
-        "closed", "paused" or "being removed".
-    """
-
-    name: str
-    minimum: float = 0
-    maximum: float = inf
-    closed: str = ""
-    until: float = 0.0
-    state: str = "closed"
-
-
 class Known(NamedTuple):
     """What is known of a cluster: its jobs, its pools, and the bounds of its workers, where there are some."""
 
     jobs: Sequence[SiteJob]
-    pools: Sequence[PoolWords]
+    pools: Sequence[Pool]
     bounds: tuple[float, float] | None = None
 
 
 def in_words(known: Known) -> str:
     """Return it on one line.
 
-    >>> in_words(Known((), (PoolWords("default"), PoolWords("gpu", maximum=4)), (0, 64)))
+    >>> in_words(Known((), (Pool("default"), Pool("gpu", maximum=4)), (0, 64)))
     'jobs: none, bounds: 0..64 workers, pools: default, gpu 0..4'
     """
     parts = [f"jobs: {', '.join(_states(known.jobs)) or 'none'}"]
@@ -112,11 +90,11 @@ def _states(jobs: Iterable[SiteJob]) -> list[str]:
     return found
 
 
-def _pool(pool: PoolWords) -> str:
+def _pool(pool: Pool) -> str:
     return f"{pool.name}{_limits(pool)}" + (f" {_closed(pool)}" if pool.closed else "")
 
 
-def _limits(pool: PoolWords) -> str:
+def _limits(pool: Pool) -> str:
     return f" {_bounds(pool.minimum, pool.maximum)}" if pool.minimum or pool.maximum < inf else ""
 
 
@@ -126,10 +104,10 @@ def _bounds(low: float, high: float) -> str:
     return f"{low:g}.." + ("" if high == inf else f"{high:g}")
 
 
-def _closed(pool: PoolWords) -> str:
-    until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
+def _closed(pool: Pool) -> str:
+    until = f" until {strftime('%H:%M:%S', localtime(pool.closed_until))}" if pool.closed_until else ""
     more = "..." if len(pool.closed) > _WORDS else ""
-    return f"{pool.state}{until}: {pool.closed[:_WORDS]}{more}"
+    return f"{MODES.get(pool.mode, 'closed')}{until}: {pool.closed[:_WORDS]}{more}"
 
 
 # -- output --------------------------------------------------------------------------------------------------
@@ -180,13 +158,7 @@ def tail(path: Path) -> str:
 
 
 class Described:
-    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue, before it."""
-
-    def _known(self: Any) -> Known:
-        raise NotImplementedError
-
-    def _written(self: Any) -> list[Path]:
-        raise NotImplementedError
+    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue with `_known()` and `_written()`, before it."""
 
     def __repr__(self: Any) -> str:
         text = super().__repr__()
@@ -215,15 +187,13 @@ class Described:
         Logs
             Text by name, with an HTML view.
         """
-        return self.sync(self._all_logs, cluster=cluster, scheduler=scheduler, workers=workers, jobs=jobs)
+        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
 
     # Dask's older word for it.
     logs = get_logs
 
-    async def _all_logs(
-        self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
-    ) -> Logs:
-        found: Logs = await self._dask_logs(cluster, scheduler, workers)
+    async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:
+        found: Logs = await self._dask_logs(*of_dask)
         if jobs:
             found.update(await asyncio.to_thread(self._printed))
         return found
