@@ -81,11 +81,8 @@ def _states(jobs: Iterable[SiteJob]) -> list[str]:
     found = []
     for state in sorted(states, key=lambda one: _STATES.index(one) if one in _STATES else len(_STATES)):
         reasons = [reason[:_WORDS] for reason, _ in states[state].most_common() if reason]
-        told = (
-            f" ({', '.join(reasons[:_REASONS])}{', ...' if len(reasons) > _REASONS else ''})"
-            if reasons
-            else ""
-        )
+        more = ["..."] if len(reasons) > _REASONS else []
+        told = f" ({', '.join(reasons[:_REASONS] + more)})" if reasons else ""
         found.append(f"{states[state].total()} {state}{told}")
     return found
 

@@ -59,21 +59,16 @@ def rows(text: str) -> dict[str, QueueRow]:
 
 def jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the jobs of the long format, with what is told of each; of a fact that comes twice the first."""
-    job_id, facts, name = "", dict[str, str](), ""
-    for line in text.splitlines():
+    job_id, facts = "", dict[str, str]()
+    for line in text.replace(
+        "\n\t", ""
+    ).splitlines():  # a long value is cut anywhere, and goes on after a tab
         if begin := _JOB.match(line):
             if job_id:
                 yield job_id, facts
-            job_id, facts, name = begin[1], {}, ""
-        elif line.startswith("\t"):  # a long value goes on, wherever it was cut
-            if name:
-                facts[name] += line[1:]
+            job_id, facts = begin[1], {}
         elif fact := _FACT.match(line):
-            name = "" if fact[1] in facts else fact[1]
-            if name:
-                facts[name] = fact[2]
-        else:
-            name = ""
+            facts.setdefault(fact[1], fact[2])
     if job_id:
         yield job_id, facts
 

@@ -111,9 +111,9 @@ def shown(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
     found = {}
     for line in text.splitlines():
-        facts: dict[str, str] = {}
-        for name, value in _CELL.findall(line):
-            facts.setdefault(name, value)  # a comment of the user's may look like others
+        facts = dict(
+            reversed(_CELL.findall(line))
+        )  # the first wins: a comment of the user's may look like others
         if "JobId" not in facts or "JobState" not in facts:
             continue
         row = QueueRow(
@@ -159,11 +159,10 @@ def _left_out(job_id: str, rows: dict[str, QueueRow]) -> QueueRow | None:
 
 def _ids(facts: dict[str, str]) -> Iterator[str]:
     array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
-    if not array or not elements:
+    if array and elements:
+        yield from (f"{array}_{element}" for element in expanded(elements))
+    else:
         yield facts["JobId"]
-        return
-    for element in expanded(elements):
-        yield f"{array}_{element}"
 
 
 def expanded(elements: str) -> Iterator[int]:
