@@ -23,6 +23,7 @@ from distributed.utils import Log, Logs
 
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.site_jobs import MODES, SiteJob
+from dask_ferro.runtime.slurm.logs import end_of_file
 from dask_ferro.runtime.slurm.parsing import option
 
 # In the order of a job's life.
@@ -143,12 +144,10 @@ def _files(header: str, job_name: str) -> set[Path]:
 def tail(path: Path) -> str:
     """Return the end of a file, from the beginning of a line on."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL, 0))
-            text = file.read(_TAIL).decode(errors="replace")
+        size, read = end_of_file(path, _TAIL)
     except OSError as error:
         return f"cannot be read: {error}"
+    text = read.decode(errors="replace")
     if size <= _TAIL:
         return text
     return f"... the last {_TAIL} of {size} bytes\n" + text.partition("\n")[2]

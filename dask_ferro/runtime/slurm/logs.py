@@ -142,20 +142,26 @@ def expanded(path: str, replaced: Mapping[str, str]) -> str:
     return _PATTERN.sub(value, path)
 
 
+def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
+    """Return the size of a file, and at most so many bytes of its end.  Raises `OSError`."""
+    with Path(path).open("rb") as file:
+        whole = file.seek(0, os.SEEK_END)
+        file.seek(max(whole - size, 0))
+        return whole, file.read(size)
+
+
 def tail(path: str, lines: int = LINES, size: int = BYTES) -> Log:
     """Return the last lines of a file."""
     try:
-        status = os.stat(path)  # not opened before it is known to be a file: a pipe would wait for a writer
-        if not stat.S_ISREG(status.st_mode):
+        # Not opened before it is known to be a file: a pipe would wait for a writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
             return Log(path, trouble="is no file that keeps what is written")
-        with Path(path).open("rb") as file:
-            file.seek(max(status.st_size - size, 0))
-            read = file.read(size)
+        whole, read = end_of_file(path, size)
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
-    if status.st_size > size and len(kept) > 1:
+    if whole > size and len(kept) > 1:
         kept = kept[1:]  # the first is a part of one
     return Log(path, tuple(kept[-lines:]), "" if kept else "is empty")
 
