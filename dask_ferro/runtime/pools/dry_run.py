@@ -10,7 +10,7 @@ are up, or none of them is large enough.  What is not known for sure refuses not
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -123,18 +123,23 @@ def nodes(text: str) -> tuple[PartitionNode, ...]:
     return tuple(found)
 
 
-def excess(asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]) -> str:
+def excess(asked: ScriptRequest, limits: Collection[Partition], there: Iterable[PartitionNode]) -> str:
     """Return what a request asks for beyond what each of its partitions has, in words; empty: one may have it all.
 
     The words begin with the reason by which SLURM lets such a job wait.
     """
     known = {limit.name: limit for limit in limits}
-    names = asked.partitions or tuple(limit.name for limit in known.values() if limit.is_default)
+    names = _named(asked, limits)
     nodes: dict[str, list[PartitionNode]] = {}
     for node in there:
         nodes.setdefault(node.partition, []).append(node)
     each = [_beyond(asked, known[name], nodes.get(name, [])) for name in names if name in known]
     return "; ".join(each) if each and len(each) == len(names) and all(each) else ""
+
+
+def _named(asked: ScriptRequest, limits: Collection[Partition]) -> tuple[str, ...]:
+    """Return the partitions that a request names, or the default one."""
+    return asked.partitions or tuple(limit.name for limit in limits if limit.is_default)
 
 
 def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) -> str:
@@ -161,7 +166,11 @@ def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) 
 
 
 def verdict(
-    refused: str, kind: str, asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]
+    refused: str,
+    kind: str,
+    asked: ScriptRequest,
+    limits: Collection[Partition],
+    there: Iterable[PartitionNode],
 ) -> str:
     """Return why no job of a kind would ever start, in SLURM's words; empty: it would, or nobody knows.
 
@@ -177,7 +186,7 @@ def verdict(
     if not refused or kind != parsing.PERMANENT or _NO_OPTION.search(refused):
         return beyond
     if _NO_NODE in refused and not beyond:
-        names = asked.partitions or tuple(limit.name for limit in limits if limit.is_default)
+        names = _named(asked, limits)
         own = [node for node in there if node.partition in names]
         return refused if own and all(node.is_up for node in own) else ""
     return "; ".join(filter(None, (refused, beyond)))

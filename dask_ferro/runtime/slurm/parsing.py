@@ -8,7 +8,7 @@ Durations are seconds, points in time epoch seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import inf, prod
 from typing import NamedTuple
@@ -303,15 +303,22 @@ def node_count(listed: str) -> int:
     """
     whole = re.sub(r"\[[^\]]*$", "", listed)
     hosts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)
-    return sum(prod(map(_within, re.findall(r"\[([^\]]*)\]", host))) for host in hosts)
+    return sum(
+        prod(len([*expanded(ranges)]) for ranges in re.findall(r"\[([^\]]*)\]", host)) for host in hosts
+    )
 
 
-def _within(ranges: str) -> int:
-    count = 0
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        count += int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
-    return count
+def expanded(elements: str) -> Iterator[int]:
+    """Return the elements that SLURM writes in short.
+
+    >>> list(expanded("0-2,5,8-12:2%1"))
+    [0, 1, 2, 5, 8, 10, 12]
+    """
+    for part in elements.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match:
+            first, last, step = match.groups()
+            yield from range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def is_plain(name: str) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dask_ferro.runtime.slurm.commands import Refused, run
-from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
-from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, expanded, shown
+from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow, expanded
+from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, shown
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
 FACTS = (
