@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm.parsing import element, option
 
 # Of a file: a traceback has its error at the end, and this fits on a screen.
-LINES, BYTES = 20, 4096
+_LINES, _BYTES = 20, 4096
 # Of its last line, where one line is all that there is room for.
 _BRIEF = 200
 # Seconds: for the answer of SLURM, and for the file.
@@ -150,20 +150,20 @@ def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
         return whole, file.read(size)
 
 
-def tail(path: str, lines: int = LINES, size: int = BYTES) -> Log:
+def tail(path: str) -> Log:
     """Return the last lines of a file."""
     try:
         # Not opened before it is known to be a file: a pipe would wait for a writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return Log(path, trouble="is no file that keeps what is written")
-        whole, read = end_of_file(path, size)
+        whole, read = end_of_file(path, _BYTES)
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
-    if whole > size and len(kept) > 1:
+    if whole > _BYTES and len(kept) > 1:
         kept = kept[1:]  # the first is a part of one
-    return Log(path, tuple(kept[-lines:]), "" if kept else "is empty")
+    return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty")
 
 
 def _first_with_lines(paths: tuple[str, ...]) -> Log:
