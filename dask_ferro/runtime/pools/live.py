@@ -168,14 +168,16 @@ class PoolOrders:
 
     def _pool_rows(self: Any) -> list[PoolRow]:
         """Return of each pool what a table shows, in msgpack's types."""
-        states = Counter((job.pool, job.state) for job in self._book.values())
+        states: dict[str, Counter[str]] = {}
+        for job in self._book.values():
+            states.setdefault(job.pool, Counter())[job.state] += 1
         return [
             {
                 "name": pool.name,
                 "state": pool.mode or ("closed" if pool.closed else "open"),
                 "why": pool.closed,
                 "until": pool.closed_until or None,
-                "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
+                "jobs": dict(states.get(pool.name, {})),
                 "minimum": pool.minimum,
                 "maximum": None if pool.maximum == float("inf") else pool.maximum,
                 "processes": pool.processes,

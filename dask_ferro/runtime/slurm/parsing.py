@@ -302,10 +302,11 @@ def node_count(listed: str) -> int:
     (1, 6, 10, 0)
     """
     whole = re.sub(r"\[[^\]]*$", "", listed)
-    hosts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)
-    return sum(
-        prod(len([*expanded(ranges)]) for ranges in re.findall(r"\[([^\]]*)\]", host)) for host in hosts
-    )
+    return sum(map(_hosts, re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)))
+
+
+def _hosts(named: str) -> int:
+    return prod(len([*expanded(ranges)]) for ranges in re.findall(r"\[([^\]]*)\]", named))
 
 
 def expanded(elements: str) -> Iterator[int]:
