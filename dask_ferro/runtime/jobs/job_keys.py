@@ -222,18 +222,13 @@ _TEXT = "text"
 _COUNT = "a whole number of at least 1"
 _LINES = "a list of text"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "cores": (_is_count, _COUNT),
-    "processes": (_is_count, _COUNT),
-    "job-cpu": (_is_count, _COUNT),
+    **dict.fromkeys(("cores", "processes", "job-cpu"), (_is_count, _COUNT)),
     "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
     "memory": (_is_size, "a size such as 32GiB"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
-    "worker-extra-args": (_is_lines, _LINES),
-    "job-script-prologue": (_is_lines, _LINES),
-    "job-extra-directives": (_is_lines, _LINES),
-    "job-directives-skip": (_is_lines, _LINES),
-    "directives": (_is_lines, _LINES),
+    **dict.fromkeys(("worker-extra-args", "job-script-prologue", "directives"), (_is_lines, _LINES)),
+    **dict.fromkeys(("job-extra-directives", "job-directives-skip"), (_is_lines, _LINES)),
     "listed": (_is_listing, "a regular expression, or columns or fields by name"),
     "states": (_is_mapping, "lists of the batch system's words, such as held: [PSUSP]"),
     "scheduler-options": (_is_mapping, "keys and values of distributed.Scheduler"),

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from dask_ferro import portable
 from dask_ferro.runtime.slurm import logs, parsing
@@ -142,18 +143,16 @@ class SlurmSite(WatchedSite):
 
     async def find(self, nonce: str) -> str | None:
         """Return the array that a submission became; None where it waits or runs nowhere."""
-        try:
+        listed = None
+        with suppress(Refused):
             listed = await self.queue()
-        except Refused:
-            return await self._others.named(nonce)
-        there = (row for row in listed.values() if row.phase in (PENDING, STARTED))
-        for row in there:
-            if nonce in row.comment:
+        for row in (listed or {}).values():
+            if row.phase in (PENDING, STARTED) and nonce in row.comment:
                 return parsing.element(row.job_id)[0]
         try:  # `squeue` may be older than the submission
             return await self._others.named(nonce)
         except Refused as refused:
-            if refused.kind == parsing.TRANSIENT:
+            if listed is None or refused.kind == parsing.TRANSIENT:
                 raise
             return None  # a site without it
 

@@ -36,15 +36,9 @@ def workers(address, name, *options, **environ):
     """Start `dask worker`; it is killed if it does not end by itself."""
     command = [
         sys.executable,
-        "-m",
-        "dask",
-        "worker",
-        address,
-        "--name",
+        *["-m", "dask", "worker", "--nthreads", "1", "--no-dashboard", "--name"],
         name,
-        "--nthreads",
-        "1",
-        "--no-dashboard",
+        address,
     ]
     told = {"FERRO_JOB_NOTICE": "60"} | environ
     with subprocess.Popen([*command, *options], env=os.environ | told, stderr=subprocess.DEVNULL) as process:
@@ -62,6 +56,10 @@ def slow(seconds):
     return 7
 
 
+def warn(process):
+    process.send_signal(signal.SIGUSR1)
+
+
 def lost(scheduler):
     removed = [e for _, e in scheduler.get_events("all") if e["action"] == "remove-worker"]
     return [e["lost-computed-tasks"] | e["processing-tasks"] for e in removed]
@@ -76,13 +74,14 @@ async def held_on(client, scheduler, count, name="job-1"):
     return held
 
 
-async def seen_through(client, scheduler, held, own, end):
+async def seen_through(client, scheduler, held, own, process, tell):
     """End a job while a task runs there; see that its workers leave with all that they hold, and lose nothing."""
     running = client.submit(slow, 0.5, workers=own)
     await until_async(
         lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
     )
-    assert await end() == 0
+    tell(process)
+    assert await ended(process) == 0
     assert len(scheduler.workers) == 1
     assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
     assert await running == 7
@@ -109,12 +108,7 @@ async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_it
         assert [rows[a]["ends_in"] for a in own] == [
             pytest.approx(ends - time.time(), abs=10)
         ] * count  # less what leaving takes
-
-        async def end():
-            process.send_signal(signal.SIGUSR1)
-            return await ended(process)
-
-        await seen_through(client, scheduler, held, own, end)
+        await seen_through(client, scheduler, held, own, process, warn)
 
 
 @pytest.mark.cluster
@@ -196,12 +190,7 @@ async def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhe
     ):
         held = await held_on(client, scheduler, count + 1)
         own = [ws.address for ws in scheduler.workers.values() if str(ws.name) != "other"]
-
-        async def end():
-            terminate(process)
-            return await ended(process)
-
-        await seen_through(client, scheduler, held, own, end)
+        await seen_through(client, scheduler, held, own, process, terminate)
 
 
 async def _over(scheduler, process):
