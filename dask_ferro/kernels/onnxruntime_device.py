@@ -256,9 +256,7 @@ def run_options(place: Place) -> ort.RunOptions:
 def as_value(xp: Any, array: Any) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; one that is not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
-    return ort.OrtValue.from_dlpack(
-        _Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat
-    )
+    return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat)
 
 
 @cache
