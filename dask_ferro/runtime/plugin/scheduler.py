@@ -137,10 +137,10 @@ class FerroScheduler(SchedulerPlugin):
         upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.settings.events)
+        self.events = Events(scheduler, self.stealing, self.placing.placed, self.settings.events)
         if self.settings.placement:
-            ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
-            upstream.put_placement(scheduler, ready, queued, self.placing.is_tied)
+            placing = self.placing
+            upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove

@@ -13,9 +13,8 @@ _NOBODY = object()
 class Mark:
     """How far somebody has read: counts of what was recorded by then, and the rows of the workers that are there."""
 
-    def __init__(self, most: int = 0) -> None:
-        self.most = most
-        self.runs = self.steals = 0
+    def __init__(self, most: int = 0, runs: int = 0, steals: int = 0) -> None:
+        self.most, self.runs, self.steals = most, runs, steals
         self.rows: dict[str, TimelineRows] = {}
 
 

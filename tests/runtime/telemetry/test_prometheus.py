@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
+from dask_ferro.runtime.plugin.placement import PLACES
 from dask_ferro.runtime.plugin.scheduler import NAME
-from dask_ferro.runtime.telemetry.events import PLACES, TOPIC
+from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.prometheus import Collector
 from tests.clusters import on_cluster, opened
 
