@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -79,23 +80,34 @@ async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collec
     return late
 
 
-async def silent(scheduler: Scheduler, seconds: float) -> list[str]:
-    """Return the addresses of the workers that do not answer within so many seconds."""
+async def answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
+    """Return the addresses of the workers that answer within so many seconds, and of those that do not."""
+    workers = dask_scheduler.workers
     asked = {
         address: asyncio.create_task(
-            scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
+            dask_scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
         )
-        for address in scheduler.workers
+        for address in workers
     }
     if asked:
         await asyncio.wait(asked.values(), timeout=seconds)
-    found = []
+    hung = []
     for address, task in asked.items():
         answered = task.done() and not isinstance(task.result()[address], Exception)
         task.cancel()
-        if not answered and address in scheduler.workers:
-            found.append(address)
-    return found
+        if not answered and address in workers:
+            hung.append(address)
+    return [address for address in workers if address not in hung], hung
+
+
+def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
+    """Warn a client of workers that did not answer `call` in time, and of what follows."""
+    if late:
+        warnings.warn(
+            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer){what}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 async def _tell_all(
@@ -103,23 +115,24 @@ async def _tell_all(
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
     underway = _underway.setdefault(scheduler, {})
-    told: dict[str, asyncio.Task[Exception | None]] = {}
-    for address in scheduler.workers:
-        told[address] = asyncio.create_task(_tell(scheduler, address, message, underway.get(address)))
+    told = {
+        address: asyncio.create_task(_tell(scheduler, address, message, underway.get(address)))
+        for address in scheduler.workers
+    }
     underway.update(told)
     for address, task in told.items():
         task.add_done_callback(partial(_forget, underway, address))
     if awaited := [task for address, task in told.items() if address not in hung]:
         await asyncio.wait(awaited, timeout=seconds)
     late = [address for address, task in told.items() if not task.done()]
-    raised = {address: task.result() for address, task in told.items() if task.done()}
+    refusals = {a: error for a, task in told.items() if task.done() and (error := task.result())}
     if late:
         logger.warning(
             "dask_ferro: %s did not answer within %g s; whoever is late is set up when it answers",
             ", ".join(late),
             seconds,
         )
-    return late, {address: error for address, error in raised.items() if error is not None}
+    return late, refusals
 
 
 def _words(refusals: dict[str, Exception]) -> str:

@@ -20,9 +20,8 @@ import gzip
 import logging
 import os
 import pickle
-import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +133,7 @@ class Tracing:
         if self._tape is not None:
             try:
                 late = await self._client.run_on_scheduler(_tape, dumps(self._tape), begun.answer)
-                self._tell(late, "its ops are recorded from when it answers")
+                reach.warn("ff.trace", late, begun.answer, ": its ops are recorded from when it answers")
             except BaseException:
                 await self._client.run_on_scheduler(_end, self._token, begun)
                 await self._client.run_on_scheduler(_untape, self._token, begun.answer)
@@ -162,7 +161,7 @@ class Tracing:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
-        self._tell(ops.hung, "its ops are not in the trace")
+        reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
         if self._wants_events:
             self._events = tuple(gzip.decompress(ended.events).decode().splitlines(keepends=True))
         trace: Trace = pickle.loads(ended.trace)
@@ -180,7 +179,7 @@ class Tracing:
             return _Ops([], 0, [])
         assert self._begun is not None
         spans: list[Span] = []
-        workers, hung = await self._client.run_on_scheduler(_answering, self._begun.answer)
+        workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
         processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
         lost = 0
         for place, worker in enumerate(workers):
@@ -199,17 +198,6 @@ class Tracing:
                 lost += told.left_out
                 processes[told.process] = max(processes.get(told.process, 0), told.lost)
         return _Ops(spans, lost + sum(processes.values()), hung)
-
-    def _tell(self, hung: Collection[str], what: str) -> None:
-        """Warn of workers that hang."""
-        if hung:
-            assert self._begun is not None
-            warnings.warn(
-                f"ff.trace: {', '.join(hung)} did not answer within {self._begun.answer:g} s"
-                f" (ferro.scheduler.answer): {what}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -371,12 +359,6 @@ async def _tape(tape: bytes, seconds: float, *, dask_scheduler: Scheduler) -> li
     raise raised  # out of the block: what has itself for its context cannot be pickled
 
 
-async def _answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
-    """Return the addresses of the workers that answer, and of those that do not."""
-    hung = await reach.silent(dask_scheduler, seconds)
-    return [address for address in dask_scheduler.workers if address not in hung], hung
-
-
 async def _untape(token: str, seconds: float, hung: Iterable[str] = (), *, dask_scheduler: Scheduler) -> None:
     """Have no worker record ops for a recording, those included that could not begin."""
     await reach.take_off(dask_scheduler, token, seconds, list(hung))
@@ -392,9 +374,9 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     now, lost = time(), telemetry.lost(begun.mark)
     copy, counts = telemetry.copy(), dict(stealing.counts)
     telemetry.stop_for(token)
-    # In a thread: 100,000 tasks take 1 s.
+    # In a thread: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    events = b"" if not isinstance(log, EventsInMemory) else await asyncio.to_thread(log.taken)
+    events = await asyncio.to_thread(log.taken) if isinstance(log, EventsInMemory) else b""
     return _Ended(now, lost, counts, made, events)
 
 
@@ -403,11 +385,10 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
 
 def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
     """The block's own counts, under the names that a simulated run has for them."""
-    counts = {
-        name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
-    }
-    lost = dict(zip(_LOST, (*ended.lost, *lost_ops), strict=True))
-    dropped = {name: float(count) for name, count in lost.items() if count}
+    before = begun.counts
+    counts = {name.replace(" ", "_"): value - before.get(name, 0.0) for name, value in ended.counts.items()}
+    lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
+    dropped = {name: float(count) for name, count in lost if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}
 
 
