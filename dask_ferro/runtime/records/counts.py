@@ -77,10 +77,7 @@ class JobCounts(SchedulerPlugin):
         for told in records:
             try:
                 record = JobRecord.from_dict(told)
-            except (
-                ValueError,
-                AttributeError,
-            ) as error:  # of another version, as it may be: the others count
+            except (ValueError, TypeError) as error:  # of another version, as it may be: the others count
                 logger.warning("dask_ferro: a record of a job is left out: %s", error)
                 continue
             before = self._book.get(record.name)
