@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import log2
-from typing import Any, Protocol, TypedDict, cast
+from typing import Protocol, TypedDict, cast
 from uuid import uuid4
 
 from dask.typing import Key as DaskKey
@@ -23,7 +23,7 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.events import Answer, Ask, Event, Ordered, Settlement
+from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
 from dask_ferro.policy.facts import Key, Move, TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
@@ -96,7 +96,7 @@ class EntryPoints(WorkStealing):
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
         """Send the victim a request, and return its line of the log; None: the victim has no connection any more."""
         workers, cost = self.scheduler.workers, told.seconds + told.cost
-        ts = self.scheduler.tasks[cast(Any, told.key)]
+        ts = self.scheduler.tasks[cast(DaskKey, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
         info: StealRequest = {
@@ -118,9 +118,9 @@ class EntryPoints(WorkStealing):
         self.metrics["request_cost_total"][level] += cost
         return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
 
-    def _place_anew(self, key: Key) -> None:
+    def _place_anew(self, told: PlaceAgain, now: float) -> None:
         """Let the scheduler place a task anew, whose victim has answered."""
-        self.scheduler._reschedule(cast(Any, key), stimulus_id=self._answering)
+        self.scheduler._reschedule(cast(DaskKey, told.key), stimulus_id=self._answering)
 
     def _forget_asked(self, ts: TaskState) -> None:
         """Forget the request for a task, if there is one."""

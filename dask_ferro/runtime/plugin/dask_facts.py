@@ -104,22 +104,11 @@ class Shown:
             has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._fetching))
-        wish = wish_of(ts.annotations)
+        others, headroom, wish = self.ledger.others(entry), self.devices.headroom(ts), wish_of(ts.annotations)
         return TaskFacts(
-            ts.key,
-            entry.seconds,
-            entry.known,
-            inputs,
-            allowed,
-            preferred,
-            entry.origins,
-            entry.device,
-            self.ledger.others(entry),
-            entry.nbytes,
-            self.devices.headroom(ts, self.ledger),
-            wish.must,
-            wish.likes,
-        )
+            ts.key, entry.seconds, entry.known, inputs, allowed, preferred, entry.origins, entry.device, others,
+            entry.nbytes, headroom, wish.must, wish.likes,
+        )  # fmt: skip
 
     def holds(self, address: str) -> int:
         """Return the bytes of the results that a worker holds."""

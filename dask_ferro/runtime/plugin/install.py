@@ -132,5 +132,6 @@ async def _figures(client: Client) -> PluginFigures:
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
     plugin = dask_scheduler.plugins.get(NAME)
-    is_on = isinstance(plugin, FerroScheduler)
-    return _There(stays_off(), plugin.settings if is_on else None, plugin.late if is_on else [])
+    if not isinstance(plugin, FerroScheduler):
+        return _There(stays_off(), None, [])
+    return _There(stays_off(), plugin.settings, plugin.late)

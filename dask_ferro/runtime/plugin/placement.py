@@ -132,8 +132,7 @@ class Placing:
         """Return a task that nobody was given, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
         allowed, preferred = stealing.shown.restrictions(ts)
-        takes = stealing.devices.takes(ts, stealing.ledger)
-        headroom = stealing.devices.headroom(ts, stealing.ledger)
+        takes, headroom = stealing.devices.takes(ts), stealing.devices.headroom(ts)
         device, seconds, known, others = self.candidates.seconds_by_class(
             ts.prefix.name, estimate_of(ts.annotations)
         )
@@ -215,8 +214,8 @@ class Placing:
 
     def _try(self, tasks: list[TaskState]) -> None:
         """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
-        ledger, devices = self.stealing.ledger, self.stealing.devices
-        growing = [ts for ts in tasks if ledger.counts_bytes and devices.grows(ts, ledger)]
+        grows = self.stealing.devices.grows
+        growing = [ts for ts in tasks if self.stealing.ledger.counts_bytes and grows(ts)]
         if growing:
             taken = set(growing)
             upstream.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
@@ -230,7 +229,7 @@ class Placing:
         self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
         ledger = self.stealing.ledger
         if ledger.counts_bytes and wish_of(ts.annotations).must in self._present_classes():
-            grows = self.stealing.devices.grows(ts, ledger)
+            grows = self.stealing.devices.grows(ts)
             heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
             if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
                 self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]

@@ -22,7 +22,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.stealing.informed import Policy, StealingState
+from dask_ferro.policy.stealing.informed import StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import estimate_of
@@ -83,14 +83,9 @@ class Stealing(EntryPoints):
         self.links = Links(learning=settings.learning)
         self.devices = Devices(scheduler, self.tell, settings.learning)
         self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
-        policy = named(settings.stealing, settings.parameters)
+        policy, learning = named(settings.stealing, settings.parameters), settings.learning
         self.core = SchedulingCore(
-            self.shown,
-            policy,
-            self.links,
-            coalesce=settings.coalesce,
-            tick=settings.tick,
-            learning=settings.learning,
+            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick, learning=learning
         )
         self.logs: dict[str, EventLog] = {}
         self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)
@@ -99,7 +94,7 @@ class Stealing(EntryPoints):
         if settings.record is not None:
             self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
         self.ledger: Ledger = self.core.ledger
-        self.shown.ledger = self.ledger
+        self.shown.ledger = self.devices.ledger = self.ledger
         self.counts = self.core.counts
         self.moves = MoveLog(self.counts)
         self.telemetry = Telemetry(settings.recorded_tasks)
@@ -111,22 +106,19 @@ class Stealing(EntryPoints):
         self._kick: object = None
         self._beats: dict[str, int] = {}
         self._refused = False
-        self._acts = self._by_instruction()
-        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
-        self._learn(scheduler)
-        super().__init__(scheduler)
-        self._take_over(scheduler)
-
-    def _by_instruction(self) -> dict[type, Callable[[Any, float], None]]:
-        return {
+        self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
-            events.PlaceAgain: self._place_again,
+            events.PlaceAgain: self._place_anew,
             events.Wake: self._wake,
             events.Hurry: self._hurry,
             events.Settled: self.moves.write,
             events.Arrived: self.moves.write,
         }
+        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
+        self._learn(scheduler)
+        super().__init__(scheduler)
+        self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
         """Take what Dask has seen before us."""
@@ -140,11 +132,6 @@ class Stealing(EntryPoints):
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
                     self._assigned(task)
-
-    @property
-    def policy(self) -> Policy:
-        """The stealing policy."""
-        return self.core.policy
 
     @property
     def state(self) -> StealingState:
@@ -209,7 +196,7 @@ class Stealing(EntryPoints):
         if decided := self._handle(event, now):
             self._enact(decided, now)
 
-    def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
+    def add_worker(self, scheduler: object = None, worker: str = "") -> None:
         """Open the worker's page; it is a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
@@ -260,12 +247,8 @@ class Stealing(EntryPoints):
         ws = ts.processing_on
         if ws is None:
             return
-        told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
-        self.tell(
-            events.Assigned(
-                ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes
-            )
-        )
+        told, nbytes, needs = estimate_of(ts.annotations), self.devices.takes(ts), ts.resource_restrictions
+        self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
 
     def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
@@ -277,7 +260,7 @@ class Stealing(EntryPoints):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
-            self.devices.done(ts, message.get("nbytes") or 0, self.ledger)
+            self.devices.done(ts, message.get("nbytes") or 0)
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
@@ -330,7 +313,7 @@ class Stealing(EntryPoints):
         if not told or self._beats.get(ws.address) == told["beat"]:
             return
         self._beats[ws.address] = told["beat"]
-        self.devices.heard(ws, told, self.ledger)
+        self.devices.heard(ws, told)
         for sender, sample in sent(told, self.ledger.hosts):
             self.devices.received(sender, ws.address, sample)
 
@@ -364,11 +347,8 @@ class Stealing(EntryPoints):
             self._lines.append(line)
 
     def _hand_over(self, told: events.HandOver, now: float) -> None:
-        ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
+        ts, workers = self.scheduler.tasks[cast(Key, told.key)], self.scheduler.workers
         upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
-
-    def _place_again(self, told: events.PlaceAgain, now: float) -> None:
-        self._place_anew(told.key)
 
     # -- the answer ----------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distributed import Scheduler
 from distributed.metrics import monotonic
-from distributed.scheduler import TaskGroup, TaskState
+from distributed.scheduler import TaskGroup, TaskPrefix, TaskState
 
 from dask_ferro.policy.estimates import Durations
 from dask_ferro.policy.ranking import upward_ranks
@@ -212,22 +212,23 @@ class Chart:
         y: float,
         critical: bool,
     ) -> DrawnNode:
-        first = own[0]
+        first, state = own[0], ""
         if isinstance(first, TaskState):
             is_done = first.state == "memory" or (first.state == "released" and not first.waiting_on)
             state, tasks, done = first.state, 1, int(is_done)
             nbytes = nbytes_of(first) if state == "memory" else 0
         else:
-            states = _counted(own)
+            groups = [one for one in own if isinstance(one, TaskGroup)]
+            states = _counted(groups)
             tasks, done = states.total(), states["memory"] + states["released"]
             state = next((s for s in STATES if states[s]), "released")
-            nbytes = sum(group.nbytes_total for group in own)
+            nbytes = sum(group.nbytes_total for group in groups)
         return DrawnNode(
             str(name), _prefix(first), note, x, y, state, tasks, done, self._seconds(first), nbytes, critical
         )
 
 
-def _counted(things: Iterable[Any]) -> Counter[str]:
+def _counted(things: Iterable[TaskGroup | TaskPrefix]) -> Counter[str]:
     """How many tasks of groups, or of prefixes, are in each state."""
     states: Counter[str] = Counter()
     for thing in things:
