@@ -91,12 +91,8 @@ class EventLog:
                     file.flush()
                 if not self._is_done(file) and self._behind:
                     self._end(file, f"{_PENDING:,} events waited to be written")
-        except (
-            OSError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # the disk's, or a value that no line has
+        # The disk's errors, and those of a value that no line has.
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             logger.warning("dask_ferro records no more events in %s: %s", self._name, error)
         finally:
             self.is_over = True

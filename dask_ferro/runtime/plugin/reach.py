@@ -15,9 +15,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from distributed import Scheduler
 from distributed.core import clean_exception
@@ -30,8 +28,11 @@ logger = logging.getLogger(__name__)
 # Between two tries with a worker that could not be reached, which takes Dask 30 s to find out.
 _AGAIN = 1.0
 
-# By scheduler and worker: the newest message that is on its way there.
-_underway: WeakKeyDictionary[Scheduler, dict[str, asyncio.Task[Exception | None]]] = WeakKeyDictionary()
+# Messages go to a worker one by one, in the order of the calls: an `asyncio.Lock` lets its waiters in as they came.
+# Only messages on their way keep it, as an elastic cluster has new addresses all day.
+_locks: WeakKeyDictionary[Scheduler, WeakValueDictionary[str, asyncio.Lock]] = WeakKeyDictionary()
+# The event loop itself does not keep tasks that nobody waits for.
+_underway: set[asyncio.Task[Exception | None]] = set()
 
 
 async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float) -> list[str]:
@@ -114,14 +115,12 @@ async def _tell_all(
     scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
-    underway = _underway.setdefault(scheduler, {})
-    told = {
-        address: asyncio.create_task(_tell(scheduler, address, message, underway.get(address)))
-        for address in scheduler.workers
-    }
-    underway.update(told)
-    for address, task in told.items():
-        task.add_done_callback(partial(_forget, underway, address))
+    locks, told = _locks.setdefault(scheduler, WeakValueDictionary()), {}
+    for address in scheduler.workers:
+        lock = locks.setdefault(address, asyncio.Lock())
+        told[address] = asyncio.create_task(_tell(scheduler, address, message, lock))
+        _underway.add(told[address])
+        told[address].add_done_callback(_underway.discard)
     if awaited := [task for address, task in told.items() if address not in hung]:
         await asyncio.wait(awaited, timeout=seconds)
     late = [address for address, task in told.items() if not task.done()]
@@ -139,28 +138,18 @@ def _words(refusals: dict[str, Exception]) -> str:
     return "; ".join(f"{address}: {error!r}" for address, error in refusals.items())
 
 
-def _forget(
-    underway: dict[str, asyncio.Task[Exception | None]], address: str, done: asyncio.Task[Exception | None]
-) -> None:
-    if underway.get(address) is done:
-        del underway[address]
-
-
 async def _tell(
-    scheduler: Scheduler,
-    address: str,
-    message: Mapping[str, object],
-    before: asyncio.Task[Exception | None] | None,
+    scheduler: Scheduler, address: str, message: Mapping[str, object], turns: asyncio.Lock
 ) -> Exception | None:
     """Send a worker a message until it has answered or is gone; return what it raised, or None."""
     worker = scheduler.workers[address]
-    if before is not None:
-        await asyncio.wait({before})
-    while scheduler.workers.get(address) is worker:
-        answer = (await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return"))[address]
-        if not isinstance(answer, OSError | TimeoutError):
-            return answer if isinstance(answer, Exception) else _raised(answer)
-        await asyncio.sleep(_AGAIN)
+    async with turns:
+        while scheduler.workers.get(address) is worker:
+            answers = await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return")
+            answer = answers[address]
+            if not isinstance(answer, OSError | TimeoutError):
+                return answer if isinstance(answer, Exception) else _raised(answer)
+            await asyncio.sleep(_AGAIN)
     return None
 
 
@@ -168,12 +157,10 @@ def _raised(answer: dict[str, object]) -> Exception | None:
     """Return what a plugin's own `setup` or `teardown` raised on a worker."""
     if answer.get("status") != "error":
         return None
-    _, error, _ = clean_exception(_plain(answer["exception"]))
-    return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))
-
-
-def _plain(told: object) -> Any:
-    """Return what a scheduler is sent packed, so that it can pass it on as it is."""
+    told = answer["exception"]  # packed, so that a scheduler can pass it on as it is
     if isinstance(told, Serialized):
-        return deserialize(told.header, told.frames)
-    return told.data if isinstance(told, Serialize) else told
+        told = deserialize(told.header, told.frames)
+    elif isinstance(told, Serialize):
+        told = told.data
+    _, error, _ = clean_exception(told)
+    return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))

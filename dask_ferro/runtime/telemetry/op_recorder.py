@@ -87,7 +87,7 @@ class Tape:
         self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
         self._numbers = count()
         self._recorded = 0  # when it was last emptied
-        self._holders: dict[Any, int] = {}  # who, and what was recorded before
+        self._holders: dict[object, int] = {}  # who, and what was recorded before
         self.name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -254,7 +254,7 @@ class TapePlugin(WorkerPlugin):
         _tape.let_go((self.name, address_of(worker)))
 
 
-async def taped(recording: str, since: float, most: int, dask_worker: Any = None) -> bytes:
+async def taped(recording: str, since: float, most: int, *, dask_worker: Worker) -> bytes:
     """Return what a worker has since then, pickled, by the scheduler's clock; runs in the worker, beside its loop.
 
     Parameters

@@ -57,7 +57,7 @@ class _TaskRun(NamedTuple):
     nbytes: int
     dependencies: tuple[Key, ...]
     fetches: tuple[_Fetch, ...]
-    priority: tuple[Any, ...] = ()
+    priority: tuple[float, ...] = ()
     about: tuple[Any, ...] | None = None
 
 

@@ -8,8 +8,8 @@ that time or ten thousand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from distributed import Scheduler
 from distributed.metrics import monotonic
@@ -161,10 +161,10 @@ class Reel:
         return block._replace(note=title, flops=flops / block.busy if block.busy > 0 else 0.0)
 
 
-def bundle_of(scheduler: Scheduler, key: Any) -> tuple[str, float]:
+def bundle_of(scheduler: Scheduler, key: Hashable) -> tuple[str, float]:
     """Return what a task's bundle computes, in words, and its projected FLOPs; nothing of other tasks."""
-    task = scheduler.tasks.get(key)
-    arguments: Any = getattr(task.run_spec, "args", ()) if task is not None else ()
+    task = scheduler.tasks.get(cast(Key, key))
+    arguments: Sequence[object] = getattr(task.run_spec, "args", ()) if task is not None else ()
     bundle = arguments[1] if len(arguments) > 1 else None
     # `lower` is not imported for it: a scheduler may hold no bundle ever.
     title = getattr(bundle, "title", "")

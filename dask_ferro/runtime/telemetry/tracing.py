@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from distributed import Client, Scheduler
@@ -43,7 +43,7 @@ from dask_ferro.runtime.telemetry.drawings import handed
 from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
 from dask_ferro.sections import TraceOptions
-from dask_ferro.trace import Span, Trace, write_whole
+from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -394,7 +394,7 @@ def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str
 
 def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
     """The trace with its tasks' ops, each in the lane and within the time of the computation that it is a part of."""
-    runs: dict[tuple[Any, str], list[Span]] = {}
+    runs: dict[tuple[Key, str], list[Span]] = {}
     for span in trace.of("compute"):
         runs.setdefault((span.key, span.worker), []).append(span)
     parts: dict[Span, list[Span]] = {}
