@@ -105,7 +105,7 @@ async def test_links_are_taken_when_they_come_and_once(s: Site) -> None:
         ([("device", 2**26, 9.0)], False),
     ):
         before = link.bandwidth
-        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}}, s.ledger)
+        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}})
         assert (link.bandwidth != before) is moved
     assert link.bandwidth < first
 
