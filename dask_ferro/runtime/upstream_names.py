@@ -8,7 +8,7 @@ version, or take other arguments than are given.  It imports the owners when it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -191,12 +191,15 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def _seam(owner: str, part: str, name: str, hook: str, why: str, takes: str | None = None) -> Seam:
-    given = None if takes is None else tuple(takes.removeprefix("=").split())
-    return Seam(owner, name, part, why, hook, given, overrides=(takes or "").startswith("="))
+def _seams() -> Iterator[Seam]:
+    for (owner, part), rows in _ROWS.items():
+        for name, hook, why, *arguments in rows:
+            given = tuple(arguments[0].removeprefix("=").split()) if arguments else None
+            is_ours = bool(arguments) and arguments[0].startswith("=")
+            yield Seam(owner, name, part, why, hook, given, is_ours)
 
 
-SEAMS = tuple(_seam(*at, *row) for at, rows in _ROWS.items() for row in rows)
+SEAMS = tuple(_seams())
 
 # Attributes with a description in Dask's own reference ("Scheduling state", "Plugins").
 FACTS: dict[str, tuple[str, ...]] = {

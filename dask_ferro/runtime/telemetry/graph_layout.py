@@ -247,7 +247,9 @@ def _links(things: Iterable[TaskState | TaskGroup]) -> int:
 
 def _before(things: _Things) -> dict[Hashable, list[Hashable]]:
     """What each node waits for; groups may wait for tasks of their own, and for each other."""
-    home = {id(group): name for name, groups in things.items() for group in groups}
+    home: dict[int, Hashable] = {}
+    for name, groups in things.items():
+        home |= dict.fromkeys(map(id, groups), name)
     before: dict[Hashable, list[Hashable]] = {}
     for name, groups in things.items():
         earlier = (home.get(id(d), name) for d in chain.from_iterable(g.dependencies for g in groups))

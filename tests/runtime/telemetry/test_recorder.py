@@ -12,55 +12,24 @@ from typing import Any
 import distributed
 import pytest
 from distributed import Client, LocalCluster, Worker
-from distributed.diagnostics.plugin import SchedulerPlugin
 
+import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled
+from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from tests.waiting import finished
 
 
-class Listener(SchedulerPlugin):
-    """Tells a telemetry what a scheduler plugin would."""
-
-    name = "listener"
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self.telemetry = telemetry
-
-    async def start(self, scheduler: distributed.Scheduler) -> None:
-        self.scheduler = scheduler
-        for ws in scheduler.workers.values():
-            self.telemetry.joined(ws.address, ws.nthreads)
-
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        if start == "processing" and finish == "memory":
-            self.telemetry.finished(
-                self.scheduler.tasks[key],
-                kwargs["worker"],
-                kwargs["startstops"],
-                kwargs["nbytes"],
-                kwargs["thread"],
-            )
-
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        self.telemetry.left(worker)
-
-
 @contextmanager
 def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
-    """A client of a cluster whose scheduler tells the telemetry meanwhile."""
-    cluster.sync(_listen, cluster.scheduler, telemetry)
-    try:
-        with Client(cluster) as client:
-            yield client
-    finally:
-        del cluster.scheduler.plugins[f"listener-{id(telemetry)}"]
-
-
-async def _listen(scheduler: distributed.Scheduler, telemetry: Telemetry) -> None:
-    listener = Listener(telemetry)
-    await listener.start(scheduler)
-    scheduler.add_plugin(listener, name=f"listener-{id(telemetry)}")
+    """A client of a cluster on which all is stock Dask's, but that our plugin tells the telemetry."""
+    with Client(cluster) as client:
+        ff.install(client, stealing="none", placement=False, rank=False)
+        cluster.scheduler.plugins[NAME].stealing.telemetry = telemetry
+        for ws in cluster.scheduler.workers.values():
+            telemetry.joined(ws.address, ws.nthreads)
+        yield client
+        ff.uninstall(client)
 
 
 def threads(n_workers: int, **kwargs: Any) -> LocalCluster:
@@ -139,15 +108,16 @@ def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
 
 
 def test_length_bounds_and_zero_records_nothing(shared: LocalCluster) -> None:
-    short, off = Telemetry(length=3), Telemetry(length=0)
-    with recorded(shared, short), recorded(shared, off) as client:
-        value: Any = 0
-        for i in range(10):
-            value = client.submit(add, value, 1, key=f"add-{i}")
-        assert value.result(timeout=60) == 10
-        traces = short.trace(), off.trace()
-    assert [t.key for t in traces[0].tasks] == ["add-7", "add-8", "add-9"]
-    assert (traces[1].tasks, traces[1].spans, off.is_on, short.is_on) == ((), (), False, True)
+    for length, kept in ((3, ["add-7", "add-8", "add-9"]), (0, [])):
+        telemetry = Telemetry(length)
+        with recorded(shared, telemetry) as client:
+            value: Any = 0
+            for i in range(10):
+                value = client.submit(add, value, 1, key=f"add-{i}")
+            assert value.result(timeout=60) == 10
+            trace = telemetry.trace()
+        assert [t.key for t in trace.tasks] == kept
+        assert (bool(trace.spans), telemetry.is_on) == (length > 0, length > 0)
 
 
 def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
