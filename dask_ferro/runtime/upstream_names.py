@@ -228,7 +228,8 @@ def missing(*parts: str) -> tuple[str, ...]:
     return tuple(chain.from_iterable(map(_missing, parts)))
 
 
-@cache  # once a process: some hundred look-ups
+# Some hundred look-ups, the same for each cluster of a process.
+@cache
 def _missing(part: str) -> tuple[str, ...]:
     found = [words for seam in SEAMS if seam.part == part and (words := trouble(seam))]
     if part == SCHEDULER:
@@ -254,7 +255,8 @@ def remedy(lacks: Iterable[str], stays: str) -> str:
         wanted = [
             one.partition(";")[0] for one in requires("dask-ferro") or () if one.startswith("distributed")
         ]
-    except PackageNotFoundError:  # it is run from its source
+    # It is run from its source, without metadata.
+    except PackageNotFoundError:
         wanted = []
     return (
         f"dask_ferro: {stays}: the installed Dask has no {'; no '.join(lacks)} ({versions}). "
@@ -278,7 +280,8 @@ def trouble(seam: Seam) -> str:
         return ""
     try:
         there = dict(signature(getattr(owner, seam.name)).parameters)
-    except (TypeError, ValueError):  # a property, or nothing that can be called
+    # A property, or nothing that can be called.
+    except (TypeError, ValueError):
         return f"{where} as a method"
     there.pop("self", None)
     if seam.overrides:

@@ -66,8 +66,10 @@ class EntryPoints(WorkStealing):
     shown: TaskFactsSource
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
-        self._answering = f"ferro-stale-{self._token}"  # the stimulus of the answer that is being taken
+        # In all stimuli: answers to requests of an extension that was here before are none of ours.
+        self._token = uuid4().hex[:8]
+        # The stimulus of the answer that is being taken: what is placed anew by it is found in the task's story.
+        self._answering = f"ferro-stale-{self._token}"
         super().__init__(scheduler)
 
     @abstractmethod
@@ -149,6 +151,7 @@ class EntryPoints(WorkStealing):
             return
         self._remove_from_in_flight(ts)
         thief, victim = info["thief"], info["victim"]
+        # The fields, and their order, that Dask's dashboard and `story` read of its own log.
         addresses = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         self._answering = stimulus_id
@@ -161,6 +164,7 @@ class EntryPoints(WorkStealing):
         outcome = self._answered(ts, answer)
         reason = (not is_there,) if outcome == "stale" else ()
         self.log((_WORDS[outcome], *reason, *addresses))
+        # Dask puts roots on workers that it knows as idle, and it does not look when we move a task.
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 

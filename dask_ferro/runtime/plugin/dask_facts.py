@@ -54,9 +54,11 @@ class Shown:
         self.devices = devices
         self.live = devices.live
         self._moving = moving
-        self._thieves: Sequence[str] = ()  # of the step that is being taken
-        self._fetching: list[str] = []  # those of them that are being sent inputs of what they were given
-        self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
+        # Of the step that is being taken: the thieves, and those of them that are being sent inputs of earlier moves.
+        self._thieves: Sequence[str] = ()
+        self._fetching: list[str] = []
+        # Resources that moves on their way need, by thief: Dask books them when a task has moved, and not before.
+        self._coming: Counter[tuple[str, str]] = Counter()
 
     def begin(self, thieves: Sequence[str]) -> None:
         """Begin a look at tasks, for some thieves."""
@@ -101,6 +103,7 @@ class Shown:
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:
             workers = self.scheduler.workers
+            # Those that have it free now: one that would have to wait for it would only be the next to wait.
             has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._fetching))

@@ -66,8 +66,10 @@ class Devices:
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _ReportedMemory] = {}
-        self._heard: set[str] = set()  # workers that told of their links
-        self._first: dict[str, str] = {}  # model that a class's plain name stands for
+        # Workers whose links are known: the first figures of each count.
+        self._heard: set[str] = set()
+        # The model that each class's plain name stands for: the first that was heard of.
+        self._first: dict[str, str] = {}
 
     # -- what workers say ----------------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ async def _install(client: Client, settings: Settings) -> None:
         if there.off:
             warnings.warn(there.off, RuntimeWarning, stacklevel=2)
             return
+        # The same settings stay on: a replacement would forget what was learned, and ask workers again.
         if there.settings != settings:
             await _uninstall(client)
             await client.register_plugin(FerroScheduler(settings))
@@ -113,6 +114,7 @@ async def _install(client: Client, settings: Settings) -> None:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
+    # Also of a client that comes second: the interval is its own, and not the scheduler's.
     upstream.put_client_sends(client, settings.client_sends)
 
 

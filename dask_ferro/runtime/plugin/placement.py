@@ -103,6 +103,7 @@ class Placing:
                     return None
                 if self._since:
                     self._since.pop(ts, None)
+            # A mistake of ours costs a task a good place, and not its run.
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
@@ -292,7 +293,8 @@ class Placing:
             free = [ws for ws in free if waits.is_open(ws)]
         if not self.candidates.are_alike:
             event = ts, self.stealing.ledger.version
-            if event == self._declined:  # Dask asks once for each free slot, in one go
+            # Dask asks once for each free slot, in one go, and nothing has happened between two of these.
+            if event == self._declined:
                 return None
             free = self._helping(ts, free)
             self._declined = None if free else event
@@ -301,7 +303,8 @@ class Placing:
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would be done first with a task, of those with room that help with the queue."""
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
-        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]  # in order, they would have to be sorted
+        # Any of them, not the first: Dask's queue is a heap, and in order they would have to be sorted.
+        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]
         takes = [
             self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
         ]
@@ -330,7 +333,8 @@ class Placing:
 
     def _current(self, worker: Worker) -> Worker:
         """Return the row with the worker's status of this moment."""
-        ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
+        # One that is being removed is in the ledger still.
+        ws = self.scheduler.workers.get(worker.address)
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 

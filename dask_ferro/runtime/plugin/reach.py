@@ -157,7 +157,8 @@ def _raised(answer: dict[str, object]) -> Exception | None:
     """Return what a plugin's own `setup` or `teardown` raised on a worker."""
     if answer.get("status") != "error":
         return None
-    told = answer["exception"]  # packed, so that a scheduler can pass it on as it is
+    # Packed by the worker, so that a scheduler can pass it on without unpickling it.
+    told = answer["exception"]
     if isinstance(told, Serialized):
         told = deserialize(told.header, told.frames)
     elif isinstance(told, Serialize):

@@ -97,13 +97,15 @@ class FerroScheduler(SchedulerPlugin):
         """
         if sentence := stays_off():
             warn_once(sentence)
-            scheduler.loop.add_callback(self._leave, scheduler)  # whoever starts it adds it now
+            # Not now: whoever starts it adds it to the plugins after this returns.
+            scheduler.loop.add_callback(self._leave, scheduler)
             return
         async with _turn(scheduler):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
                 return
-            if isinstance(current, FerroScheduler):  # another client was quicker
+            # Another client was quicker, with settings of its own: the later call holds.
+            if isinstance(current, FerroScheduler):
                 await current.take_off()
             try:
                 await self._put_on(scheduler)
@@ -131,6 +133,7 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on(self, scheduler: Scheduler) -> None:
         stock = upstream.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
+        # First: what stock has asked for is answered to stock.
         await upstream.quiet(stock, scheduler)
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
@@ -152,7 +155,8 @@ class FerroScheduler(SchedulerPlugin):
         plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
         try:
             self.late = await reach.put_on(scheduler, WORKER_NAME, plugin, self.settings.answer)
-        except RuntimeError as error:  # whatever a worker lacks; without the plugin nothing is measured there
+        # Whatever a worker lacks, a package or a disk: stealing works without its measurements.
+        except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
     async def take_off(self) -> None:

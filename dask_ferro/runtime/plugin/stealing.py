@@ -231,7 +231,8 @@ class Stealing(EntryPoints):
                 self.after_freeing()
             if self.ledger.starting:
                 self.waits.listen_soon()
-        except Exception:  # Dask would swallow it
+        # Dask logs errors of plugins and goes on; this line says of which task the ledger is wrong from now on.
+        except Exception:
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
 
@@ -256,7 +257,8 @@ class Stealing(EntryPoints):
         seconds, is_done = None, finish == "memory"
         if is_done:
             spans = message.get("startstops") or ()
-            for span in reversed(spans):  # a worker that ran the task before sends that run too
+            # A worker that ran the task before sends that run too, first.
+            for span in reversed(spans):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
@@ -305,7 +307,8 @@ class Stealing(EntryPoints):
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
-        if ws.resources != self.ledger.rows[ws.address].resources:  # Dask has no hook for it
+        # A worker may change its resources at any time, for which Dask has no hook.
+        if ws.resources != self.ledger.rows[ws.address].resources:
             self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
@@ -324,7 +327,8 @@ class Stealing(EntryPoints):
         for told in decided:
             try:
                 self._acts[type(told)](told, now)
-            except Exception as error:  # the core believes that all of them were done
+            # The core believes that all of them were done: the others still are, and the first error is told.
+            except Exception as error:
                 logger.exception("dask_ferro could not do %r", told)
                 failed = failed or error
         if self._lines:
@@ -341,7 +345,8 @@ class Stealing(EntryPoints):
 
     def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
-        if line is None:  # the victim is going; Dask will take its tasks back
+        # The victim is going; Dask will take its tasks back.
+        if line is None:
             self.tell(events.Unsent(told.key))
         else:
             self._lines.append(line)

@@ -85,11 +85,14 @@ class Waits:
         self.now: list[Wait] = []
         self.began: Counter[str] = Counter()
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
-        self.silent: dict[str, float] = {}  # workers that do not answer: when they were heard of last
-        self._ticked, self._awake = 0.0, 0.0  # when it ticked last, and since when it does so in time
-        self._told: set[Hashable] = set()  # keys of which it was said that they wait, and that still do
+        # Workers that do not answer: when they were heard of last.
+        self.silent: dict[str, float] = {}
+        # When it ticked last, and since when it does so in time.
+        self._ticked, self._awake = 0.0, 0.0
+        # Tasks of which it was said that they wait, and that still do; and by key, requests of which nothing was heard.
+        self._told: set[Hashable] = set()
         self._listens = False
-        self._withdrawn: dict[Key, str] = {}  # by key: the request of which nothing was heard
+        self._withdrawn: dict[Key, str] = {}
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -118,7 +121,8 @@ class Waits:
         """Look at what is overdue: move what may move, place anew what nobody answers for, note the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
-        if ledger.starting:  # a stolen task is sent without a transition
+        # A stolen task is sent without a transition, which would have asked for this.
+        if ledger.starting:
             self.listen_soon()
         if not 0 <= now - self._ticked <= stealing.settings.tick + _STALL:
             self._awake = now

@@ -125,7 +125,8 @@ def _taken(told: dict[str, object], runs: dict[str, ClusterRun], records: dict[s
         except ValueError:
             return False
         records[record.name] = record
-        if record.run:  # whose own line may be damaged
+        # Its run's own line may be the damaged one.
+        if record.run:
             runs.setdefault(record.run, ClusterRun(record.run, name))
         return True
     if kind not in (_RUN, _END) or not isinstance(tag, str) or not tag:
@@ -249,6 +250,7 @@ class JobJournal:
         if self._hold is None or os.getpid() != self._pid:
             return
         failed = bool(self._late)
+        # By name: of a job that changed twice while the disk was full, the newest line says all.
         self._late.update((record.name, record) for record in records)
         if not self._late:
             return
@@ -272,7 +274,8 @@ class JobJournal:
             return
         if not jobs_left:
             self._write_ends([*(run.tag for run in self._former), self.run], now)
-        with suppress(OSError):  # another run that took over has written its own address
+        # Another run that took over has written its own address, which stays.
+        with suppress(OSError):
             _, _, run = Path(self.address_file).read_text(errors="replace").strip().partition(" ")
             if run == self.run:
                 os.unlink(self.address_file)
@@ -306,7 +309,8 @@ class JobJournal:
             self._hold.check()
         except ConfigError as error:
             logger.error("dask_ferro: %s; this cluster writes no more into it", error)
-        except OSError as error:  # nobody knows, so that nothing is touched
+        # Nobody knows whose it is, so that nothing is touched.
+        except OSError as error:
             logger.warning("dask_ferro: journal %s: %s", self.path, error)
         else:
             return True
@@ -347,7 +351,8 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
         '    FERRO_SCHEDULER="$ferro_found"\n'
         "fi\n"
     )
-    if "FERRO_WORKER=" not in script:  # a script of the user's own class
+    # A script of the user's own class: it has no line before which to look.
+    if "FERRO_WORKER=" not in script:
         return script.replace(placeholder, address)
     return script.replace(placeholder, '"$FERRO_SCHEDULER"').replace(
         "FERRO_WORKER=", look + "FERRO_WORKER=", 1

@@ -137,5 +137,6 @@ class JournalWriter:
             news, self._news, self._is_due = self._news, {}, False
         try:
             self._journal.add(news.values())
-        except Exception:  # nobody waits for this
+        # Nobody waits for this; the thread has to go on.
+        except Exception:
             logger.exception("dask_ferro: journal %s", self.path)

@@ -205,7 +205,8 @@ class JobBook:
         """
         facts = (job.job_id, job.state, job.restarts, job.submitted_at, job.started_at, job.nodes)
         record = self._records.get(job.name)
-        if record is None or self._noted.get(job.name) == facts:  # as it is with most jobs at most looks
+        # As it is with most jobs at most looks.
+        if record is None or self._noted.get(job.name) == facts:
             return
         self._noted[job.name] = facts
         if job.restarts > record.restarts:
@@ -225,7 +226,8 @@ class JobBook:
             ending="",
         )
         if new != record:
-            self._over.pop(job.name, None)  # it was thought over
+            # It was thought over, and SLURM knows it after all.
+            self._over.pop(job.name, None)
             self.put(replace(self._counted(new), seen=now))
 
     def tally(self, tasks: Mapping[str, int]) -> None:

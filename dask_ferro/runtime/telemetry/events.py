@@ -165,7 +165,8 @@ class Events:
             told = metrics_of(ws).get(METRIC)
             for link, now in (told or {}).get("received", {}).items():
                 before = self._read.get((address, link), (0, 0, 0.0))
-                if now[0] < before[0]:  # it counts from 0 again: its plugin was set up anew
+                # It counts from 0 again: its plugin was set up anew.
+                if now[0] < before[0]:
                     before = (0, 0, 0.0)
                 total = self.received[link]
                 self.received[link] = [t + n - b for t, n, b in zip(total, now, before, strict=True)]

@@ -272,6 +272,7 @@ def critical_path(
     path: list[Hashable] = []
     options: Sequence[Hashable] = [name for name in ranks if not before.get(name)]
     while options and len(path) < len(ranks):
+        # The rank of a node is the longest way from it to an end, so that its best successor has the most.
         path.append(max(options, key=lambda name: ranks[name]))
         options = after[path[-1]]
     return path
@@ -294,7 +295,8 @@ def layered(
     depths = dict.fromkeys(before, 0)
     waiting = {name: len(earlier) for name, earlier in before.items()}
     ready = [name for name, count in waiting.items() if not count]
-    for name in ready:  # grows
+    # The list grows within its loop; nodes in a circle never become ready, and keep the layer of what came before.
+    for name in ready:
         for later in after[name]:
             depths[later] = max(depths[later], depths[name] + 1)
             waiting[later] -= 1

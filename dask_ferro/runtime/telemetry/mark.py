@@ -35,6 +35,7 @@ class TimelineRows:
         row = self._of.get(thread)
         if row is None:
             row = self._of[thread] = self._free(start)
+            # Who had the row before has to find another one, should it run something again.
             self._of.pop(self._owners[row], None)
             self._owners[row] = thread
         self._until[row] = max(self._until[row], stop)

@@ -131,7 +131,8 @@ class Tape:
         try:
             worker = get_worker()
             key = worker.get_current_task()
-        except (ValueError, KeyError):  # no worker, or no task of one, in this thread
+        # No worker, or no task of one, in this thread: the caller computes by itself.
+        except (ValueError, KeyError):
             return executable
         watched, told = self._watched_of(executable, told_of)
         zero = time() - perf_counter()

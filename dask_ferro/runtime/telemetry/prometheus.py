@@ -86,7 +86,8 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         scraped = upstream.scraped_scheduler()
-        if scraped is None and len(_counted) == 1:  # a registry that somebody else serves
+        # A registry that somebody else serves, without Dask's handler: of one scheduler it is clear which is meant.
+        if scraped is None and len(_counted) == 1:
             scraped = next(iter(_counted))
         events = _counted.get(scraped) if scraped is not None else None
         if events is None:

@@ -121,6 +121,7 @@ class Telemetry:
         if nthreads is None or not self._length:
             return
         self._departed[worker_address] = nthreads
+        # The oldest goes: a dictionary keeps the order in which its keys came.
         if len(self._departed) > _DEPARTED:
             del self._departed[next(iter(self._departed))]
 
@@ -151,6 +152,7 @@ class Telemetry:
         compute, fetched = _newest_run(startstops)
         if compute is None:
             return
+        # The worker's estimate of our clock runs ahead: no task ends after the scheduler heard of it.
         late = max(0.0, compute["stop"] - time())
         self.recorded += 1
         self._runs.append(
@@ -307,7 +309,8 @@ def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
             run.group,
             run.stop - run.start,
             run.nbytes,
-            tuple(sorted(run.dependencies, key=repr)),  # Dask has them in a set
+            # Dask has them in a set; in order, so that two traces of a run are the same.
+            tuple(sorted(run.dependencies, key=repr)),
             places[run.key],
             About(*run.about or ()),
         )

@@ -180,7 +180,8 @@ class Tracing:
         assert self._begun is not None
         spans: list[Span] = []
         workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
-        processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
+        # A process has one tape, whichever of its workers is asked: what it lost counts once.
+        processes: dict[str, int] = {}
         lost = 0
         for place, worker in enumerate(workers):
             most = (_OPS - len(spans)) // (len(workers) - place)
@@ -189,7 +190,8 @@ class Tracing:
             )
             try:
                 answers = await asyncio.wait_for(asked, self._begun.answer)
-            except TimeoutError:  # it has answered just now, and hangs since
+            # It answered a moment ago, and hangs since.
+            except TimeoutError:
                 hung.append(worker)
                 continue
             for answer in answers.values():
@@ -356,7 +358,8 @@ async def _tape(tape: bytes, seconds: float, *, dask_scheduler: Scheduler) -> li
         return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
     except RuntimeError as error:
         raised = error.__cause__ or error
-    raise raised  # out of the block: what has itself for its context cannot be pickled
+    # Out of the block: an error that has itself for its context cannot be pickled.
+    raise raised
 
 
 async def _untape(token: str, seconds: float, hung: Iterable[str] = (), *, dask_scheduler: Scheduler) -> None:
