@@ -71,10 +71,10 @@ class Shown:
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
         """Return whether a task may be asked for, and note that its resources will be taken at the thief."""
-        ts, to = self.task(key), self.scheduler.workers.get(thief)
-        if ts is None or to is None or ts.processing_on is None or ts.processing_on.address != victim:
+        ts, workers = self.task(key), self.scheduler.workers
+        if ts is None or thief not in workers or ts.processing_on is None:
             return False
-        if not self._has_resources(ts, to):
+        if ts.processing_on.address != victim or not self._has_resources(ts, workers[thief]):
             return False
         self._sends(ts, thief)
         return True
@@ -89,11 +89,11 @@ class Shown:
 
     def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
         """Whether the thief has free what the task needs, less what is already on its way there."""
-        for resource, amount in (ts.resource_restrictions or {}).items():
-            used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
-            if amount > thief.resources.get(resource, 0) - used:
-                return False
-        return True
+        has, used, coming = thief.resources, thief.used_resources, self._coming
+        return all(
+            amount <= has.get(resource, 0) - (used.get(resource, 0) + coming[thief.address, resource])
+            for resource, amount in (ts.resource_restrictions or {}).items()
+        )
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""

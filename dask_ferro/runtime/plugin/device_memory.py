@@ -167,12 +167,9 @@ class Devices:
         """Return the projected device bytes of a task's result, and what it works in; 0 where nobody counts."""
         if not self.ledger.counts_bytes:
             return 0
-        told = wish_of(ts.annotations).nbytes
-        if told is not None:
-            return told
-        found = self.sizes.of(ts.prefix.name)
-        if found is not None:
-            return found
+        known = self._known(ts)
+        if known is not None:
+            return known
         return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), self.ledger.least)
 
     def headroom(self, ts: TaskState) -> int:
@@ -183,14 +180,14 @@ class Devices:
         if not self.ledger.counts_bytes:
             return 0
         own = self.takes(ts)
-        found = [self._of_dependent(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
+        found = [self._known(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
         return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
 
     def grows(self, ts: TaskState) -> bool:
         """Whether more bytes are projected to be in use when a task is done than before."""
         return self.takes(ts) > freed_by(ts)
 
-    def _of_dependent(self, ts: TaskState) -> int | None:
+    def _known(self, ts: TaskState) -> int | None:
         told = wish_of(ts.annotations).nbytes
         return self.sizes.of(ts.prefix.name) if told is None else told
 

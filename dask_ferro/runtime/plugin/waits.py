@@ -129,7 +129,8 @@ class Waits:
         self._ticked = now
         self._hear_again()
         self._give_up_on_silent(now)
-        self._tell(Sweep(bool(stealing.asked) or self._elsewhere()))
+        scheduler = stealing.scheduler
+        self._tell(Sweep(bool(stealing.asked or scheduler.unrunnable or scheduler.queued)))
         found = stealing.core.found
         idle = found.idle
         told = self._asked(idle, now)
@@ -153,10 +154,6 @@ class Waits:
         new = {wait.key: wait.reason for wait in told if wait.key not in self._told}
         self.began.update(new.values())
         self._told.update(new)
-
-    def _elsewhere(self) -> bool:
-        scheduler = self._stealing.scheduler
-        return bool(scheduler.unrunnable or scheduler.queued)
 
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
         """Return what a worker was asked for, and has not answered for long."""
