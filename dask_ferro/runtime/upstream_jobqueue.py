@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dask_jobqueue.slurm
 from dask_jobqueue.core import Job, JobQueueCluster
@@ -58,7 +59,7 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         return self._first_job()
 
 
-def batch_job_of(cluster: JobQueueCluster) -> Job | None:
+def batch_job_of(cluster: Any) -> Job | None:
     """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
     return cluster.job_cls and cluster._dummy_job
 

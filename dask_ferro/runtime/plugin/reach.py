@@ -15,6 +15,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Collection, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from distributed import Scheduler
@@ -158,7 +159,7 @@ def _raised(answer: dict[str, object]) -> Exception | None:
     if answer.get("status") != "error":
         return None
     # Packed by the worker, so that a scheduler can pass it on without unpickling it.
-    told = answer["exception"]
+    told: Any = answer["exception"]
     if isinstance(told, Serialized):
         told = deserialize(told.header, told.frames)
     elif isinstance(told, Serialize):

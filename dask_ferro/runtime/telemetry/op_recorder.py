@@ -39,6 +39,10 @@ LENGTH = 100_000
 _SLACK = 2e-6
 
 
+# Who has the tape record: a recording, and the address of the worker for which it does.
+_Holder = tuple[str, str | None]
+
+
 class _BundleRun(NamedTuple):
     """Who runs a bundle in a thread, and what turns the thread's seconds into the system's."""
 
@@ -87,7 +91,7 @@ class Tape:
         self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
         self._numbers = count()
         self._recorded = 0  # when it was last emptied
-        self._holders: dict[object, int] = {}  # who, and what was recorded before
+        self._holders: dict[_Holder, int] = {}  # who, and what was recorded before
         self.name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -104,13 +108,13 @@ class Tape:
         """Ops that were recorded ever."""
         return self._ops[-1][0] + 1 if self._ops else self._recorded
 
-    def hold(self, who: object) -> None:
+    def hold(self, who: _Holder) -> None:
         """Record, until everybody who holds has let go."""
         with self._lock:
             self._holders.setdefault(who, self._total())
             task.listen(self.listened)
 
-    def let_go(self, who: object) -> None:
+    def let_go(self, who: _Holder) -> None:
         """Record no more for this one; forget, where it was the last.  Idempotent."""
         with self._lock:
             self._holders.pop(who, None)
@@ -206,7 +210,7 @@ class Tape:
                 found += (_span(run, what.engine, part, ahead) for part in parts or [whole])
         return found
 
-    def lost(self, who: object) -> int:
+    def lost(self, who: _Holder) -> int:
         """Return how many ops were recorded since somebody holds, and are there no more."""
         return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 

@@ -9,7 +9,7 @@ that time or ten thousand.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from distributed import Scheduler
 from distributed.metrics import monotonic
@@ -163,7 +163,7 @@ class Reel:
 
 def bundle_of(scheduler: Scheduler, key: Hashable) -> tuple[str, float]:
     """Return what a task's bundle computes, in words, and its projected FLOPs; nothing of other tasks."""
-    task = scheduler.tasks.get(cast(Key, key))
+    task = scheduler.tasks.get(key)  # type: ignore[call-overload]
     arguments: Sequence[object] = getattr(task.run_spec, "args", ()) if task is not None else ()
     bundle = arguments[1] if len(arguments) > 1 else None
     # `lower` is not imported for it: a scheduler may hold no bundle ever.
