@@ -232,16 +232,14 @@ def elastic_picture(
     newest : mapping, optional
         Its newest decision, for where Dask has dropped the event of it: it keeps 1,000 of all kinds.
     """
-    told: dict[str, list[tuple[float, Any]]] = {action: [] for action in ("scale", *_DEPARTURES)}
-    for at, message in scheduler.get_events(TOPIC):
-        action = message.get("action") if isinstance(message, dict) else None
-        if action in told:
-            told[action].append((at, message))
-    decisions = [_decision(at, message) for at, message in told["scale"][-EVENTS:]]
-    if newest and not decisions:
-        decisions = [_decision(newest.get("time", 0.0), newest)]
-    left = sorted((at, _departure(a, message)) for a in _DEPARTURES for at, message in told[a])
-    return ElasticPicture(tuple(decisions), tuple(left[-EVENTS:]), tuple(stealing.watch.samples))
+    told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
+    scaled = [(at, message) for at, message in told if message.get("action") == "scale"]
+    if newest and not scaled:
+        scaled = [(newest.get("time", 0.0), newest)]
+    went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]
+    decisions = tuple(_decision(at, message) for at, message in scaled[-EVENTS:])
+    departures = tuple((at, _departure(message)) for at, message in went[-EVENTS:])
+    return ElasticPicture(decisions, departures, tuple(stealing.watch.samples))
 
 
 def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
@@ -263,12 +261,12 @@ def _closed(pool: str, told: ClosedPool) -> Closed:
     return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 
-def _departure(action: str, message: Mapping[str, Any]) -> str:
+def _departure(message: Mapping[str, Any]) -> str:
     workers = [label(str(address)) for address in message.get("workers") or ()]
     some = ", ".join(workers[:3]) + (f" and {len(workers) - 3} more" if len(workers) > 3 else "")
-    why = message.get("why")
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
-    return f"{some} {_DEPARTURES[action]}{held}" + (f": {why}" if why else "")
+    why = f": {message['why']}" if message.get("why") else ""
+    return f"{some} {_DEPARTURES[message['action']]}{held}{why}"
 
 
 # -- memory --------------------------------------------------------------------------------------------------
