@@ -36,7 +36,7 @@ _locks: WeakKeyDictionary[Scheduler, WeakValueDictionary[str, asyncio.Lock]] = W
 _underway: set[asyncio.Task[Exception | None]] = set()
 
 
-async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float) -> list[str]:
+async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
     """Put a worker plugin on all workers, later ones included.
 
     Parameters
@@ -57,16 +57,19 @@ async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float)
         A worker could not read it or set it up, in its words, and from what one of them raised; no worker that joins
         later is given it: it would not start.
     """
-    upstream.worker_plugins(scheduler)[name] = plugin
+    plugins = upstream.worker_plugins(dask_scheduler)
+    plugins[name] = plugin
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
-    late, refusals = await _tell_all(scheduler, message, seconds)
+    late, refusals = await _tell_all(dask_scheduler, message, seconds)
     if refusals:
-        upstream.worker_plugins(scheduler).pop(name, None)
+        plugins.pop(name, None)
         raise RuntimeError(_words(refusals)) from next(iter(refusals.values()))
     return late
 
 
-async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collection[str] = ()) -> list[str]:
+async def take_off(
+    name: str, seconds: float, hung: Collection[str] = (), *, dask_scheduler: Scheduler
+) -> list[str]:
     """Take a worker plugin off all workers; return those that have not answered within so many seconds.
 
     Parameters
@@ -74,9 +77,9 @@ async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collec
     hung : collection of str
         Addresses of those that are told, too, and not waited for.
     """
-    if upstream.worker_plugins(scheduler).pop(name, None) is None:
+    if upstream.worker_plugins(dask_scheduler).pop(name, None) is None:
         return []
-    late, refusals = await _tell_all(scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
+    late, refusals = await _tell_all(dask_scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:
         logger.warning("dask_ferro: plugin %s stays on some workers: %s", name, _words(refusals))
     return late

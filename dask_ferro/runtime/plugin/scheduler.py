@@ -154,7 +154,9 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
         plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
         try:
-            self.late = await reach.put_on(scheduler, WORKER_NAME, plugin, self.settings.answer)
+            self.late = await reach.put_on(
+                WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
+            )
         # Whatever a worker lacks, a package or a disk: stealing works without its measurements.
         except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
@@ -182,7 +184,7 @@ class FerroScheduler(SchedulerPlugin):
             scheduler.handlers.pop(handler, None)
         upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
-        self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
+        self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
 
     async def close(self) -> None:
         """Publish, count and record no more: the scheduler is going."""
@@ -227,7 +229,7 @@ class FerroScheduler(SchedulerPlugin):
                 if (log := self.stealing.end_recording(who)) is not None:
                     log.stop()
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
-            scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
+            scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:
         """Order the tasks of a new graph."""

@@ -21,7 +21,7 @@ import logging
 import os
 import pickle
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -125,18 +125,21 @@ class Tracing:
     async def _begin(self) -> None:
         if self._begun is not None:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
-        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks, self._wants_events)
-        if begun is None:
-            off = await self._client.run_on_scheduler(stays_off)
-            raise ConfigError(f"ff.trace: {off or NOT_INSTALLED}")
+        on_scheduler = self._client.run_on_scheduler
+        begun = await on_scheduler(_begin, self._token, self._tasks, self._wants_events)
+        if isinstance(begun, str):
+            raise ConfigError(f"ff.trace: {begun}")
         self._begun = begun
         if self._tape is not None:
             try:
-                late = await self._client.run_on_scheduler(_tape, dumps(self._tape), begun.answer)
+                late = await on_scheduler(reach.put_on, self._token, dumps(self._tape), begun.answer)
                 reach.warn("ff.trace", late, begun.answer, ": its ops are recorded from when it answers")
-            except BaseException:
-                await self._client.run_on_scheduler(_end, self._token, begun)
-                await self._client.run_on_scheduler(_untape, self._token, begun.answer)
+            except BaseException as error:
+                await on_scheduler(_end, self._token, begun)
+                await on_scheduler(reach.take_off, self._token, begun.answer)
+                # What a worker's own set-up raised says more than that some workers refused.
+                if isinstance(error, RuntimeError) and error.__cause__ is not None:
+                    raise error.__cause__ from None
                 raise
 
     async def _finish(self, failed: bool) -> None:
@@ -156,7 +159,7 @@ class Tracing:
             ops = await self._ops()
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(_untape, self._token, self._begun.answer, ops.hung)
+                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, ops.hung)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
@@ -341,30 +344,16 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | None:
+def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | str:
+    """Begin to record; return why that cannot be where the plugin is not on."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
-        return None
+        return stays_off() or NOT_INSTALLED
     if events:
         stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
     answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
-
-
-async def _tape(tape: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
-    """Have all workers record ops, and return who has not answered; what a worker's own set-up raises is raised."""
-    try:
-        return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
-    except RuntimeError as error:
-        raised = error.__cause__ or error
-    # Out of the block: an error that has itself for its context cannot be pickled.
-    raise raised
-
-
-async def _untape(token: str, seconds: float, hung: Iterable[str] = (), *, dask_scheduler: Scheduler) -> None:
-    """Have no worker record ops for a recording, those included that could not begin."""
-    await reach.take_off(dask_scheduler, token, seconds, list(hung))
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
