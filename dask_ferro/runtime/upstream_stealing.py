@@ -10,9 +10,9 @@ flight.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log2
-from typing import Protocol, TypedDict, cast
+from typing import TypedDict, cast
 from uuid import uuid4
 
 from dask.typing import Key as DaskKey
@@ -24,9 +24,10 @@ from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
-from dask_ferro.policy.facts import Key, Move, TaskFacts
+from dask_ferro.policy.facts import Move
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
@@ -49,21 +50,19 @@ class StealRequest(TypedDict):
     stimulus_id: str
 
 
-class TaskFactsSource(Protocol):
-    """What is asked of whoever has the tasks: `plugin.dask_facts.Shown`."""
-
-    def task(self, key: Key) -> TaskState | None:
-        """Return a task by its key."""
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task that waits in a worker's queue, or None: it must not move."""
-
-
 class EntryPoints(WorkStealing):
-    """The entry points; what they stand on is `stealing.Stealing`'s."""
+    """The entry points; what they stand on is `stealing.Stealing`'s.
 
+    Attributes
+    ----------
+    after_freeing : callable ()
+        Called when a device, or a worker, may have room again.
+    """
+
+    core: SchedulingCore
     ledger: Ledger
-    shown: TaskFactsSource
+    shown: Facts
+    after_freeing: Callable[[], None]
 
     def __init__(self, scheduler: Scheduler) -> None:
         # In all stimuli: answers to requests of an extension that was here before are none of ours.
@@ -232,7 +231,7 @@ class EntryPoints(WorkStealing):
         found: dict[TaskState, tuple[str, int]] = {}
         for row in self.ledger.rows.values():
             for _, _, entry in row.queue:
-                ts = self.shown.task(entry.key)
+                ts = self.scheduler.tasks.get(cast(DaskKey, entry.key))
                 if ts is not None and self.shown.waiting(entry, row) is not None:
                     found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
         return found

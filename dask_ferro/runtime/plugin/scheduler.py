@@ -212,7 +212,7 @@ class FerroScheduler(SchedulerPlugin):
         assert self.stealing is not None
         return {
             "counts": dict(self.stealing.counts),
-            "thresholds": dict(self.stealing.state.thresholds),
+            "thresholds": dict(self.stealing.core.state.thresholds),
             "stealing": self.stealing.settings.stealing,
             "late": self.late,
         }

@@ -22,7 +22,6 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.stealing.informed import StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.loop_load import LoopLoad
@@ -73,8 +72,6 @@ class Stealing(EntryPoints):
         The recordings of events that are being made, by who wants each.
     after_tick : callable ()
         Called after each slow tick.
-    after_freeing : callable ()
-        Called when a device may have room again.
     """
 
     name = "ferro-stealing"
@@ -101,7 +98,7 @@ class Stealing(EntryPoints):
         self.telemetry = Telemetry(settings.recorded_tasks)
         self.moves.readers.append(self.telemetry.moved)
         self.watch = Watch()
-        self.waits = Waits(self, self.tell, self._called)
+        self.waits = Waits(self, settings, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._load = LoopLoad()
@@ -134,11 +131,6 @@ class Stealing(EntryPoints):
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
                     self._assigned(task)
-
-    @property
-    def state(self) -> StealingState:
-        """What the policy remembers."""
-        return self.core.state
 
     # -- from start to stop --------------------------------------------------------------------------------
 

@@ -10,23 +10,21 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Hashable, Iterable
+from typing import cast
 from uuid import uuid4
 
 from dask.typing import Key
-from distributed import Scheduler, Status
+from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import AcceptsTasks, Event, MessagesSent, Sweep, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
-from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.runtime.upstream_stealing import StealRequest
+from dask_ferro.runtime.upstream_stealing import EntryPoints, StealRequest
 
 # A step that comes so late finds answers that nobody has read; it lets them be read first.
 _LATE, _AFTER = 0.005, 0.001
@@ -39,28 +37,14 @@ _LOST = 30.0
 _STALL = 1.0
 
 
-class StealingExtension(Protocol):
-    """What is read of the scheduler's stealing extension, which owns these waits."""
-
-    scheduler: Scheduler
-    settings: Settings
-    core: SchedulingCore
-    ledger: Ledger
-    after_freeing: Callable[[], None]
-
-    @property
-    def asked(self) -> Mapping[TaskState, StealRequest]:
-        """The requests that are not answered, by task."""
-
-
 class Waits:
     """What waits at the workers of one scheduler although others are idle.
 
     Parameters
     ----------
-    stealing : StealingExtension
-    tell : callable (event)
-        Tells the core of an event, and does what it decides.
+    stealing : EntryPoints
+        The scheduler's stealing extension, which owns these waits.
+    settings : Settings
     take_step : callable (time)
         Takes the step of stealing that was due then, unless stealing was stopped.
 
@@ -74,14 +58,9 @@ class Waits:
         What waits at the scheduler.
     """
 
-    def __init__(
-        self,
-        stealing: StealingExtension,
-        tell: Callable[[Event], None],
-        take_step: Callable[[float], None],
-    ) -> None:
-        self._stealing = stealing
-        self._tell, self._take_step = tell, take_step
+    def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
+        self._stealing, self._settings = stealing, settings
+        self._tell, self._take_step = stealing.tell, take_step
         self.now: list[Wait] = []
         self.began: Counter[str] = Counter()
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
@@ -124,7 +103,7 @@ class Waits:
         # A stolen task is sent without a transition, which would have asked for this.
         if ledger.starting:
             self.listen_soon()
-        if not 0 <= now - self._ticked <= stealing.settings.tick + _STALL:
+        if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
             self._awake = now
         self._ticked = now
         self._hear_again()
@@ -157,7 +136,7 @@ class Waits:
 
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
         """Return what a worker was asked for, and has not answered for long."""
-        patience = self._stealing.settings.parameters.patience
+        patience = self._settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
         waits = []
         for ts, info in self._stealing.asked.items() if idle else ():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
@@ -233,7 +233,7 @@ def elastic_picture(
         Its newest decision, for where Dask has dropped the event of it: it keeps 1,000 of all kinds.
     """
     told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
-    scaled = [(at, message) for at, message in told if message.get("action") == "scale"]
+    scaled = [(at, cast(ScaleEvent, message)) for at, message in told if message.get("action") == "scale"]
     if newest and not scaled:
         scaled = [(newest.get("time", 0.0), newest)]
     went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]

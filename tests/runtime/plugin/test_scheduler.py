@@ -231,8 +231,8 @@ async def test_the_threshold_of_a_thief_adapts_and_its_history_is_kept(client, s
     stealing = scheduler.extensions["stealing"]
     await client.submit(str)
     stealing.balance()
-    assert stealing.state.thresholds[second] < 0.2
-    assert set(stealing.state.thresholds) == {second}
+    assert stealing.core.state.thresholds[second] < 0.2
+    assert set(stealing.core.state.thresholds) == {second}
 
 
 def test_by_a_real_preload():
