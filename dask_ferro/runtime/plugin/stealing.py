@@ -75,6 +75,9 @@ class Stealing(EntryPoints):
     """
 
     name = "ferro-stealing"
+    # The timer of the next step; and whether no steps are taken, from `stop` to `start`.
+    _kick: object = None
+    _refused = False
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
@@ -102,9 +105,7 @@ class Stealing(EntryPoints):
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
         self._load = LoopLoad()
-        self._kick: object = None
         self._beats: dict[str, int] = {}
-        self._refused = False
         self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,

@@ -60,7 +60,7 @@ _RECEIVED = (
 )
 
 
-class _Family(NamedTuple):
+class _MetricRow(NamedTuple):
     """A family of metrics: its name without the prefix, what it is, and a value by label; one value without."""
 
     name: str
@@ -103,19 +103,19 @@ class Collector(PrometheusCollector):
             yield family
 
 
-def _gauge(name: str, about: str, values: Mapping[str, float] | float, label: str = "") -> _Family:
-    return _Family(name, about, values, label, is_gauge=True)
+def _gauge(name: str, about: str, values: Mapping[str, float] | float, label: str = "") -> _MetricRow:
+    return _MetricRow(name, about, values, label, is_gauge=True)
 
 
-def _stealing(events: Events) -> Iterator[_Family]:
+def _stealing(events: Events) -> Iterator[_MetricRow]:
     stealing, counts, waits = events.stealing, events.stealing.counts, events.stealing.waits
-    yield _Family("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
+    yield _MetricRow("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
     outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
-    yield _Family("steals", "Answers to steal requests", outcomes, "outcome")
+    yield _MetricRow("steals", "Answers to steal requests", outcomes, "outcome")
     about = "Seconds that workers worked in tasks that they stole, as they measured"
-    yield _Family("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
+    yield _MetricRow("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
     about = "Seconds that moving the inputs of stolen tasks was projected to take"
-    yield _Family("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
+    yield _MetricRow("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
     if thresholds := sorted(map(stealing.core.threshold, stealing.ledger.rows)):
         spread = {"0": thresholds[0], "0.5": median(thresholds), "1": thresholds[-1]}
         about = "Backlog under which a worker steals: least, median and most of the workers"
@@ -126,14 +126,14 @@ def _stealing(events: Events) -> Iterator[_Family]:
     longest = max((wait.seconds for wait in waits.now), default=0.0)
     yield _gauge("idle_wait_seconds", "For how long the longest of them has", longest)
     began = {reason: waits.began[reason] for reason in REASONS}
-    yield _Family("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
+    yield _MetricRow("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
 
 
-def _placing(events: Events) -> Iterator[_Family]:
-    yield _Family("placements", "Ready tasks, by where they were put", events.placed, "place")
+def _placing(events: Events) -> Iterator[_MetricRow]:
+    yield _MetricRow("placements", "Ready tasks, by where they were put", events.placed, "place")
     for index, (name, about) in enumerate(_RECEIVED):
         values = {link: total[index] for link, total in events.received.items()}
-        yield _Family(name, f"{about}, by class of link", values, "link")
+        yield _MetricRow(name, f"{about}, by class of link", values, "link")
     links = events.stealing.links.classes
     latencies = {name: link.latency for name, link in links.items()}
     yield _gauge("link_latency_seconds", "Learned latency of a class of link", latencies, "link")
@@ -143,13 +143,13 @@ def _placing(events: Events) -> Iterator[_Family]:
     )
 
 
-def _scaling(events: Events) -> Iterator[_Family]:
+def _scaling(events: Events) -> Iterator[_MetricRow]:
     scalings = {kind: events.scalings[kind] for kind in (*SCALINGS, OTHER)}
-    yield _Family("scale_actions", "Actions of the elastic controller", scalings, "kind")
+    yield _MetricRow("scale_actions", "Actions of the elastic controller", scalings, "kind")
     if newest := events.elastic:
         yield _gauge("jobs_wanted", "Jobs that the work can use", newest.get("wanted", {}), "pool")
         yield _gauge("jobs", "Jobs that were asked for and are not over", newest.get("jobs", {}), "state")
         about = "Expected from a job's submission to its start"
         yield _gauge("queue_wait_seconds", about, newest.get("queue_wait", {}), "pool")
         held = newest.get("node_seconds", 0.0)
-        yield _Family("node_seconds", "Seconds of jobs that ran, busy or not", held)
+        yield _MetricRow("node_seconds", "Seconds of jobs that ran, busy or not", held)
