@@ -146,12 +146,10 @@ class Reel:
     def _arranged(self) -> list[tuple[str, str, int]]:
         """The lanes, which stand for a while however many workers come and go."""
         if not self._standing or monotonic() >= self._stand_until:
-            self._standing, self._stand_until = self._lanes(), monotonic() + _STANDS
+            found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]
+            self._standing = sorted(found, key=lambda lane: natural(lane[1]))
+            self._stand_until = monotonic() + _STANDS
         return self._standing
-
-    def _lanes(self) -> list[tuple[str, str, int]]:
-        found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]
-        return sorted(found, key=lambda lane: natural(lane[1]))
 
     def _noted(self, block: Block) -> Block:
         """Say what a single task computes, where the scheduler still knows the task."""
