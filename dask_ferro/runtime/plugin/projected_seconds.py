@@ -60,6 +60,7 @@ class Seconds:
         if told is not None:
             seconds = self._measured(name, told)
             return self._stock(ts) if seconds is None else seconds
+        # Once for a prefix: a look has all tasks that are not done, of which most have no annotation.
         if name not in self._known:
             self._known[name] = self._measured(name, None) or self._stock(ts)
         return self._known[name]
@@ -92,6 +93,7 @@ class Seconds:
     def chain(self, ts: TaskState) -> float:
         """Return the seconds of a chain through a waiting task, from the first that waits for none to the last."""
         total = self.left(ts)
+        # One neighbour each: to find the longest chain through a task, the whole graph would have to be walked.
         for follow in (_one_before, _one_after):
             other = follow(ts)
             while other is not None:
@@ -104,7 +106,8 @@ class Seconds:
         if len(self._devices) < 2:
             return {}
         work: dict[str, float] = {}
-        told: dict[str, Told] = {}  # of a prefix, one task's: those of its like differ in size
+        # Of a prefix, one task's annotation: those of its like differ in size, and hardly in what they do.
+        told: dict[str, Told] = {}
         for ts in tasks:
             name = ts.prefix.name
             work[name] = work.get(name, 0.0) + self.left(ts)
