@@ -44,13 +44,13 @@ from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed, unrunnable
-from dask_ferro.runtime.elastic.lost import LostResults
+from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
-from dask_ferro.runtime.scheduler_calls import RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
 
@@ -168,9 +168,7 @@ class Elastic(upstream_deploy.Adapting):
         self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
         # Those that take as long as it takes, when an order comes.
         self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        self._lost: LostResults = (
-            taken._lost if taken else LostResults()
-        )  # with those that leave now on an order
+        self._lost: list[LostCount] = taken._lost if taken else []  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
@@ -384,9 +382,11 @@ class Elastic(upstream_deploy.Adapting):
             return  # an order came after it
         del self._leaving[name]
         self._ordered.discard(name)
-        if not self._ordered and self._lost.results:
-            logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._lost))
+        if not self._ordered:
+            lost = summed(self._lost)
             self._lost.clear()
+            if lost["results"]:
+                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(lost))
 
     async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
         """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
@@ -407,7 +407,7 @@ class Elastic(upstream_deploy.Adapting):
                     addresses=addresses, seconds=patience, must=must, ordered=ordered
                 )
                 if ordered:
-                    self._lost.add(answer["lost"])
+                    self._lost.append(answer["lost"])
                 if answer["stayed"] and name in self._recalled:
                     return
                 if answer["stayed"] and not ordered:

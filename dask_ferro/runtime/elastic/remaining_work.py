@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal, NamedTuple
 
-import dask
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
@@ -56,8 +54,6 @@ class Demands:
     def __init__(self, scheduler: Scheduler, exact: int = EXACT) -> None:
         self.scheduler = scheduler
         self.exact = exact
-        guess = dask.config.get("distributed.scheduler.unknown-task-duration")
-        self._guess = float(parse_timedelta(guess) or 0.0)
 
     def remaining(self) -> int:
         """Return how many tasks are to be done and are not."""
@@ -73,7 +69,7 @@ class Demands:
 
     def rows(self) -> list[DemandRow]:
         """Return a row for each kind of needs; see `DemandRow`."""
-        seconds = Seconds(self.scheduler, self._guess)
+        seconds = Seconds(self.scheduler)
         count = self.remaining()
         away = self._seceded()
         spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)

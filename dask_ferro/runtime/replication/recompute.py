@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 
-import dask
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
@@ -51,8 +49,7 @@ class Recompute:
     ) -> None:
         self._is_lost, self._is_saved = is_lost, is_saved
         self._anchored = anchored or {}
-        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
-        self._own = Seconds(scheduler, float(guess or 0.0))
+        self._own = Seconds(scheduler)
         self._known: dict[TaskState, float] = {}
         self.releases = Releases(self._own)
 

@@ -465,7 +465,7 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
 @on_cluster()
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler
-    own = {scheduler_rpc.ROSTER, scheduler_rpc.LEAVE, scheduler_rpc.ENDS, scheduler_rpc.REMOVE}
+    own = {"ferro_roster", "ferro_leave", "ferro_ends", scheduler_rpc.REMOVE}
     first = scheduler.plugins[scheduler_rpc.NAME]
     register = cluster.scheduler_comm.register_scheduler_plugin
     await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
@@ -474,7 +474,7 @@ async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
     second = scheduler.plugins[scheduler_rpc.NAME]
     assert second is not first
-    assert scheduler.handlers[scheduler_rpc.ROSTER].__self__ is second
+    assert scheduler.handlers["ferro_roster"].__self__ is second
     ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
     assert sorted(ends, key=str) == [about(95), None]
     await cluster.scheduler_comm.ferro_roster_remove()
