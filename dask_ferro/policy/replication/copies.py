@@ -155,7 +155,8 @@ class Copying:
         safe = _Rooms({address: r.room for address, r in able.items() if not r.job})
         others = _Rooms({address: r.room for address, r in able.items() if r.job})
         found: dict[Key, Address] = {}
-        for result in sorted(self._worthy(results), key=self.order):
+        worthy = (result for result in results if self.is_worth(result.nbytes, result.seconds))
+        for result in sorted(worthy, key=self.order):
             if left.is_open(result.holder):
                 # A safe worker first, the one with most room: what lies there needs no other copy.
                 to = safe.most(result.nbytes, left)
@@ -168,9 +169,6 @@ class Copying:
                     left.spend(self.charge(result.nbytes), {to, result.holder})
                     (others if receivers[to].job else safe).fill(to, result.nbytes)
         return found
-
-    def _worthy(self, results: Iterable[Exposed]) -> list[Exposed]:
-        return [result for result in results if self.is_worth(result.nbytes, result.seconds)]
 
     def order(self, result: Exposed) -> tuple[bool, tuple[float, int]]:
         """Return what those results come first by that save most for their copy."""

@@ -199,7 +199,9 @@ def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Let jobs go down to the maximum, busy ones too."""
     p = fleet.parameters
     leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
-    lone, rounding = _lone(fleet), max((pool.processes for pool in fleet.pools.values()), default=1) - 1
+    # The only ones for work that could run now.
+    lone = set().union(*(team for team in _teams(fleet) if len(team) == 1))
+    rounding = max((pool.processes for pool in fleet.pools.values()), default=1) - 1
     for job in sorted(fleet.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
         pool, workers = fleet.pools[job.pool], fleet.workers(new=False)
         many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
@@ -217,9 +219,8 @@ def _may_be_excess(fleet: Fleet, job: Job) -> bool:
     """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
     if job.state != BOOTING:
         return True
-    nobody = (
-        min(fleet.parameters.maximum / fleet.pools[job.pool].processes, fleet.pools[job.pool].maximum) < 1
-    )
+    pool = fleet.pools[job.pool]
+    nobody = min(fleet.parameters.maximum / pool.processes, pool.maximum) < 1
     return nobody or not any(other.state == RUNNING for other in fleet.jobs)
 
 
@@ -248,7 +249,7 @@ def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Job]:
     """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
-    teams = [_names(team) for team in _teams(fleet)]
+    teams = _teams(fleet)
     found = []
     for job in sorted(fleet.jobs, key=_order):
         idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
@@ -258,18 +259,9 @@ def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Jo
     return found
 
 
-def _teams(fleet: Fleet) -> list[list[Job]]:
+def _teams(fleet: Fleet) -> list[set[Name]]:
     """Return for each work of which something could run now the jobs that may run it."""
-    return [fleet.team(work) for work in fleet.works if work.profile[0][1] > 0.0]
-
-
-def _names(jobs: Iterable[Job]) -> set[Name]:
-    return {job.name for job in jobs}
-
-
-def _lone(fleet: Fleet) -> set[Name]:
-    """Return the jobs that are the only ones for work that could run now."""
-    return {team[0].name for team in _teams(fleet) if len(team) == 1}
+    return [{job.name for job in fleet.team(work)} for work in fleet.works if work.profile[0][1] > 0.0]
 
 
 def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list[Action]:
@@ -320,9 +312,8 @@ class _Slack:
         self._crew = fleet
         self._workers = fleet.workers()
         self._counts = {name: fleet.count(name) for name in fleet.pools}
-        self._slack: list[
-            tuple[MergedDemand, float, dict[Name, float]]
-        ] = []  # with the threads that wait, by pool
+        # With the threads that wait, by pool.
+        self._slack: list[tuple[MergedDemand, float, dict[Name, float]]] = []
         needs: list[tuple[dict[Name, float], float]] = []
         for work in fleet.works:
             powers = fleet.powers(work)

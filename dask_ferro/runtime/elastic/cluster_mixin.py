@@ -184,14 +184,7 @@ def _bytes(memory: Any) -> int:
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
-    by_others = {
-        "minimum_jobs",
-        "maximum_jobs",
-        "minimum_cores",
-        "maximum_cores",
-        "minimum_memory",
-        "maximum_memory",
-    }
+    by_others = {f"{bound}_{of}" for bound in ("minimum", "maximum") for of in ("jobs", "cores", "memory")}
     own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}
     scale_parameters(options.get("minimum"), options.get("maximum"), rest)

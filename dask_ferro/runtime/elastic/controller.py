@@ -234,7 +234,7 @@ class Elastic(upstream_deploy.Adapting):
             self.parameters = replace(self.parameters, minimum=least, maximum=least)
         facts = await self._calls.ferro_roster()
         for job in jobs:
-            self._leave(job.name, job, facts["workers"], math.inf, ordered=True)
+            self._leave(job, facts["workers"], math.inf, ordered=True)
         leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
         if leaving:
             await asyncio.wait(leaving)
@@ -338,21 +338,21 @@ class Elastic(upstream_deploy.Adapting):
         jobs: Mapping[str, SiteJob],
         workers: Mapping[str, WorkerRow],
     ) -> None:
+        ends = {job.name: job.ends_in for job in staff.jobs}
         for action in decision.actions:
             if isinstance(action, Submit):
                 self._say(action.why)
                 self._pools.request(action.pool, action.count)
             elif isinstance(action, Recall):
                 for name in action.jobs:
-                    await self._recall(name, jobs[name], workers)
+                    await self._recall(jobs[name], workers)
             elif isinstance(action, Cancel | Drain):
                 self._say(action.why, action.jobs)
-                ends = {job.name: job.ends_in for job in staff.jobs} if isinstance(action, Drain) else {}
                 ordered = isinstance(action, Drain) and action.ordered
                 for name in action.jobs:
-                    self._leave(name, jobs[name], workers, ends.get(name, math.inf), ordered)
+                    self._leave(jobs[name], workers, ends[name], ordered)
         for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
-            self._leave(name, jobs[name], workers, math.inf, True)
+            self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
@@ -364,17 +364,14 @@ class Elastic(upstream_deploy.Adapting):
             asked = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
             because(f"{asked}: {why}", jobs)
 
-    def _leave(
-        self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool = False
-    ) -> None:
-        if not ordered and (name in self._leaving or time() < self._not_before.get(name, 0.0)):
+    def _leave(self, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool) -> None:
+        if not ordered and (job.name in self._leaving or time() < self._not_before.get(job.name, 0.0)):
             return
-        addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
         if ordered:
-            self._ordered.add(name)
-        task = asyncio.create_task(self._see_off(name, addresses, ends_in, ordered))
-        self._leaving[name] = task
-        task.add_done_callback(lambda _: self._gone(name, task))
+            self._ordered.add(job.name)
+        task = asyncio.create_task(self._see_off(job.name, _addresses(job, workers), ends_in, ordered))
+        self._leaving[job.name] = task
+        task.add_done_callback(lambda _: self._gone(job.name, task))
 
     def _gone(self, name: str, task: asyncio.Task[None]) -> None:
         """Forget one that left or stays; when all have that leave on an order, say what was lost."""
@@ -388,23 +385,22 @@ class Elastic(upstream_deploy.Adapting):
             if lost["results"]:
                 logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(lost))
 
-    async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
+    async def _recall(self, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
         """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
-        if name in self._leaving:
-            self._recalled.add(name)
-            addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
-            await self._calls.ferro_stay(addresses=addresses)
+        if job.name in self._leaving:
+            self._recalled.add(job.name)
+            await self._calls.ferro_stay(addresses=_addresses(job, workers))
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
         """Let a job's workers leave the scheduler, and only then end the job."""
         try:
             if addresses:
-                patience = None if math.isinf(ends_in) else max(ends_in, 0.0)
-                must = ends_in <= self.parameters.notice + _TICK
-                if ordered:
-                    patience = min(self.parameters.order_patience, max(ends_in, 0.0))
+                left = min(max(ends_in, 0.0), self.parameters.order_patience if ordered else math.inf)
                 answer = await self._calls.ferro_leave(
-                    addresses=addresses, seconds=patience, must=must, ordered=ordered
+                    addresses=addresses,
+                    seconds=None if math.isinf(left) else left,
+                    must=ends_in <= self.parameters.notice + _TICK,
+                    ordered=ordered,
                 )
                 if ordered:
                     self._lost.append(answer["lost"])
@@ -449,6 +445,10 @@ class Elastic(upstream_deploy.Adapting):
             return
         self._said, self._published = said, staff.now
         await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+
+
+def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
+    return [address for address, facts in workers.items() if str(facts["name"]) in job.workers]
 
 
 def _closed(pool: Pool) -> ClosedPool:

@@ -45,16 +45,17 @@ def staffed(
     kinds = pools.pools()
     gone, kept = set(leaving), set(held)
     rows: list[Job] = []
-    pool_of: dict[str, str] = {}
+    of_pool: dict[str, list[WorkerRow]] = {}
     for job in jobs:
         there = [by_name[worker] for worker in job.workers if worker in by_name]
         rows.append(_job(now, job, there, job.name in gone, job.name in kept))
-        pool_of |= dict.fromkeys(job.workers, job.pool)
+        of_pool.setdefault(job.pool, []).extend(there)
     seen = _seen.setdefault(pools, {})
     for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
         del seen[name]
-    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
-    demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
+    offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
+    names = {pool: {str(worker["name"]) for worker in there} for pool, there in of_pool.items()}
+    demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
     return ScalingFacts(now, kinds, tuple(rows), demands)
 
 
@@ -82,22 +83,14 @@ def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held:
     )
 
 
-def _offer(
-    name: str,
-    pools: Pools,
-    pool_of: Mapping[str, str],
-    workers: Mapping[str, WorkerRow],
-    seen: dict[str, _Offer],
-) -> _Offer:
+def _offer(name: str, pools: Pools, workers: Iterable[WorkerRow], seen: dict[str, _Offer]) -> _Offer:
     """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
     declared = getattr(pools, "resources", None)
     resources, device = seen.get(name, ({}, None))
     resources = resources | (declared(name) if declared is not None else {})
-    for worker, pool in pool_of.items():
-        if pool == name and worker in workers:
-            resources |= workers[worker]["resources"]
-            device = workers[worker]["device"]
-            seen[name] = resources, device
+    for worker in workers:
+        resources, device = resources | worker["resources"], worker["device"]
+        seen[name] = resources, device
     if device is None and any(key.upper() == "GPU" for key in resources):
         device = "gpu"
     return resources, device
@@ -106,8 +99,7 @@ def _offer(
 def _demand(
     row: DemandRow,
     offers: Mapping[str, _Offer],
-    by_name: Mapping[str, WorkerRow],
-    pool_of: Mapping[str, str],
+    names: Mapping[str, set[str]],
     workers: Mapping[str, WorkerRow],
 ) -> Demand:
     """Return a demand with the pools whose workers may run it."""
@@ -118,8 +110,8 @@ def _demand(
         if has_all and (row["device"] is None or device in (None, row["device"])):
             admitted.add(name)
     if row["workers"] is not None:
-        names = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
-        admitted &= {pool_of[name] for name in names if name in pool_of}
+        bound = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
+        admitted &= {pool for pool, own in names.items() if own & bound}
     profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
     everyone = len(admitted) == len(offers)
     speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}

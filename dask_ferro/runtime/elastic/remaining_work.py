@@ -22,11 +22,7 @@ from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.scheduler_calls import DemandRow
 
 # States of tasks that wait for no other, and are not done.
-READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (
-    "processing",
-    "queued",
-    "no-worker",
-)
+READY: tuple[Literal["processing", "queued", "no-worker"], ...] = ("processing", "queued", "no-worker")
 # A schedule of so many tasks takes 60 ms.
 EXACT = 20_000
 # Of a sampled graph, so many chains are followed up and down; the longest is its depth.
@@ -62,10 +58,8 @@ class Demands:
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        count = 0
-        for prefix in upstream.prefixes(self.scheduler):
-            count += sum(prefix.states[state] for state in READY)
-        return count
+        prefixes = upstream.prefixes(self.scheduler)
+        return sum(prefix.states[state] for prefix in prefixes for state in READY)
 
     def rows(self) -> list[DemandRow]:
         """Return a row for each kind of needs; see `DemandRow`."""

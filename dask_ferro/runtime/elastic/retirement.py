@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -444,7 +444,8 @@ class Leaving:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **(departure.lost or {}))
+        lost: Mapping[str, object] = departure.lost or {}
+        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
 
     def _tell(self, action: str, departure: Departure, **more: object) -> None:
         workers = sorted(departure.before or departure.workers)

@@ -22,10 +22,6 @@ class Rounds:
         del self._left[-most:]
         return taken
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self._left.clear()
-
 
 class ReplicaLedger:
     """Results that were copied, or are being.
@@ -82,9 +78,3 @@ class ReplicaLedger:
         for key in gone:
             self.drop(key)
         return gone
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._copies.clear()
-        self._rounds.clear()
-        self.nbytes.clear()

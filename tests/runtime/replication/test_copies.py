@@ -241,12 +241,12 @@ async def test_a_long_chain_of_short_tasks_does_not_start_over(p):
     last = p.graph("spot", "link-59", **{"link-0": (made, ["link", 0], 0.1)}, **chain)
     await until_async(lambda: RAN["link 50"], "most of the chain to be done")
     copies = p.copies
-    assert len(copies.anchors.keys) <= 2  # those before were let go
+    assert len(copies.anchors.seconds) <= 2  # those before were let go
     await p.lose("spot")
     await finished_async([last])
     assert sum(RAN.values()) - 60 < 40
     del last
-    await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
+    await until_async(lambda: not copies.anchors.seconds and not p.scheduler.tasks, "all to be let go")
 
 
 def followed(p, seconds=2.5):
@@ -262,11 +262,11 @@ async def enough(p):
 async def test_anchors_are_let_go_with_what_they_were_for(p):
     await p.expose(spot="job-1")
     reader = followed(p)
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: set(p.copies.anchors.seconds) == {"first"}, "one to be held")
     await until_async(lambda: p.copies.made["results"] == 1, "its copy")
     await enough(p)
     await finished_async([reader])
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert p.holders(reader) == {"spot", "safe"}
     await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
     assert CLIENT not in p.scheduler.clients
@@ -276,9 +276,9 @@ async def test_anchors_are_let_go_with_what_they_were_for(p):
 async def test_nothing_is_held_where_no_job_is_preemptible_any_more(p):
     await p.expose(spot="job-1")
     reader = followed(p)
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: set(p.copies.anchors.seconds) == {"first"}, "one to be held")
     await p.expose()
-    assert not p.copies.anchors.keys
+    assert not p.copies.anchors.seconds
     assert CLIENT not in p.scheduler.clients
     await enough(p)
     await finished_async([reader])
@@ -303,7 +303,7 @@ async def test_what_a_user_releases_or_cancels_is_gone(p, scatters):
     await finished_async([reads])
     first, second, tasks = dear.key, other.key, p.scheduler.tasks
     await until_async(lambda: len(p.holders(first)) == len(p.holders(second)) == 2, "copies")
-    assert not p.copies.anchors.keys
+    assert not p.copies.anchors.seconds
     del dear
     await until_async(lambda: first not in tasks or tasks[first].state == "released", "it to be released")
     await p.client.cancel([other])
@@ -317,7 +317,7 @@ async def test_what_a_client_asks_for_later_is_held_no_more(p):
     await until_async(lambda: p.copies.made["results"] == 1, "a copy")
     p.copies._ticks.stop()
     first = p.client.get({"first": (made, "its name", 2.5)}, "first", sync=False)
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert CLIENT not in p.scheduler.clients
     del first
     await enough(p)
@@ -348,7 +348,7 @@ async def test_what_was_made_of_a_held_result_is_copied_instead(p):
     last = p.graph(
         "spot", "last", first=(made, "its name", 2.5), wait=(waits, "first", "enough"), last=(id, "wait")
     )
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: set(p.copies.anchors.seconds) == {"first"}, "one to be held")
     await until_async(lambda: p.copies.made["results"] == 1, "its copy")
     p.scheduler.task_prefixes["wait"].duration_average = 0.0
     await enough(p)
@@ -392,10 +392,10 @@ async def test_what_is_held_and_lost_is_not_computed_again_for_nobody(p):
     await until_async(lambda: p.scheduler.tasks["second"].state == "memory", "the second")
     p.scheduler.request_acquire_replicas(p.workers[third].address, ["second"], stimulus_id="reads")
     await until_async(lambda: third in p.holders("second"), "another copy of the second")
-    assert set(p.copies.anchors.keys) == {"first"}
+    assert set(p.copies.anchors.seconds) == {"first"}
     for gone in ("a", keeps):
         await p.lose(gone)
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert p.scheduler.tasks["first"].state == "released"
     await enough(p)
     await finished_async([last])
@@ -506,9 +506,9 @@ def test_paths_from_many_held_results_are_looked_at_once():
         ts.dependents = set(readers[i % 10 :: 10])
         ts.who_wants = {ClientState(CLIENT)}
         anchors._scheduler.tasks[ts.key] = ts
-        anchors._seconds[ts.key] = 1.0
+        anchors.seconds[ts.key] = 1.0
     assert anchors.review(lambda ts: False) <= 100 * 10 + 100
-    assert not anchors.keys
+    assert not anchors.seconds
 
 
 class Preemptible:
