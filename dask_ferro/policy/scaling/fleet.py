@@ -430,10 +430,10 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Merged
         able = [name for name in pools if demand.pools is None or name in demand.pools]
         # Speeds are part of it: the same pools may run one kind of work on a device and another not.
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
-    works = [_work(dict(able), group) for able, group in groups.items()]
-    return [work for work in works if work.pools and work.profile]
-
-
-def _work(speeds: dict[Name, float], demands: Collection[Demand]) -> MergedDemand:
-    profile = cleaned(merged(cleaned(demand.profile) for demand in demands))
-    return MergedDemand(tuple(speeds), speeds, profile, max(_finite(demand.longest) for demand in demands))
+    works = []
+    for able, group in groups.items():
+        profile = cleaned(merged(cleaned(demand.profile) for demand in group))
+        if able and profile:
+            longest = max(_finite(demand.longest) for demand in group)
+            works.append(MergedDemand(tuple(dict(able)), dict(able), profile, longest))
+    return works

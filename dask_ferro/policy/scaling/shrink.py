@@ -123,7 +123,7 @@ class _Leavers:
     """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
 
     def __init__(self, fleet: Fleet, hold: _FreeMemory, why: str, ordered: bool = False) -> None:
-        self._crew, self._hold, self._why, self._ordered = fleet, hold, why, ordered
+        self._fleet, self._hold, self._why, self._ordered = fleet, hold, why, ordered
         self._cancelled: list[Name] = []
         self._drained: list[Name] = []
         self._kept: list[Name] = []
@@ -139,7 +139,7 @@ class _Leavers:
         else:
             self._kept.append(job.name)
             return False
-        self._crew.remove(job)
+        self._fleet.remove(job)
         return True
 
     def actions(self) -> list[Action]:
@@ -261,7 +261,11 @@ def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Jo
 
 def _teams(fleet: Fleet) -> list[set[Name]]:
     """Return for each work of which something could run now the jobs that may run it."""
-    return [{job.name for job in fleet.team(work)} for work in fleet.works if work.profile[0][1] > 0.0]
+    return [_names(fleet.team(work)) for work in fleet.works if work.profile[0][1] > 0.0]
+
+
+def _names(jobs: Iterable[Job]) -> set[Name]:
+    return {job.name for job in jobs}
 
 
 def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list[Action]:
@@ -309,7 +313,7 @@ class _Slack:
     """
 
     def __init__(self, fleet: Fleet, within: float | None = None) -> None:
-        self._crew = fleet
+        self._fleet = fleet
         self._workers = fleet.workers()
         self._counts = {name: fleet.count(name) for name in fleet.pools}
         # With the threads that wait, by pool.
@@ -330,11 +334,11 @@ class _Slack:
 
     def spares(self, job: Job) -> bool:
         """Whether neither the work nor the bounds need a job."""
-        p, pool = self._crew.parameters, self._crew.pools[job.pool]
+        p, pool = self._fleet.parameters, self._fleet.pools[job.pool]
         if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
             return False
         return all(
-            left - self._elsewhere(job, waiting) >= self._crew.power(work, job.pool, job.threads)
+            left - self._elsewhere(job, waiting) >= self._fleet.power(work, job.pool, job.threads)
             for work, left, waiting in self._slack
             if work.admits(job)
         )
@@ -343,15 +347,15 @@ class _Slack:
         """Return the threads that wait and do not stand for a job that waits as well."""
         if job.state != PENDING:
             return 0.0
-        return sum(power for name, power in waiting.items() if self._crew.are_apart(name, job.pool))
+        return sum(power for name, power in waiting.items() if self._fleet.are_apart(name, job.pool))
 
     def drop(self, job: Job) -> None:
         """Count a job as gone."""
-        self._workers -= self._crew.pools[job.pool].processes
+        self._workers -= self._fleet.pools[job.pool].processes
         self._counts[job.pool] -= 1
         for at, (work, left, waiting) in enumerate(self._slack):
             if work.admits(job):
-                power = self._crew.power(work, job.pool, job.threads)
+                power = self._fleet.power(work, job.pool, job.threads)
                 self._slack[at] = work, left - power, waiting
                 if job.state == PENDING:
                     waiting[job.pool] -= power

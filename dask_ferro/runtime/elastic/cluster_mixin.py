@@ -8,9 +8,9 @@ within `ferro.elastic.order-patience`, and what they hold and nobody could take 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Iterable
+from itertools import product
 from numbers import Real
 from typing import Any
 
@@ -22,8 +22,6 @@ from dask_ferro.policy.scaling.facts import PAUSED, Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters
-
-logger = logging.getLogger(__name__)
 
 # What a user calls waits so long for the controller's look; it goes on by itself.
 _LOOKED = 3.0
@@ -144,16 +142,8 @@ class ElasticCluster:
 
     async def _look_now(self: Any) -> None:
         """Let the controller look at once, and wait for that a moment."""
-        if (adaptive := self._adapting()) is None:
-            return
-        look = asyncio.ensure_future(adaptive.adapt())
-        await asyncio.wait({look}, timeout=_LOOKED)
-        look.add_done_callback(_log)
-
-
-def _log(look: asyncio.Future[None]) -> None:
-    if not look.cancelled() and (error := look.exception()) is not None:
-        logger.warning("dask_ferro: a look at the cluster failed: %r", error)
+        if (adaptive := self._adapting()) is not None:
+            await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
 
 
 def _count(name: str, value: Any) -> int | None:
@@ -184,7 +174,7 @@ def _bytes(memory: Any) -> int:
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
-    by_others = {f"{bound}_{of}" for bound in ("minimum", "maximum") for of in ("jobs", "cores", "memory")}
+    by_others = set(map("_".join, product(("minimum", "maximum"), ("jobs", "cores", "memory"))))
     own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}
     scale_parameters(options.get("minimum"), options.get("maximum"), rest)

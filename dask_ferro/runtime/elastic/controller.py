@@ -258,13 +258,13 @@ class Elastic(upstream_deploy.Adapting):
                 await self._exposures.take_back(self._calls)
 
     def _began(self) -> None:
-        self._first = asyncio.ensure_future(self._start_with_a_look())
+        self._first = self.look()
 
-    async def _start_with_a_look(self) -> None:
-        try:
-            await self.adapt()
-        except Exception:
-            logger.warning("dask_ferro: the first look at the cluster failed", exc_info=True)
+    def look(self) -> asyncio.Future[None]:
+        """Look at once, whatever the interval; that it failed is logged."""
+        look = asyncio.ensure_future(self.adapt())
+        look.add_done_callback(_log)
+        return look
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -445,6 +445,11 @@ class Elastic(upstream_deploy.Adapting):
             return
         self._said, self._published = said, staff.now
         await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+
+
+def _log(look: asyncio.Future[None]) -> None:
+    if not look.cancelled() and (error := look.exception()) is not None:
+        logger.warning("dask_ferro: a look at the cluster failed", exc_info=error)
 
 
 def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
+from dask_ferro.runtime.elastic.remaining_work import names_a_gpu
 from dask_ferro.runtime.pools.providers import Pools, told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
@@ -46,15 +47,16 @@ def staffed(
     gone, kept = set(leaving), set(held)
     rows: list[Job] = []
     of_pool: dict[str, list[WorkerRow]] = {}
+    names: dict[str, set[str]] = {}
     for job in jobs:
         there = [by_name[worker] for worker in job.workers if worker in by_name]
         rows.append(_job(now, job, there, job.name in gone, job.name in kept))
         of_pool.setdefault(job.pool, []).extend(there)
+        names.setdefault(job.pool, set()).update(job.workers)
     seen = _seen.setdefault(pools, {})
     for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
         del seen[name]
     offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
-    names = {pool: {str(worker["name"]) for worker in there} for pool, there in of_pool.items()}
     demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
     return ScalingFacts(now, kinds, tuple(rows), demands)
 
@@ -91,7 +93,7 @@ def _offer(name: str, pools: Pools, workers: Iterable[WorkerRow], seen: dict[str
     for worker in workers:
         resources, device = resources | worker["resources"], worker["device"]
         seen[name] = resources, device
-    if device is None and any(key.upper() == "GPU" for key in resources):
+    if device is None and names_a_gpu(resources):
         device = "gpu"
     return resources, device
 
@@ -140,5 +142,5 @@ def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[s
 
 def is_known_by_resources(row: DemandRow) -> bool:
     """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
-    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
+    of_gpu = row["device"] == "gpu" and names_a_gpu(row["resources"])
     return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

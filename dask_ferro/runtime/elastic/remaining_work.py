@@ -58,8 +58,8 @@ class Demands:
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        prefixes = upstream.prefixes(self.scheduler)
-        return sum(prefix.states[state] for prefix in prefixes for state in READY)
+        states = [prefix.states for prefix in upstream.prefixes(self.scheduler)]
+        return sum(sum(map(counts.__getitem__, READY)) for counts in states)
 
     def rows(self) -> list[DemandRow]:
         """Return a row for each kind of needs; see `DemandRow`."""
@@ -76,13 +76,13 @@ class Demands:
 
     def _row(self, needs: Needs, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds) -> DemandRow:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
-        is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
+        resources = dict(needs.resources)
         return {
             "profile": profile(span for _, span in own),
             "longest": max(ready, default=0.0),
-            "resources": dict(needs.resources),
+            "resources": resources,
             "workers": self._bound_to(ts for ts, _ in own) if needs.bound else None,
-            "device": needs.device or ("gpu" if is_gpu else None),
+            "device": needs.device or ("gpu" if names_a_gpu(resources) else None),
             "speeds": seconds.speeds(ts for ts, _ in own),
         }
 
@@ -155,3 +155,8 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
 
 
 _NOTHING = Needs()
+
+
+def names_a_gpu(resources: Iterable[str]) -> bool:
+    """Whether resources of a worker, or of a task, name a GPU."""
+    return any(name.upper() == "GPU" for name in resources)

@@ -457,7 +457,8 @@ class Leaving:
 
 
 def _actors_of(workers: Iterable[WorkerState]) -> list[object]:
-    return [ts.key for ts in chain.from_iterable(ws.actors for ws in workers)]
+    actors = chain.from_iterable(ws.actors for ws in workers)
+    return [ts.key for ts in actors]
 
 
 def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:

@@ -32,7 +32,7 @@ from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
 from dask_ferro.runtime.elastic.lost import summed
-from dask_ferro.runtime.elastic.remaining_work import Demands
+from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.replication.copies import Copies
@@ -115,19 +115,17 @@ class Roster(SchedulerPlugin):
 
     async def remove(self, comm: object = None) -> None:
         """Answer no more; those that are leaving stay.  Idempotent."""
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is None:
+        if (scheduler := self._scheduler) is None:
             return
+        self._ends, self._fresh, self._told = {}, 0.0, None
+        self._tell(scheduler.workers.values())
+        self._scheduler = None
         for name in self._handlers():
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
         self.copies.stop()
         await self.leaving.stop()
-        if (stealing := stealing_of(scheduler)) is not None:
-            for address in scheduler.workers:
-                stealing.tell(EndTold(address, None))
-            stealing.ledger.fresh = 0.0
 
     async def before_close(self) -> None:
         """Let nobody leave any more, and copy nothing: the scheduler is going."""
@@ -325,7 +323,6 @@ class Roster(SchedulerPlugin):
             self._busy[ws.address] = now
         at = self._end(ws)
         told = metrics_of(ws).get(METRIC) or {}
-        is_gpu = any(name.upper() == "GPU" for name in ws.resources)
         return {
             "name": ws.name,
             "threads": ws.nthreads,
@@ -338,7 +335,7 @@ class Roster(SchedulerPlugin):
             "free": free_bytes(ws),
             "ends_in": None if at is None else at - unique / _LEAVES_AT - time(),
             "resources": dict(ws.resources),
-            "device": told.get("device") or ("gpu" if is_gpu else "cpu"),
+            "device": told.get("device") or ("gpu" if names_a_gpu(ws.resources) else "cpu"),
         }
 
     def _held_alone(self) -> dict[str, int]:
