@@ -156,7 +156,7 @@ class Virtual:
     """The simulator's scheduler under the baseline, told what happens; its clock stands still."""
 
     def __init__(self, graph: TaskGraph, threads: list[int]) -> None:
-        workers = tuple(VirtualWorker(f"w{i}", n) for i, n in enumerate(threads))
+        workers = tuple(VirtualWorker(f"w{i}", n, f"host-{i}") for i, n in enumerate(threads))
         self.jobs = jobs_of(graph)
         prioritize(self.jobs, {spec.key: i for i, spec in enumerate(graph.tasks)}, sum(threads), None)
         self.world = World(VirtualCluster(workers), Clock(), 0)
@@ -241,27 +241,31 @@ def same(real: Real, virtual: Virtual) -> None:
     assert virtual.moves == real.moves
 
 
+def step(real: Real, virtual: Virtual, data: st.DataObject) -> None:
+    """Tell both of one event more, and hold them against each other."""
+    told = data.draw(st.sampled_from(["finish", "finish", "arrive", "balance"]))
+    key = data.draw(st.sampled_from(sorted(virtual.where)))
+    if told == "balance":
+        real.balance(), virtual.balance()
+    elif key in virtual.moves:
+        state = data.draw(st.sampled_from(["ready", "ready", "running"]))
+        real.answer(key, state), virtual.answer(key, state)
+    elif told == "arrive" and (missing := virtual.fetches(key)):
+        to, job = virtual.where[key], data.draw(st.sampled_from(missing))
+        real.arrive(to, job.spec.key), virtual.arrive(to, job.spec.key)
+    else:
+        seconds = data.draw(st.sampled_from([0.001, 0.05, 1.0, 7.0]))
+        at, nbytes = virtual.where[key], virtual.by_key[key].spec.nbytes
+        real.finish(at, key, seconds, nbytes), virtual.finish(at, key, seconds, nbytes)
+    same(real, virtual)
+
+
 async def _in_step(graph: TaskGraph, threads: list[int], data: st.DataObject) -> None:
     """Tell both the same until all is done."""
     real, virtual = Real(graph, threads), Virtual(graph, threads)
-    nbytes = {spec.key: spec.nbytes for spec in graph.tasks}
     same(real, virtual)
     while virtual.where:
-        told = data.draw(st.sampled_from(["finish", "finish", "arrive", "balance"]))
-        key = data.draw(st.sampled_from(sorted(virtual.where)))
-        if told == "balance":
-            real.balance(), virtual.balance()
-        elif key in virtual.moves:
-            state = data.draw(st.sampled_from(["ready", "ready", "running"]))
-            real.answer(key, state), virtual.answer(key, state)
-        elif told == "arrive" and (missing := virtual.fetches(key)):
-            to, job = virtual.where[key], data.draw(st.sampled_from(missing))
-            real.arrive(to, job.spec.key), virtual.arrive(to, job.spec.key)
-        else:
-            seconds = data.draw(st.sampled_from([0.001, 0.05, 1.0, 7.0]))
-            at = virtual.where[key]
-            real.finish(at, key, seconds, nbytes[key]), virtual.finish(at, key, seconds, nbytes[key])
-        same(real, virtual)
+        step(real, virtual, data)
     assert not real.where
     assert not real.queued
 
