@@ -110,7 +110,8 @@ class ElasticCluster:
             When the site refuses the first jobs for good, in its own words.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
-            _check(kwargs, self.pools())  # before the controller that there is gives way
+            # Before the controller that there is gives way.
+            _check(kwargs, self.pools())
         upstream_deploy.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
@@ -128,8 +129,10 @@ class ElasticCluster:
         try:
             await adaptive.settle()
         except ConfigError:
-            paused = any(pool.mode == PAUSED for pool in self.pools())  # the order holds when it is resumed
-            if not paused and not await self.reconcile():  # those that there are go on being looked after
+            # The order holds when it is resumed.
+            paused = any(pool.mode == PAUSED for pool in self.pools())
+            # Where there are jobs, somebody has to look after them.
+            if not paused and not await self.reconcile():
                 adaptive.stop(reason="the first step failed")
             raise
 

@@ -48,8 +48,10 @@ def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
     ConfigError
         For an address where no scheduler answers, or one without workers.
     """
-    where(address)  # what is no address is told at once: Dask's client would wait at its end
-    try:  # a client that cannot connect would stay the process's default one
+    # What is no address is told at once: Dask's client would wait at its end.
+    where(address)
+    # A client that cannot connect would stay the process's default one.
+    try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
@@ -111,7 +113,8 @@ def _local(workers: int | None, threads: int, dashboard: bool, quiet: bool) -> L
         n_workers=workers or max(1, CPU_COUNT // threads),
         threads_per_worker=threads,
         dashboard_address=":8787" if dashboard else ":0",
-        scheduler_kwargs={"dashboard": dashboard},  # Dask serves metrics in any case: at any port
+        # Dask serves metrics in any case: at any port.
+        scheduler_kwargs={"dashboard": dashboard},
         silence_logs=logging.CRITICAL if quiet else logging.WARNING,
     )
 

@@ -61,7 +61,8 @@ def held() -> Iterator[None]:
 
 
 def _interrupt() -> None:
-    if sys.platform == "win32":  # os.kill ends a process there
+    # On Windows, `os.kill` ends a process.
+    if sys.platform == "win32":
         signal.raise_signal(signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGINT)
@@ -81,6 +82,7 @@ def kept() -> Iterator[None]:
             before(dropped)
             return
         again = threading.Timer(_AGAIN_S, _interrupt)
+        # A program that ends meanwhile is not held up for it.
         again.daemon = True
         again.start()
 

@@ -63,7 +63,8 @@ class Anchors:
                 kept.append(key)
                 if not paths.is_needed(tasks[key]):
                     gone.add(key)
-        if paths.seen > _FAR:  # those that had their turn come last
+        # Those that had their turn come last.
+        if paths.seen > _FAR:
             self.seconds |= {key: self.seconds.pop(key) for key in kept}
         self.let_go(gone)
         return paths.seen
@@ -107,7 +108,8 @@ class _Paths:
 
     def __init__(self, is_exposed: Callable[[TaskState], bool]) -> None:
         self._is_exposed = is_exposed
-        self._leads: dict[TaskState, bool] = {}  # whether a task leads to one that needs its inputs
+        # Whether a task leads to one that needs its inputs.
+        self._leads: dict[TaskState, bool] = {}
         self.seen = 0
 
     def is_needed(self, start: TaskState) -> bool:

@@ -102,8 +102,10 @@ class Copies:
         self._coming: dict[Key, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
         self.kept = ReplicaLedger()
         self._rounds = Rounds()
-        self._passed: list[Key] = []  # found worth a copy, but more than could travel
-        self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
+        # Found worth a copy, but more than could travel.
+        self._passed: list[Key] = []
+        # Receivers to which something did not come, and until when.
+        self._doubted: dict[str, float] = {}
 
     # -- who is exposed --------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class Rounds:
         """Return the next ones.  What came since the turn began has its turn in the next."""
         if not self._left:
             self._left = list(everything())
+        # From the end, which costs nothing, however many are left.
         taken = self._left[-most:]
         del self._left[-most:]
         return taken
@@ -68,6 +69,7 @@ class ReplicaLedger:
         if key in self._copies:
             receiver, nbytes = self._copies.pop(key)
             self.nbytes[receiver] -= nbytes
+            # Addresses come and go for as long as a scheduler lives.
             if not self.nbytes[receiver]:
                 del self.nbytes[receiver]
 

@@ -72,7 +72,8 @@ class Recompute:
 
     def _of(self, ts: TaskState) -> float:
         if ts.run_spec is None:
-            return inf  # it was scattered, and is gone
+            # It was scattered, and is gone.
+            return inf
         inputs = sum(self._again(dep) / max(len(dep.dependents), 1) for dep in self._needed(ts))
         return self._own.left(ts) + inputs
 

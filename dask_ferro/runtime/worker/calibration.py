@@ -144,7 +144,8 @@ def links() -> list[tuple[str, int, float]]:
 
 
 def _cupy() -> Any:
-    import cupy  # a second of import, where there is a device
+    # Here, not above: it takes a second, and few have a device.
+    import cupy
 
     return cupy
 
@@ -229,7 +230,8 @@ def _alone(lock: Path) -> Iterator[None]:
                 is_locked = True
             except BlockingIOError:
                 time.sleep(0.01)
-        yield  # closing the file, or dying, gives the lock back
+        # Closing the file, or dying, gives the lock back.
+        yield
 
 
 def _remembered(file: Path) -> Speed | None:
