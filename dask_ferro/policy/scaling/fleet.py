@@ -431,9 +431,9 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Merged
         # Speeds are part of it: the same pools may run one kind of work on a device and another not.
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
     works = []
-    for able, group in groups.items():
+    for speeds, group in groups.items():
         profile = cleaned(merged(cleaned(demand.profile) for demand in group))
-        if able and profile:
+        if speeds and profile:
             longest = max(_finite(demand.longest) for demand in group)
-            works.append(MergedDemand(tuple(dict(able)), dict(able), profile, longest))
+            works.append(MergedDemand(tuple(dict(speeds)), dict(speeds), profile, longest))
     return works

@@ -87,6 +87,8 @@ class Stock:
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task's prefix, and the bytes that it lacks."""
+        # Who ended a task before is judged by what there was then, not by what follows from its end.
+        self.settled()
         self._given += 1
         self._count(job, record, +1)
         self.settled()  # as of now: what is placed next changes what the average worker has

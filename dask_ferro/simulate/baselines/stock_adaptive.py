@@ -37,7 +37,7 @@ _LOOKED_AT = 100
 _FULL, _MEMORY_RATIO = 0.6, 2
 
 
-class _Worker(NamedTuple):
+class _Connected(NamedTuple):
     """A connected worker: its job, its tasks, and the bytes that it holds."""
 
     job: Name
@@ -75,7 +75,7 @@ class StockAdaptive:
             return (Submit(pool.name, target - len(plan), ""),) if target > len(plan) else ()
         return self._down(plan, workers, target)
 
-    def _down(self, plan: Sequence[Job], workers: Sequence[_Worker], target: int) -> tuple[Action, ...]:
+    def _down(self, plan: Sequence[Job], workers: Sequence[_Connected], target: int) -> tuple[Action, ...]:
         to_close = [job.name for job in plan if job.state != RUNNING][: len(plan) - target]
         cancelled = set(to_close)
         if target < len(plan) - len(to_close):
@@ -90,22 +90,23 @@ class StockAdaptive:
         return (*((Cancel(absent, ""),) if absent else ()), *((Drain(there, ""),) if there else ()))
 
 
-def _workers(plan: Sequence[Job], scheduler: Scheduler) -> list[_Worker]:
+def _workers(plan: Sequence[Job], scheduler: Scheduler) -> list[_Connected]:
     """Return the connected workers, by when they joined."""
     decider = cast(Stock, scheduler.decider)
     jobs = {f"host-{job.name}": job.name for job in plan if job.state == RUNNING}
     return [
-        _Worker(jobs[record.spec.host], len(record.processing), decider.pages[record.address].nbytes)
+        _Connected(jobs[record.spec.host], len(record.processing), decider.pages[record.address].nbytes)
         for record in scheduler.records.values()
         if record.spec.host in jobs
     ]
 
 
-def _target(workers: Sequence[_Worker], scheduler: Scheduler, memory: int) -> int:
+def _target(workers: Sequence[_Connected], scheduler: Scheduler, memory: int) -> int:
     """Return what `Scheduler.adaptive_target` does; `memory` is each worker's."""
     decider = cast(Stock, scheduler.decider)
     known = scheduler.jobs[: scheduler.known]
-    ready = [job for state in ("queued", "unplaced") for job in known if job.state == state]
+    ready = [job for job in known if job.state == "queued"]
+    ready += [job for job in known if job.state == "unplaced"]
     waits = sum(map(decider.projected, ready[:_LOOKED_AT])) * max(len(ready) / _LOOKED_AT, 1.0)
     cpu = ceil((decider.total_occupancy() + waits) / TARGET_DURATION)
     # A few long tasks are not worth more workers than there are tasks.
@@ -118,13 +119,13 @@ def _target(workers: Sequence[_Worker], scheduler: Scheduler, memory: int) -> in
     return target if target >= len(workers) else len(workers) - _closable(workers, memory)
 
 
-def _closable(workers: Sequence[_Worker], memory: int) -> int:
+def _closable(workers: Sequence[_Connected], memory: int) -> int:
     """Return how many idle workers Dask would close by itself, while the rest has twice the memory of the data."""
     needed = _MEMORY_RATIO * sum(worker.nbytes for worker in workers)
     idle = sum(not worker.tasks for worker in workers)
     return next((n for n in range(idle) if memory * (len(workers) - n - 1) < needed), idle)
 
 
-def _by_cost(workers: Sequence[_Worker]) -> list[_Worker]:
+def _by_cost(workers: Sequence[_Connected]) -> list[_Connected]:
     """Return the workers as Dask closes them: idle ones first, then those with the least data, then the newest."""
     return sorted(workers, key=lambda worker: (not worker.tasks, -worker.nbytes))[::-1]

@@ -119,7 +119,7 @@ async def _in_step(both: Both, data: st.DataObject) -> None:
 BOUNDS = st.tuples(st.sampled_from([0, 0, 1, 3]), st.sampled_from([3, 6, float("inf")]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(graphs(), st.lists(st.integers(1, 3), min_size=1, max_size=6), BOUNDS, st.data())
 def test_the_baseline_wants_what_dask_wants(graph, threads, bounds, data):
     asyncio.run(_in_step(Both(graph, threads, *bounds), data))
