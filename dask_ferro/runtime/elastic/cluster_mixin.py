@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from itertools import product
 from numbers import Real
 from typing import Any
@@ -58,8 +59,8 @@ class ElasticCluster:
             For what is no number of at least 0; when the site refuses the jobs for good, in its own words; when only
             pools could have them that are paused: the order holds, and is filled when one is resumed.
         """
-        n, jobs, cores = _count("n", n), _count("jobs", jobs) or 0, _count("cores", cores)
-        wanted = None if memory is None else _bytes(memory)
+        n, jobs, cores = _amount("n", n), _amount("jobs", jobs) or 0, _amount("cores", cores)
+        wanted = _amount("memory", memory)
         if self.status in (Status.closing, Status.closed, Status.failed):
             return super().scale(n, jobs, memory, cores)  # type: ignore[misc]
         pool = self.pools()[0]
@@ -149,30 +150,24 @@ class ElasticCluster:
             await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
 
 
-def _count(name: str, value: Any) -> int | None:
-    """Return a number of workers, jobs or cores, rounded up.
+def _amount(name: str, value: Any) -> int | None:
+    """Return a number of workers, jobs, cores or bytes, rounded up; None as it is.
 
     Raises
     ------
     ConfigError
-        For what is no number of at least 0.
+        For what is no number of at least 0, nor, of memory, a size.
     """
     if value is None:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
-        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted a number of at least 0")
-    return math.ceil(value)
-
-
-def _bytes(memory: Any) -> int:
-    try:
-        nbytes = -1 if isinstance(memory, bool) else int(parse_bytes(memory))
-    except (ValueError, TypeError, AttributeError):
-        nbytes = -1
-    if nbytes < 0:
-        raise ConfigError(f"cluster.scale: got memory={memory!r}, wanted a size such as 64GiB")
-    return nbytes
+    amount: Any = None if isinstance(value, bool) else value
+    if name == "memory":
+        with suppress(ValueError, TypeError, AttributeError, OverflowError):
+            amount = parse_bytes(amount)
+    if not isinstance(amount, Real) or not 0 <= amount < math.inf:
+        wanted = "a size such as 64GiB" if name == "memory" else "a number of at least 0"
+        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted {wanted}")
+    return math.ceil(amount)
 
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
