@@ -164,7 +164,8 @@ def _amount(name: str, value: Any) -> int | None:
     if name == "memory":
         with suppress(ValueError, TypeError, AttributeError, OverflowError):
             amount = parse_bytes(amount)
-    if not isinstance(amount, Real) or not 0 <= amount < math.inf:
+    is_number = isinstance(amount, Real)
+    if not is_number or not 0 <= amount < math.inf:
         wanted = "a size such as 64GiB" if name == "memory" else "a number of at least 0"
         raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted {wanted}")
     return math.ceil(amount)
