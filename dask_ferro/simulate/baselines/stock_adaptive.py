@@ -87,7 +87,7 @@ class StockAdaptive:
             del self._counts[name]
         absent = tuple(name for name in firmly if name in cancelled)
         there = tuple(name for name in firmly if name not in cancelled)
-        return (*((Cancel(absent, ""),) if absent else ()), *((Drain(there, ""),) if there else ()))
+        return tuple(action for action in (Cancel(absent, ""), Drain(there, "")) if action.jobs)
 
 
 def _workers(plan: Sequence[Job], scheduler: Scheduler) -> list[_Connected]:
