@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import dask
+from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState
@@ -29,8 +31,6 @@ class Seconds:
     Parameters
     ----------
     scheduler : Scheduler
-    guess : float
-        Of a task whose like was never seen.
 
     Attributes
     ----------
@@ -38,12 +38,13 @@ class Seconds:
         Whether tasks are placed by our plugin, which keeps the ledger.
     """
 
-    def __init__(self, scheduler: Scheduler, guess: float) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         stealing = scheduler.extensions.get("stealing")
         self._ledger = stealing.ledger if isinstance(stealing, Stealing) else None
         self.is_placed = self._ledger is not None
         self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
-        self._guess = guess
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        self._guess = float(guess or 0.0)  # of a task whose like was never seen
         self._now = time()
         self._known: dict[str, float] = {}
         self._left: dict[TaskState, float] = {}
