@@ -284,6 +284,8 @@ class Row(NamedTuple):
         As they were written.
     origin : str
         Where the value was set.
+    variable : str
+        The environment variable that sets it; "" where none does.
     """
 
     key: str
@@ -292,28 +294,32 @@ class Row(NamedTuple):
     default: Any
     origin: str
     help: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it, with the name of its environment variable."""
-        return {**self._asdict(), "key": f"{SECTION}.{self.key}", "variable": variable(self.key)}
+    variable: str = ""
 
 
 def rows() -> list[Row]:
-    """Return all options as they stand, in the order of their sections."""
+    """Return all options as they stand, in the order of their sections, by their whole names."""
     there = list(layers())  # files are read once
     return [
-        Row(key, get(key), option.unit, option.default, origin(key, get(key), there), option.help)
+        Row(
+            f"{SECTION}.{key}",
+            get(key),
+            option.unit,
+            option.default,
+            origin(key, get(key), there),
+            option.help,
+            variable(key),
+        )
         for key, option in OPTIONS.items()
     ]
 
 
-def suggested(prefix: str) -> str:
+def suggested(prefix: str, keys: Iterable[str]) -> str:
     """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
-    key = prefix.removeprefix(f"{SECTION}.")
-    starts: set[str] = set()
-    for name in OPTIONS:
-        starts.update(accumulate(name.split("."), "{}.{}".format))
-    return meant(key, sorted(starts)) or f"; sections are {', '.join(defaults()[SECTION])}"
+    short = [key.removeprefix(f"{SECTION}.") for key in keys]
+    starts = {start for key in short for start in accumulate(key.split("."), "{}.{}".format)}
+    sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in short))
+    return meant(prefix.removeprefix(f"{SECTION}."), sorted(starts)) or f"; sections are {sections}"
 
 
 # ---- values ------------------------------------------------------------------------------------------------
