@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 __version__: str
 
 # Before all other imports, that Ctrl-C ends a command line that has not begun yet; it does nothing elsewhere.
-import_module("dask_ferro.early").listen()
-globals().pop("early", None)
+import_module("dask_ferro.commands.early").listen()
 
 # name -> (module, attribute); None is the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -161,7 +160,7 @@ import_module("dask_ferro.views.handed").hand()
 def _loaded(name: str, module: str) -> Any:
     """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
     if module == "dask_ferro.runtime.slurm.cluster":
-        import_module("dask_ferro.early").load_jobqueue()
+        import_module("dask_ferro.commands.early").load_jobqueue()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

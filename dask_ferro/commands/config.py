@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command, leave
 
 
@@ -14,9 +16,9 @@ from dask_ferro.commands.faults import Command, leave
 @click.option("--jobs", metavar="NAME|FILE", help="A job configuration: what it sets is shown.")
 @click.option("--explain", is_flag=True, help="Print what each option does, too.")
 @click.option("--changed", is_flag=True, help="Only options that were set somewhere, to whatever value.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@arguments.as_json
 @click.option("--markdown", is_flag=True, help="Print the page docs/options.md: the defaults, explained.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@arguments.debug
 def config(
     prefix: str, jobs: str | None, explain: bool, changed: bool, as_json: bool, markdown: bool, debug: bool
 ) -> None:
@@ -60,7 +62,7 @@ def config(
         click.echo(json.dumps({**told, "problems": wrong}, default=str))
     for title, rows in shown.items():
         if rows and not as_json:
-            show_wide(lambda out, title=title, rows=rows: show_options(out, title, rows, explain))
+            show_wide(partial(show_options, title=title, rows=rows, explain=explain))
     if wrong:
         leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)
 

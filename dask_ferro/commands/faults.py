@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from dask_ferro.early import over
+from dask_ferro.commands.early import over
 
 
 @contextmanager
