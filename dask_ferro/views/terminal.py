@@ -79,6 +79,15 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+def many(number: int, what: str) -> str:
+    """Return how many things there are.
+
+    >>> many(1, "worker"), many(1200, "task")
+    ('1 worker', '1,200 tasks')
+    """
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:
     """Print lines of a name and what is to be said about it."""
     table = Table.grid(padding=(0, 2))

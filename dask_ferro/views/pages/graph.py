@@ -5,13 +5,13 @@ Tasks are nodes; of a large graph, groups are, or prefixes, with the count of wh
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import value, without_property_validation
 from bokeh.layouts import column
 from bokeh.models import (
     BoxZoomTool,
-    ColumnDataSource,
     HoverTool,
     PanTool,
     Range1d,
@@ -38,14 +38,26 @@ _STATES = {
 }
 # Nodes up to which names are written beside them.
 _WRITTEN = 60
+# Without size and name, which are of all nodes together.
+_NODE = look.columns(
+    "x name prefix state",
+    y=lambda n: -n.y,
+    note=lambda n: n.note or "-",
+    tasks=lambda n: f"{n.done:,} of {n.tasks:,}",
+    seconds=lambda n: look.duration(n.seconds),
+    bytes=attrgetter("nbytes"),
+    color=lambda n: _STATES.get(n.state, look.GREY),
+    line=lambda n: look.RED if n.critical else "white",
+    width=lambda n: 2.5 if n.critical else 0.5,
+)
 
 
 class GraphPage:
     """Nodes in layers, from the left to the right."""
 
     def __init__(self) -> None:
-        self.nodes = ColumnDataSource({name: [] for name in _NODE})
-        self.edges = ColumnDataSource({"x0": [], "y0": [], "x1": [], "y1": [], "color": [], "width": []})
+        self.nodes = look.source((*_NODE, "size", "text"))
+        self.edges = look.source(("x0", "y0", "x1", "y1", "color", "width"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.headline = look.line()
         self.fig = self._figure()
@@ -70,18 +82,7 @@ class GraphPage:
         size = max(4.0, min(22.0, 420 / (1 + max((abs(n.y) for n in nodes), default=1) * 2)))
         written = len(nodes) <= _WRITTEN
         self.nodes.data = {
-            "x": [n.x for n in nodes],
-            "y": [-n.y for n in nodes],
-            "name": [n.name for n in nodes],
-            "prefix": [n.prefix for n in nodes],
-            "note": [n.note or "-" for n in nodes],
-            "state": [n.state for n in nodes],
-            "tasks": [f"{n.done:,} of {n.tasks:,}" for n in nodes],
-            "seconds": [look.duration(n.seconds) for n in nodes],
-            "bytes": [n.nbytes for n in nodes],
-            "color": [_STATES.get(n.state, look.GREY) for n in nodes],
-            "line": [look.RED if n.critical else "white" for n in nodes],
-            "width": [2.5 if n.critical else 0.5 for n in nodes],
+            **look.filled(_NODE, nodes),
             "size": [size + (6 if n.tasks > 1 else 0) for n in nodes],
             "text": [_text(n, picture.grain) if written else "" for n in nodes],
         }
@@ -169,11 +170,6 @@ class GraphPage:
             ("bytes", "@bytes{0.0 ib}"),
         ]
         fig.add_tools(HoverTool(renderers=[dots], tooltips=told))
-
-
-_NODE = (
-    "x", "y", "name", "prefix", "note", "state", "tasks", "seconds", "bytes", "color", "line", "width", "size", "text",
-)  # fmt: skip
 
 
 def _stretch(span: Range1d, start: float, end: float) -> None:

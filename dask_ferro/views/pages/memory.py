@@ -15,20 +15,25 @@ from dask.utils import format_bytes
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import DeviceMemory, HostMemory, MemoryPicture
+    from dask_ferro.runtime.telemetry.dashboard_state import MemoryPicture
 
 _HOST = {"results": look.BLUE, "other": look.LIGHT_BLUE}
 _SPILLED = look.AMBER
+# Bars stand behind each other's end, so each needs where the one before ends.  No limit, no mark.
+_HOSTS = look.columns(
+    "worker results other spilled",
+    process=lambda h: h.results + h.other,
+    both=lambda h: h.results + h.other + h.spilled,
+    limit=lambda h: h.limit or float("nan"),
+)
+_DEVICES = look.columns("device used workers", total=lambda d: d.total or float("nan"))
 
 
 class MemoryPage:
     """Bars of hosts, and bars of devices."""
 
     def __init__(self) -> None:
-        self.hosts = ColumnDataSource(
-            {n: [] for n in ("worker", "results", "other", "process", "spilled", "both", "limit")}
-        )
-        self.devices = ColumnDataSource({n: [] for n in ("device", "used", "total", "workers")})
+        self.hosts, self.devices = look.source(_HOSTS), look.source(_DEVICES)
         self.headline = look.line()
         figures = row(self._hosts(), self._devices(), sizing_mode="stretch_both")
         self.root = column(self.headline, figures, sizing_mode="stretch_both")
@@ -36,8 +41,9 @@ class MemoryPage:
     @without_property_validation
     def update(self, picture: MemoryPicture) -> None:
         """Draw the newest picture."""
-        self._draw_hosts(picture.hosts)
-        self._draw_devices(picture.devices)
+        _draw(self.hosts, look.filled(_HOSTS, picture.hosts), self._workers, "worker")
+        _draw(self.devices, look.filled(_DEVICES, picture.devices), self._names, "device")
+        self._no_hosts.visible, self._no_devices.visible = not picture.hosts, not picture.devices
         host = sum(h.results + h.other for h in picture.hosts)
         spilled = sum(h.spilled for h in picture.hosts)
         device = sum(d.used for d in picture.devices)
@@ -47,36 +53,6 @@ class MemoryPage:
             text += f"; {picture.unseen} workers with less than these are left out"
         if text != self.headline.text:
             self.headline.text = text
-
-    def _draw_hosts(self, hosts: tuple[HostMemory, ...]) -> None:
-        # Bokeh counts rows from below: the first worker is to stand on top.
-        names = [h.worker for h in reversed(hosts)]
-        if names != list(self._workers.factors):
-            self._workers.factors = names
-        self.hosts.data = {
-            "worker": [h.worker for h in hosts],
-            "results": [h.results for h in hosts],
-            "other": [h.other for h in hosts],
-            "process": [h.results + h.other for h in hosts],
-            "spilled": [h.spilled for h in hosts],
-            # Bars stand behind each other's end, so each needs where the one before ends.
-            "both": [h.results + h.other + h.spilled for h in hosts],
-            # No limit, no mark.
-            "limit": [h.limit or float("nan") for h in hosts],
-        }
-        self._no_hosts.visible = not hosts
-
-    def _draw_devices(self, devices: tuple[DeviceMemory, ...]) -> None:
-        names = [d.device for d in reversed(devices)]
-        if names != list(self._names.factors):
-            self._names.factors = names
-        self.devices.data = {
-            "device": [d.device for d in devices],
-            "used": [d.used for d in devices],
-            "total": [d.total or float("nan") for d in devices],
-            "workers": [d.workers for d in devices],
-        }
-        self._no_devices.visible = not devices
 
     def _hosts(self) -> Any:
         self._workers = FactorRange()
@@ -120,6 +96,14 @@ class MemoryPage:
             fig, "No worker has told of a device.\nThose on which CuPy sees one do, with their heartbeats."
         )
         return look.framed(fig, (look.GREEN, "in use"), (look.RED, "all of it"))
+
+
+def _draw(source: ColumnDataSource, data: dict[str, list[Any]], rows: FactorRange, label: str) -> None:
+    # Bokeh counts rows from below: the first one is to stand on top.
+    names = data[label][::-1]
+    if names != list(rows.factors):
+        rows.factors = names
+    source.data = data
 
 
 def _bars(title: str, rows: FactorRange, label: str) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import value, without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, FactorRange, LinearColorMapper, LogScale, Range1d, SaveTool
+from bokeh.models import FactorRange, LinearColorMapper, LogScale, Range1d, SaveTool
 from bokeh.models.tickers import LogTicker
 
 from dask_ferro.views.pages import look
@@ -31,19 +31,31 @@ _LEAST = 1e-4
 # Workers up to which a cell of the matrix has its number written in it.
 _WRITTEN = 12
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
-_FLOW = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
+_SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
+_FLOW = look.columns(
+    "victim thief moves", gain=lambda f: look.duration(f.gain), cost=lambda f: look.duration(f.cost)
+)
+_SECOND = look.columns(
+    "confirmed refused stale worked spent",
+    time=lambda s: 1000.0 * s.second + 500,
+    down=lambda s: -s.spent,
+)
+_BACKLOG = look.columns(
+    "worker waiting",
+    backlog=attrgetter("seconds"),
+    end=lambda b: max(b.seconds, _LEAST),
+    threshold=lambda b: max(b.threshold, _LEAST),
+    color=lambda b: look.AMBER if b.seconds < b.threshold else look.BLUE,
+)
 
 
 class StealingPage:
     """Flow matrix, outcomes, stolen work against cost, backlogs with their thresholds, and thresholds over time."""
 
     def __init__(self) -> None:
-        self.flow = ColumnDataSource(_no("victim", "thief", "moves", "text", "gain", "cost", "ink"))
-        self.seconds = ColumnDataSource(
-            _no("time", "confirmed", "refused", "stale", "worked", "spent", "down")
-        )
-        self.backlogs = ColumnDataSource(_no("worker", "backlog", "end", "threshold", "waiting", "color"))
-        self.thresholds = ColumnDataSource(_no("time", "least", "median", "most"))
+        self.flow = look.source((*_FLOW, "text", "ink"))
+        self.seconds, self.backlogs = look.source(_SECOND), look.source(_BACKLOG)
+        self.thresholds = look.source(("time", "least", "median", "most"))
         self.headline = look.line()
         matrix, rates, paid = self._matrix(), self._rates(), self._paid()
         upper = row(matrix, column(rates, paid, sizing_mode="stretch_width"), sizing_mode="stretch_width")
@@ -89,14 +101,7 @@ class StealingPage:
         names = [b.worker for b in reversed(bars)]
         if names != list(self._bar_range.factors):
             self._bar_range.factors = names
-        self.backlogs.data = {
-            "worker": [b.worker for b in bars],
-            "backlog": [b.seconds for b in bars],
-            "end": [max(b.seconds, _LEAST) for b in bars],
-            "threshold": [max(b.threshold, _LEAST) for b in bars],
-            "waiting": [b.waiting for b in bars],
-            "color": [look.AMBER if b.seconds < b.threshold else look.BLUE for b in bars],
-        }
+        self.backlogs.data = look.filled(_BACKLOG, bars)
         self._no_workers.visible = not bars
 
     def _draw_moves(self, picture: StealingPicture) -> None:
@@ -109,22 +114,12 @@ class StealingPage:
         written = len(names) <= _WRITTEN
         flows = _with_zeros(picture.flows, names) if written else picture.flows
         self.flow.data = {
-            "victim": [f.victim for f in flows],
-            "thief": [f.thief for f in flows],
-            "moves": [f.moves for f in flows],
+            **look.filled(_FLOW, flows),
             "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
-            "gain": [look.duration(f.gain) for f in flows],
-            "cost": [look.duration(f.cost) for f in flows],
             "ink": ["white" if 2 * f.moves > most else look.INK for f in flows],
         }
         seconds = _each(picture.seconds)
-        self.seconds.data = {
-            "time": [1000.0 * s.second + 500 for s in seconds],
-            **{name: list(map(attrgetter(name), seconds)) for name, _ in _OUTCOMES},
-            "worked": [s.worked for s in seconds],
-            "spent": [s.spent for s in seconds],
-            "down": [-s.spent for s in seconds],
-        }
+        self.seconds.data = look.filled(_SECOND, seconds)
         self._no_flow.visible = not flows
         self._no_moves.visible = self._no_gain.visible = not seconds
 
@@ -149,7 +144,7 @@ class StealingPage:
             width=400,
             height=396,
         )
-        self._mapper = LinearColorMapper(palette=_FLOW, low=0, high=2)
+        self._mapper = LinearColorMapper(palette=_SHADES, low=0, high=2)
         color = {"field": "moves", "transform": self._mapper}
         cells = fig.rect("thief", "victim", 0.96, 0.96, source=self.flow, fill_color=color, line_color=None)
         fig.text(
@@ -273,10 +268,6 @@ class StealingPage:
             fig, "waits for the first worker\nThresholds follow the time that a steal takes."
         )
         return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
-
-
-def _no(*names: str) -> dict[str, list[Any]]:
-    return {name: [] for name in names}
 
 
 def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:

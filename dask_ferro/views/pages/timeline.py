@@ -11,13 +11,13 @@ zooms, until the reset tool is pressed.
 from __future__ import annotations
 
 from html import escape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import (
     BoxZoomTool,
-    ColumnDataSource,
     CustomJS,
     FixedTicker,
     Range1d,
@@ -38,21 +38,30 @@ _NAMED = 14
 _PREFIXES = 1_000
 _WINDOWS = (5, 15, 60, 300)
 _FIRST = 1
-_COLUMNS = (
-    "left", "right", "bottom", "top", "color", "alpha", "kind", "what", "prefix", "worker", "took", "bytes", "note",
-    "rate",
-)  # fmt: skip
 # The share of a lane that a block takes, from its lower edge.
 _PLACES = {"compute": (0.14, 0.86), "transfer": (0.03, 0.12), "steal": (0.89, 0.96)}
 _COLORS = {"transfer": look.RED, "steal": look.VIOLET}
+# Without its edges below and above, which are the lane's.
+_BLOCK = look.columns(
+    "kind prefix worker",
+    left=lambda b: 1000 * b.start,
+    right=lambda b: 1000 * b.stop,
+    color=lambda b: _COLORS.get(b.kind) or look.color_of(b.prefix),
+    alpha=lambda b: 0.55 if b.tasks > 1 else 0.95,
+    what=lambda b: _what(b),
+    took=lambda b: look.duration(b.busy),
+    bytes=attrgetter("nbytes"),
+    note=lambda b: _note(b),
+    rate=lambda b: f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-",
+)
 
 
 class TimelinePage:
     """Lanes of all workers, and the legend."""
 
     def __init__(self) -> None:
-        self.blocks = ColumnDataSource({name: [] for name in _COLUMNS})
-        self.end = ColumnDataSource({"x": [], "y": []})
+        self.blocks = look.source((*_BLOCK, "bottom", "top"))
+        self.end = look.source(("x", "y"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.remark = look.line()
         self._busy: dict[str, float] = {}
@@ -110,24 +119,13 @@ class TimelinePage:
         self.blocks.data = self._columns(self._drawn)
 
     def _columns(self, blocks: Any) -> dict[str, Any]:
-        shown = [(b, self._bottoms[b.worker]) for b in blocks if b.worker in self._bottoms]
-        edges = [(low + b.lane, *_PLACES[b.kind]) for b, low in shown]
-        found = [b for b, _ in shown]
+        shown = [b for b in blocks if b.worker in self._bottoms]
+        lanes = [self._bottoms[b.worker] + b.lane for b in shown]
+        edges = [_PLACES[b.kind] for b in shown]
         return {
-            "left": [1000 * b.start for b in found],
-            "right": [1000 * b.stop for b in found],
-            "bottom": [edge + low for edge, low, _ in edges],
-            "top": [edge + high for edge, _, high in edges],
-            "color": [_COLORS.get(b.kind) or look.color_of(b.prefix) for b in found],
-            "alpha": [0.55 if b.tasks > 1 else 0.95 for b in found],
-            "kind": [b.kind for b in found],
-            "what": [_what(b) for b in found],
-            "prefix": [b.prefix for b in found],
-            "worker": [b.worker for b in found],
-            "took": [look.duration(b.busy) for b in found],
-            "bytes": [b.nbytes for b in found],
-            "note": [_note(b) for b in found],
-            "rate": [f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-" for b in found],
+            **look.filled(_BLOCK, shown),
+            "bottom": [lane + low for lane, (low, _) in zip(lanes, edges, strict=True)],
+            "top": [lane + high for lane, (_, high) in zip(lanes, edges, strict=True)],
         }
 
     def _explain(self) -> None:
