@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
+
+from tlz import groupby
 
 from dask_ferro.trace import Key, Span, Trace, check_times
 
@@ -124,12 +127,10 @@ def account(trace: Trace) -> Account:
 
 
 def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
-    found: dict[tuple[str, str], list[Span]] = {}
-    for span in spans:
-        found.setdefault((span.source, span.worker), []).append(span)
-    flows = []
-    for (source, worker), of in found.items():
-        flows.append(Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of)))
+    flows = [
+        Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of))
+        for (source, worker), of in groupby(attrgetter("source", "worker"), spans).items()
+    ]
     return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
 
 
@@ -156,11 +157,8 @@ def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[BusyShare, ...]:
 
 
 def _families(spans: Iterable[Span]) -> tuple[Family, ...]:
-    found: dict[str, list[Span]] = {}
-    for span in spans:
-        found.setdefault(span.prefix, []).append(span)
     families = []
-    for name, of in found.items():
+    for name, of in groupby(attrgetter("prefix"), spans).items():
         each = [s.seconds for s in of]
         families.append(Family(name, len(of), sum(each), median(each), max(each), sum(s.nbytes for s in of)))
     return tuple(sorted(families, key=lambda f: (-f.seconds, f.name)))

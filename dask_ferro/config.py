@@ -95,8 +95,9 @@ def read(
         With all that was given and is no value; or for a value of the configuration that is none.
     """
     given = given or {}
-    if wrong := list(_wrong_given(kind, given)):
-        raise ConfigError(f"{who}: {'; '.join(wrong)}")
+    wrong = [fault(option, given[name], name) for name, option in names_of(kind).items() if name in given]
+    if any(wrong):
+        raise ConfigError(f"{who}: {'; '.join(filter(None, wrong))}")
     return _read(kind, prefix, given, plain)
 
 
@@ -112,23 +113,13 @@ def _read(kind: type[T], prefix: str, given: Mapping[str, Any], plain: Mapping[s
     return kind(**found)
 
 
-def _wrong_given(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
-    for one in fields(kind):
-        option, part = option_of(one), section_of(one)
-        if option is not None and one.name in given and (wrong := fault(option, given[one.name], one.name)):
-            yield wrong
-        elif part is not None and not part.keys:
-            yield from _wrong_given(part.kind, given)
-
-
-def names_of(kind: type) -> list[str]:
-    """Return the names by which `read` takes options of a class."""
-    own = [one.name for one in fields(kind) if option_of(one) is not None]
-    for one in fields(kind):
-        part = section_of(one)
+def names_of(kind: type) -> dict[str, Option]:
+    """Return the options of a class that `read` takes by name: its own, and of parts without keys of their own."""
+    found = {one.name: option for one in fields(kind) if (option := option_of(one)) is not None}
+    for part in map(section_of, fields(kind)):
         if part is not None and not part.keys:
-            own += names_of(part.kind)
-    return own
+            found |= names_of(part.kind)
+    return found
 
 
 def given(key: str, told: Any, who: str) -> Any:
@@ -348,6 +339,8 @@ def parsed(option: Option, written: Any) -> Any:
         raise ValueError from None
     if option.kind in _NUMBERS and (isinstance(written, bool) or not option.admits(found)):
         raise ValueError
+    if option.kind in _WORDS and found is None:
+        raise ValueError
     return found
 
 
@@ -370,34 +363,12 @@ def _seconds(written: Any) -> float:
     return written if isinstance(written, float) else float(parse_timedelta(written, default="s"))
 
 
-def _choice(option: Option, written: Any) -> str:
-    found = as_choice(written, option.words, option.off)
-    if found is None:
-        raise ValueError
-    return found
-
-
-def _flag(option: Option, written: Any) -> bool:
-    found = as_flag(written)
-    if found is None:
-        raise ValueError
-    return found
-
-
-def _folder(option: Option, written: Any) -> str | None:
-    if as_flag(written) is False or written == "":
-        return None
-    if not isinstance(written, str | PathLike):
-        raise TypeError
-    return str(written)
-
-
-def _file(option: Option, written: object) -> object:
-    if as_flag(written) is False:
+def _path(option: Option, written: Any) -> Any:
+    if as_flag(written) is False or (option.kind == "folder" and written == ""):
         return None
     if not isinstance(written, str | PathLike) or not fspath(written):
         raise ValueError
-    return written
+    return str(written) if option.kind == "folder" else written
 
 
 def _mapping(option: Option, written: object) -> object:
@@ -406,16 +377,16 @@ def _mapping(option: Option, written: object) -> object:
     return written
 
 
-_NUMBERS = ("seconds", "size", "count", "number")
+_NUMBERS, _WORDS = ("seconds", "size", "count", "number"), ("flag", "choice")
 _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "seconds": lambda option, written: _seconds(written),
     "size": lambda option, written: int(parse_bytes(written)),
     "count": _whole,
     "number": _number,
-    "flag": _flag,
-    "choice": _choice,
-    "folder": _folder,
-    "file": _file,
+    "flag": lambda option, written: as_flag(written),
+    "choice": lambda option, written: as_choice(written, option.words, option.off),
+    "folder": _path,
+    "file": _path,
     "mapping": _mapping,
 }
 

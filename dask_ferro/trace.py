@@ -311,30 +311,6 @@ def _checked(value: Any, ok: bool, wanted: str) -> Any:
     return value
 
 
-def _string(value: Any) -> Any:
-    return _checked(value, type(value) is str, "a text")
-
-
-def _count(value: Any) -> Any:
-    return _checked(value, type(value) is int and 0 <= value < MOST_BYTES, "a count below 2^63")
-
-
-def _threads(value: Any) -> Any:
-    return _checked(value, type(value) is int and 0 <= value <= _MOST_THREADS, "a number of threads")
-
-
-def _time(value: Any) -> Any:
-    return _checked(value, is_time(value), "a finite number of seconds")
-
-
-def _seconds(value: Any) -> Any:
-    return _checked(value, is_time(value) and value <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
-
-
-def _number(value: Any) -> Any:
-    return _checked(value, type(value) in (int, float) and -1e300 < value < 1e300, "a finite number")
-
-
 def is_time(value: Any) -> bool:
     """Whether a value is a number of seconds as clocks and runs have them: no NaN, no infinity, nothing absurd.
 
@@ -344,16 +320,21 @@ def is_time(value: Any) -> bool:
     return type(value) in (int, float) and -_MOST_TIME <= value <= _MOST_TIME
 
 
+def _reader(fits: Callable[[Any], bool], wanted: str) -> _Reader:
+    return lambda value: _checked(value, fits(value), wanted)
+
+
+_string = _reader(lambda v: type(v) is str, "a text")
+_count = _reader(lambda v: type(v) is int and 0 <= v < MOST_BYTES, "a count below 2^63")
+_threads = _reader(lambda v: type(v) is int and 0 <= v <= _MOST_THREADS, "a number of threads")
+_time = _reader(is_time, "a finite number of seconds")
+_seconds = _reader(lambda v: is_time(v) and v <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
+_number = _reader(lambda v: type(v) in (int, float) and -1e300 < v < 1e300, "a finite number")
+_place = _reader(lambda v: v is None or (type(v) is int and abs(v) < MOST_BYTES), "a place or null")
 _SPAN: tuple[_Reader, ...] = (
     *(_string, _key, _string, _string, _count, _time, _time, _count, _string),
     *(_string, _string),
 )
-
-
-def _place(value: Any) -> Any:
-    return _checked(
-        value, value is None or (type(value) is int and abs(value) < MOST_BYTES), "a place or null"
-    )
 
 
 def _about(value: Any) -> About:

@@ -8,18 +8,16 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from bokeh.core.properties import value, without_property_validation
+from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 from bokeh.models import (
     BoxZoomTool,
-    HoverTool,
     PanTool,
     Range1d,
     ResetTool,
     SaveTool,
     WheelZoomTool,
 )
-from bokeh.plotting import figure
 
 from dask_ferro.views.pages import look
 
@@ -110,57 +108,32 @@ class GraphPage:
             text += f"; critical path {look.duration(picture.path)} projected"
         if picture.hidden:
             text += f"; {picture.hidden:,} edges left out"
-        if text != self.headline.text:
-            self.headline.text = text
+        look.tell(self.headline, text)
         states = [(s, picture.states.get(s, 0)) for s in _STATES]
         parts = [look.swatch(_STATES[s], f"{s} {count:,}") for s, count in states if count]
         parts.append(look.swatch(look.RED, "critical path"))
-        if "".join(parts) != self.legend.text:
-            self.legend.text = "".join(parts)
+        look.tell(self.legend, "".join(parts))
 
     def _figure(self) -> Any:
         tools = [PanTool(), WheelZoomTool(), BoxZoomTool(), ResetTool(), SaveTool()]
-        fig = look.panel(
-            "what waits for what, from left to right",
-            tools=tools,
-            x_range=Range1d(start=-1, end=1),
-            y_range=Range1d(start=-1, end=1),
-            sizing_mode="stretch_both",
-            min_height=420,
-        )
+        ranges = {"x_range": Range1d(start=-1, end=1), "y_range": Range1d(start=-1, end=1)}
+        options = {"tools": tools, "sizing_mode": "stretch_both", "min_height": 420, **ranges}
+        fig = look.panel("what waits for what, from left to right", **options)
         fig.toolbar.active_scroll = tools[1]
         fig.axis.visible = fig.title.visible = False
         fig.grid.grid_line_color = None
         self._draw_into(fig)
-        self._waits = look.awaiting(
-            fig, "The scheduler has no tasks.\nThey appear when a graph is submitted."
-        )
+        text = "The scheduler has no tasks.\nThey appear when a graph is submitted."
+        self._waits = look.awaiting(fig, text)
         return fig
 
-    def _draw_into(self, fig: figure) -> None:
+    def _draw_into(self, fig: Any) -> None:
         # Edges first: what is drawn later lies above, and the names of tasks have to be read.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
-        dots = fig.scatter(
-            "x",
-            "y",
-            source=self.nodes,
-            size="size",
-            fill_color="color",
-            line_color="line",
-            line_width="width",
-        )
-        fig.text(
-            "x",
-            "y",
-            text="text",
-            source=self.nodes,
-            y_offset=16,
-            text_align="center",
-            text_baseline="top",
-            text_color=look.INK,
-            text_font=value(look.FONT),
-            text_font_size="10px",
-        )
+        paint = {"fill_color": "color", "line_color": "line", "line_width": "width"}
+        dots = fig.scatter("x", "y", source=self.nodes, size="size", **paint)
+        style = {"y_offset": 16, "text_color": look.INK, **look.written("10px", "top")}
+        fig.text("x", "y", text="text", source=self.nodes, **style)
         told = [
             ("@prefix", "@name"),
             ("computes", "@note"),
@@ -169,7 +142,7 @@ class GraphPage:
             ("takes", "@seconds projected"),
             ("bytes", "@bytes{0.0 ib}"),
         ]
-        fig.add_tools(HoverTool(renderers=[dots], tooltips=told))
+        look.hover(fig, [dots], told)
 
 
 def _stretch(span: Range1d, start: float, end: float) -> None:

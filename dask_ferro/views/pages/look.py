@@ -11,12 +11,14 @@ from html import escape
 from operator import attrgetter
 from typing import Any
 
+from bokeh.core.properties import value
 from bokeh.layouts import column
 from bokeh.models import (
     ColumnDataSource,
     CustomJSTickFormatter,
     DataRange1d,
     DatetimeTickFormatter,
+    FactorRange,
     HoverTool,
     Node,
     PanTool,
@@ -85,6 +87,30 @@ def filled(columns: Columns, rows: Iterable[Any]) -> dict[str, list[Any]]:
     return {name: list(map(cell, there)) for name, cell in columns.items()}
 
 
+def tell(words: Div, text: str) -> None:
+    """Set a line's text; what it says already is not sent to browsers again."""
+    if text != words.text:
+        words.text = text
+
+
+def draw_bars(source: ColumnDataSource, data: dict[str, list[Any]], names: FactorRange, label: str) -> None:
+    """Fill a source of bars, the first one on top: Bokeh counts their names from below."""
+    factors = data[label][::-1]
+    if factors != list(names.factors):
+        names.factors = factors
+    source.data = data
+
+
+def written(size: str, baseline: str) -> dict[str, Any]:
+    """Return the options of names that are written into a figure."""
+    return {
+        "text_align": "center",
+        "text_baseline": baseline,
+        "text_font": value(FONT),
+        "text_font_size": size,
+    }
+
+
 def seconds_ticks() -> CustomJSTickFormatter:
     """Return a formatter of durations."""
     return CustomJSTickFormatter(code=_SECONDS)
@@ -116,12 +142,7 @@ def panel(title: str, **options: Any) -> Any:
 def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
     """Return a figure of the last seconds, which follows the newest data until somebody pans."""
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
-    tools = [
-        PanTool(dimensions="width"),
-        WheelZoomTool(dimensions="width"),
-        ResetTool(),
-        SaveTool(),
-    ]
+    tools = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool(), SaveTool()]
     fig = panel(title, x_axis_type="datetime", x_range=follows, y_axis_label=label, tools=tools, **options)
     fig.xaxis.formatter = clock()
     fig.xgrid.grid_line_color = None
@@ -131,15 +152,15 @@ def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
 def clock() -> DatetimeTickFormatter:
     """Return a formatter of times of the day."""
     day = "%H:%M:%S"
-    return DatetimeTickFormatter(
-        milliseconds="%H:%M:%S.%3N",
-        seconds=day,
-        minsec=day,
-        minutes=day,
-        hourmin=day,
-        hours="%H:%M",
-        days="%F",
-    )
+    units: dict[str, Any] = dict.fromkeys(("seconds", "minsec", "minutes", "hourmin"), day)
+    return DatetimeTickFormatter(milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units)
+
+
+def mark(fig: Any, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
+    """Draw an upright mark at the end of what there is."""
+    # A dash turned by a right angle: Bokeh has no marker of an upright line.
+    options = {"marker": "dash", "angle": 1.5708, "size": size, "line_width": 3, "color": RED}
+    fig.scatter(x, y, source=source, **options)
 
 
 def hover(fig: Any, renderers: list[Any], tooltips: Any, **options: Any) -> None:
@@ -161,17 +182,10 @@ def framed(fig: Any, *keys: tuple[str, str]) -> Any:
 
 def awaiting(fig: Any, text: str) -> Label:
     """Return the words in the middle of an empty figure; hide them when it is not empty."""
-    words = Label(
-        x=Node(target="frame", symbol="center", offset=0),
-        y=Node(target="frame", symbol="center", offset=0),
-        text=text,
-        text_align="center",
-        text_baseline="middle",
-        text_color=FAINT,
-        text_font=FONT,
-        text_font_size="13px",
-        background_fill_color="#fafafa",
-    )
+    middle = Node(target="frame", symbol="center", offset=0)
+    paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": "#fafafa"}
+    style = written("13px", "middle") | paint
+    words = Label(x=middle, y=middle, text=text, **style)
     fig.add_layout(words)
     return words
 

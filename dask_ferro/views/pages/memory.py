@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, FactorRange
+from bokeh.models import FactorRange
 from dask.utils import format_bytes
 
 from dask_ferro.views.pages import look
@@ -41,8 +41,8 @@ class MemoryPage:
     @without_property_validation
     def update(self, picture: MemoryPicture) -> None:
         """Draw the newest picture."""
-        _draw(self.hosts, look.filled(_HOSTS, picture.hosts), self._workers, "worker")
-        _draw(self.devices, look.filled(_DEVICES, picture.devices), self._names, "device")
+        look.draw_bars(self.hosts, look.filled(_HOSTS, picture.hosts), self._workers, "worker")
+        look.draw_bars(self.devices, look.filled(_DEVICES, picture.devices), self._names, "device")
         self._no_hosts.visible, self._no_devices.visible = not picture.hosts, not picture.devices
         host = sum(h.results + h.other for h in picture.hosts)
         spilled = sum(h.spilled for h in picture.hosts)
@@ -51,8 +51,7 @@ class MemoryPage:
         text += f"{format_bytes(spilled)} spilled to disk; measured by the workers"
         if picture.unseen:
             text += f"; {picture.unseen} workers with less than these are left out"
-        if text != self.headline.text:
-            self.headline.text = text
+        look.tell(self.headline, text)
 
     def _hosts(self) -> Any:
         self._workers = FactorRange()
@@ -61,7 +60,7 @@ class MemoryPage:
         first = fig.hbar(left=0, right="results", color=_HOST["results"], **options)
         fig.hbar(left="results", right="process", color=_HOST["other"], **options)
         fig.hbar(left="process", right="both", color=_SPILLED, **options)
-        _mark(fig, "limit", "worker", self.hosts)
+        look.mark(fig, "limit", "worker", self.hosts)
         told = [
             ("worker", "@worker"),
             ("process", "@process{0.0 ib}"),
@@ -84,7 +83,7 @@ class MemoryPage:
         fig = _bars("memory of each device", self._names, "device")
         options = {"height": 0.7, "source": self.devices, "color": look.GREEN}
         bars = fig.hbar("device", left=0, right="used", line_color=None, **options)
-        _mark(fig, "total", "device", self.devices)
+        look.mark(fig, "total", "device", self.devices)
         told = [
             ("device", "@device"),
             ("used", "@used{0.0 ib}"),
@@ -98,14 +97,6 @@ class MemoryPage:
         return look.framed(fig, (look.GREEN, "in use"), (look.RED, "all of it"))
 
 
-def _draw(source: ColumnDataSource, data: dict[str, list[Any]], rows: FactorRange, label: str) -> None:
-    # Bokeh counts rows from below: the first one is to stand on top.
-    names = data[label][::-1]
-    if names != list(rows.factors):
-        rows.factors = names
-    source.data = data
-
-
 def _bars(title: str, rows: FactorRange, label: str) -> Any:
     fig = look.panel(title, y_range=rows, sizing_mode="stretch_both", min_height=420)
     fig.x_range.start = 0
@@ -115,10 +106,3 @@ def _bars(title: str, rows: FactorRange, label: str) -> Any:
     fig.ygrid.grid_line_color = None
     fig.yaxis.axis_label = label
     return fig
-
-
-def _mark(fig: Any, x: str, y: str, source: ColumnDataSource) -> None:
-    """Draw an upright mark at the end of what there is."""
-    # A dash turned by a right angle: Bokeh has no marker of an upright line.
-    options = {"marker": "dash", "angle": 1.5708, "size": 18, "line_width": 3, "color": look.RED}
-    fig.scatter(x, y, source=source, **options)

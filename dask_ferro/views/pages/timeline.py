@@ -10,19 +10,14 @@ zooms, until the reset tool is pressed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import (
-    BoxZoomTool,
-    CustomJS,
-    FixedTicker,
-    Range1d,
-    WheelZoomTool,
-)
+from bokeh.models import BoxZoomTool, CustomJS, FixedTicker, Range1d, WheelZoomTool
 from bokeh.models.widgets import RadioButtonGroup
 
 from dask_ferro.views.pages import look
@@ -64,7 +59,7 @@ class TimelinePage:
         self.end = look.source(("x", "y"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.remark = look.line()
-        self._busy: dict[str, float] = {}
+        self._busy: defaultdict[str, float] = defaultdict(float)
         self._lanes: tuple[tuple[str, str, int], ...] = ()
         self._bottoms: dict[str, int] = {}
         self._drawn: list[Block] = []
@@ -95,10 +90,9 @@ class TimelinePage:
         before = set(self._busy)
         for block in blocks:
             if block.kind == "compute":
-                self._busy[block.prefix] = self._busy.get(block.prefix, 0.0) + block.busy
+                self._busy[block.prefix] += block.busy
         if len(self._busy) > _PREFIXES:
-            busiest = sorted(self._busy, key=lambda p: -self._busy[p])
-            self._busy = {prefix: self._busy[prefix] for prefix in busiest[: _PREFIXES // 2]}
+            self._busy = defaultdict(float, sorted(self._busy.items(), key=_seconds)[: _PREFIXES // 2])
         self.blocks.stream(self._columns(blocks), rollover=_KEPT)
         if before != set(self._busy):
             self._explain()
@@ -129,8 +123,8 @@ class TimelinePage:
         }
 
     def _explain(self) -> None:
-        busiest = sorted(self._busy, key=lambda p: -self._busy[p])
-        parts = [look.swatch(look.color_of(p), p) for p in busiest[:_NAMED]]
+        busiest = sorted(self._busy.items(), key=_seconds)
+        parts = [look.swatch(look.color_of(p), p) for p, _ in busiest[:_NAMED]]
         if len(busiest) > _NAMED:
             parts.append(f'<span style="color:{look.FAINT}">and {len(busiest) - _NAMED} more</span>')
         kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "move")]
@@ -145,32 +139,17 @@ class TimelinePage:
         if news.unseen:
             remarks.append(f"{news.unseen} workers more than fit")
         text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
-        if text != self.remark.text:
-            self.remark.text = text
+        look.tell(self.remark, text)
 
     def _figure(self) -> Any:
-        fig = look.over_time(
-            "what ran where",
-            _WINDOWS[_FIRST],
-            "worker",
-            y_range=Range1d(start=0, end=1),
-            sizing_mode="stretch_both",
-            min_height=420,
-        )
+        options = {"y_range": Range1d(start=0, end=1), "sizing_mode": "stretch_both", "min_height": 420}
+        fig = look.over_time("what ran where", _WINDOWS[_FIRST], "worker", **options)
         fig.toolbar.active_scroll = fig.select_one(WheelZoomTool)
         fig.add_tools(BoxZoomTool(dimensions="width"))
         fig.toolbar.autohide = fig.title.visible = False
-        quads = fig.quad(
-            "left",
-            "right",
-            top="top",
-            bottom="bottom",
-            source=self.blocks,
-            fill_color="color",
-            fill_alpha="alpha",
-            line_color="white",
-            line_width=0.4,
-        )
+        edges = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
+        paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": "white", "line_width": 0.4}
+        quads = fig.quad(source=self.blocks, **edges, **paint)
         quads.nonselection_glyph = None
         fig.scatter("x", "y", source=self.end, size=1, alpha=0)  # where the range ends
         fig.xaxis.axis_label = "time of the scheduler (UTC)"
@@ -183,11 +162,14 @@ class TimelinePage:
             ("worker", "@worker"),
         ]
         look.hover(fig, [quads], told)
-        self._waits = look.awaiting(
-            fig,
-            "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them.",
-        )
+        text = "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them."
+        self._waits = look.awaiting(fig, text)
         return fig
+
+
+def _seconds(of: tuple[str, float]) -> float:
+    """The key that puts the busiest first."""
+    return -of[1]
 
 
 def _what(block: Block) -> str:
