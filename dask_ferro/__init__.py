@@ -78,9 +78,9 @@ _MODULES = {
     "stream": ("run",),
 }
 # name -> (module, attribute); None is the module itself
-_PUBLIC: dict[str, tuple[str, str | None]] = {
-    name: (f"dask_ferro.{module}", name) for module, names in _MODULES.items() for name in names
-}
+_PUBLIC: dict[str, tuple[str, str | None]] = {}
+for _module, _names in _MODULES.items():
+    _PUBLIC |= {name: (f"dask_ferro.{_module}", name) for name in _names}
 _PUBLIC |= {name: (f"dask_ferro.graph.{name}", None) for name in ("nn", "optim", "workloads")}
 _PUBLIC["schedule"] = ("dask_ferro.graph.schedules.known", "known")
 

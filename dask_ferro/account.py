@@ -127,10 +127,9 @@ def account(trace: Trace) -> Account:
 
 
 def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
-    flows = [
-        Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of))
-        for (source, worker), of in groupby(attrgetter("source", "worker"), spans).items()
-    ]
+    flows = []
+    for (source, worker), of in groupby(attrgetter("source", "worker"), spans).items():
+        flows.append(Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of)))
     return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
 
 

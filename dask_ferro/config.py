@@ -308,7 +308,9 @@ def rows() -> list[Row]:
 def suggested(prefix: str, keys: Iterable[str]) -> str:
     """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
     short = [key.removeprefix(f"{SECTION}.") for key in keys]
-    starts = {start for key in short for start in accumulate(key.split("."), "{}.{}".format)}
+    starts: set[str] = set()
+    for key in short:
+        starts.update(accumulate(key.split("."), "{}.{}".format))
     sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in short))
     return meant(prefix.removeprefix(f"{SECTION}."), sorted(starts)) or f"; sections are {sections}"
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command, leave
+
+if TYPE_CHECKING:
+    from dask_ferro.config import Row
 
 
 @click.command(cls=Command)
@@ -36,7 +40,6 @@ def config(
     """
     from dask_ferro import config as configuration
     from dask_ferro.errors import ConfigError
-    from dask_ferro.origins import DEFAULT
     from dask_ferro.runtime.jobs.job_config import load
     from dask_ferro.views.options import keyword_rows, of_job, page, show_options
     from dask_ferro.views.terminal import show_wide
@@ -45,26 +48,35 @@ def config(
         click.echo(page(), nl=False)
         return
     job = load(jobs) if jobs else None
-    options = configuration.rows()
-    found = {"options": of_job(options, job) if job else options, "keywords": keyword_rows(job)}
-    wanted = _plain(prefix)
-    shown = {
-        title: [row for row in rows if _plain(row.key).startswith(wanted)] for title, rows in found.items()
-    }
+    options, keywords = configuration.rows(), keyword_rows(job)
+    if job:
+        options = of_job(options, job)
+    shown = {"options": _beginning(options, prefix), "keywords": _beginning(keywords, prefix)}
     if not any(shown.values()):
-        keys = [row.key for rows in found.values() for row in rows]
+        keys = [row.key for row in (*options, *keywords)]
         raise ConfigError(f"no option begins with {prefix!r}{configuration.suggested(prefix, keys)}")
     if changed:
-        shown = {title: [row for row in rows if row.origin != DEFAULT] for title, rows in shown.items()}
+        shown = {title: _set(rows) for title, rows in shown.items()}
     wrong = configuration.problems()
     if as_json:
-        told = {title: [row._asdict() for row in rows] for title, rows in shown.items()}
+        told = {title: list(map(configuration.Row._asdict, rows)) for title, rows in shown.items()}
         click.echo(json.dumps({**told, "problems": wrong}, default=str))
     for title, rows in shown.items():
         if rows and not as_json:
             show_wide(partial(show_options, title=title, rows=rows, explain=explain))
     if wrong:
         leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)
+
+
+def _beginning(rows: list[Row], prefix: str) -> list[Row]:
+    wanted = _plain(prefix)
+    return [row for row in rows if _plain(row.key).startswith(wanted)]
+
+
+def _set(rows: list[Row]) -> list[Row]:
+    from dask_ferro.origins import DEFAULT
+
+    return [row for row in rows if row.origin != DEFAULT]
 
 
 def _plain(key: str) -> str:

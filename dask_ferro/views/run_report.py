@@ -68,7 +68,7 @@ def _asset(name: str) -> str:
     return files("dask_ferro.views").joinpath(name).read_text(encoding="utf-8")
 
 
-class _Table(NamedTuple):
+class _TableOfText(NamedTuple):
     """A table: the first `left` columns are text, the others numbers; `number` is of all rows, shown or not."""
 
     columns: tuple[str, ...]
@@ -116,9 +116,9 @@ def _cards(trace: Trace, found: Account) -> list[tuple[str, str, str]]:
     ]
 
 
-def _figures(summary: dict[str, float]) -> _Table:
+def _figures(summary: dict[str, float]) -> _TableOfText:
     rows = [(name.replace("_", " "), _figure(name, value)) for name, value in summary.items()]
-    return _Table(("figure", "value"), rows)
+    return _TableOfText(("figure", "value"), rows)
 
 
 def _figure(name: str, value: float) -> str:
@@ -132,7 +132,7 @@ def _figure(name: str, value: float) -> str:
 # ---- tables ------------------------------------------------------------------------------------------------
 
 
-def _workers(workers: Sequence[BusyShare], makespan: float) -> _Table:
+def _workers(workers: Sequence[BusyShare], makespan: float) -> _TableOfText:
     rows = [
         (
             w.worker,
@@ -147,10 +147,10 @@ def _workers(workers: Sequence[BusyShare], makespan: float) -> _Table:
         for w in workers[:_ROWS]
     ]
     columns = ("worker", "threads", "tasks", "busy", "utilization", "fetched", "stolen in", "stolen out")
-    return _Table(columns, rows, number=len(workers), what="workers")
+    return _TableOfText(columns, rows, number=len(workers), what="workers")
 
 
-def _families(families: Sequence[Family], what: str) -> _Table:
+def _families(families: Sequence[Family], what: str) -> _TableOfText:
     total = sum(f.seconds for f in families)
     rows = [
         (
@@ -165,7 +165,7 @@ def _families(families: Sequence[Family], what: str) -> _Table:
         for f in families[:_ROWS]
     ]
     columns = (what, "times", "seconds", "share", "median", "longest", "bytes made")
-    return _Table(columns, rows, number=len(families), what=f"kinds of {what}")
+    return _TableOfText(columns, rows, number=len(families), what=f"kinds of {what}")
 
 
 def _ops_note(ops: Sequence[Family]) -> str:
@@ -189,7 +189,7 @@ def _path_note(found: Account) -> str:
     )
 
 
-def _path(path: Sequence[PathStep], zero: float) -> _Table | None:
+def _path(path: Sequence[PathStep], zero: float) -> _TableOfText | None:
     if not path:
         return None
     shown = sorted(sorted(path, key=lambda s: s.start - s.stop - s.waited)[:_ROWS], key=lambda s: s.start)
@@ -205,7 +205,9 @@ def _path(path: Sequence[PathStep], zero: float) -> _Table | None:
         for step in shown
     ]
     columns = ("task", "prefix", "worker", "started at", "computed", "waited")
-    return _Table(columns, rows, 3, len(path), "tasks by what they took, in the order in which they ran")
+    return _TableOfText(
+        columns, rows, 3, len(path), "tasks by what they took, in the order in which they ran"
+    )
 
 
 # ---- flows -------------------------------------------------------------------------------------------------
@@ -238,8 +240,10 @@ def _matrix(flows: Sequence[Flow], unit: str) -> _Matrix | None:
         text = size(value) if unit == "bytes" else f"{value:,.0f}"
         return round(100 * value / most), text if value else ""
 
-    rows = [(name, [cell(cells.get((name, other), 0.0)) for other in names]) for name in names]
-    return _Matrix(names, rows, len(totals))
+    def row(name: str) -> tuple[str, list[tuple[int, str]]]:
+        return name, [cell(cells.get((name, other), 0.0)) for other in names]
+
+    return _Matrix(names, list(map(row, names)), len(totals))
 
 
 # ---- drawings ----------------------------------------------------------------------------------------------

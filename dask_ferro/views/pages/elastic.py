@@ -98,7 +98,7 @@ class ElasticPage:
         lines.sort(key=lambda one: -one[0])
         self.log.text = _table(lines[:_ROWS]) if lines else ""
 
-    def _jobs(self) -> Any:
+    def _jobs(self) -> look.Figure:
         fig = look.over_time("jobs, and how many are wanted", _WINDOW, "jobs", height=300)
         self._job_areas = _stacked(fig, self.jobs, _STATES)
         wanted = _step(fig, self.jobs, "wanted", look.RED, line_dash="dashed")
@@ -108,7 +108,7 @@ class ElasticPage:
         keys = [(color, state) for state, color in _STATES.items()]
         return look.framed(fig, (look.RED, "wanted"), (look.INK, "requested"), *keys)
 
-    def _load(self) -> Any:
+    def _load(self) -> look.Figure:
         fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
         self._load_areas = _stacked(fig, self.load, _LOAD)
         threads = _step(fig, self.load, "threads", look.INK)
@@ -117,7 +117,7 @@ class ElasticPage:
         keys = [(color, state) for state, color in _LOAD.items()]
         return look.framed(fig, (look.INK, "threads"), *keys)
 
-    def _waits(self) -> Any:
+    def _waits(self) -> look.Figure:
         fig = look.over_time("queue wait, the longest of the pools", _WINDOW, "expected", height=160)
         fig.yaxis.formatter = look.seconds_ticks()
         fig.y_range.start = 0
@@ -126,7 +126,7 @@ class ElasticPage:
         self._no_wait = look.awaiting(fig, _FIRST)
         return look.framed(fig, (look.BLUE, "from a submission to its start"))
 
-    def _held(self) -> Any:
+    def _held(self) -> look.Figure:
         fig = look.over_time("node-seconds so far", _WINDOW, "node-seconds", height=160)
         fig.y_range.start = 0
         line = fig.line("time", "held", source=self.jobs, color=look.GREEN, line_width=2)
@@ -140,11 +140,11 @@ def _source(columns: Iterable[str], states: Mapping[str, str]) -> ColumnDataSour
     return look.source({**dict.fromkeys(columns), **none, **_stack(none)})
 
 
-def _step(fig: Any, source: ColumnDataSource, name: str, color: str, **options: Any) -> Any:
+def _step(fig: look.Figure, source: ColumnDataSource, name: str, color: str, **options: Any) -> Any:
     return fig.step("time", name, source=source, mode="after", color=color, **{"line_width": 2, **options})
 
 
-def _stacked(fig: Any, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
+def _stacked(fig: look.Figure, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
     """Return steps that stand on top of each other, not visible yet; column "to X" is where X ends."""
     options = {"fill_alpha": 0.85, "step_mode": "after", "source": source, "visible": False}
     return [
@@ -174,7 +174,7 @@ def _stack(counts: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return edges
 
 
-def _count(fig: Any, line: Any, names: Iterable[str]) -> None:
+def _count(fig: look.Figure, line: Any, names: Iterable[str]) -> None:
     """Let a figure count from 0 in whole numbers, and tell what is where."""
     fig.y_range.start, fig.y_range.only_visible = 0, True
     fig.yaxis.ticker.min_interval = 1

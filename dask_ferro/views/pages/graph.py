@@ -114,7 +114,7 @@ class GraphPage:
         parts.append(look.swatch(look.RED, "critical path"))
         look.tell(self.legend, "".join(parts))
 
-    def _figure(self) -> Any:
+    def _figure(self) -> look.Figure:
         tools = [PanTool(), WheelZoomTool(), BoxZoomTool(), ResetTool(), SaveTool()]
         ranges = {"x_range": Range1d(start=-1, end=1), "y_range": Range1d(start=-1, end=1)}
         options = {"tools": tools, "sizing_mode": "stretch_both", "min_height": 420, **ranges}
@@ -127,7 +127,7 @@ class GraphPage:
         self._waits = look.awaiting(fig, text)
         return fig
 
-    def _draw_into(self, fig: Any) -> None:
+    def _draw_into(self, fig: look.Figure) -> None:
         # Edges first: what is drawn later lies above, and the names of tasks have to be read.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
         paint = {"fill_color": "color", "line_color": "line", "line_width": "width"}

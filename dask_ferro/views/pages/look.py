@@ -44,6 +44,8 @@ _colors: dict[str, str] = {}
 # Prefixes that keep their colour; models and functions have tens of them.
 _COLORED = 4096
 
+# A figure, bare or framed: Bokeh's own types do not know the properties that it gives to its figures.
+Figure = Any
 # A name for each column of a source, and what a row has there.
 Columns = Mapping[str, Callable[[Any], Any]]
 
@@ -121,11 +123,11 @@ def bytes_ticks() -> CustomJSTickFormatter:
     return CustomJSTickFormatter(code=_BYTES)
 
 
-def panel(title: str, **options: Any) -> Any:
+def panel(title: str, **options: Any) -> Figure:
     """Return a figure with the pages' title, grid and toolbar."""
     options = {"sizing_mode": "stretch_width", "height": 300, "toolbar_location": "above", **options}
     tools = options.pop("tools", None)
-    fig: Any = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
+    fig: Figure = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
     fig.title.text_font = fig.axis.axis_label_text_font = fig.axis.major_label_text_font = FONT
     fig.title.text_font_size, fig.title.text_color = "13px", INK
     fig.axis.axis_label_text_font_style = "normal"
@@ -139,7 +141,7 @@ def panel(title: str, **options: Any) -> Any:
     return fig
 
 
-def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
+def over_time(title: str, seconds: float, label: str, **options: Any) -> Figure:
     """Return a figure of the last seconds, which follows the newest data until somebody pans."""
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
     tools = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool(), SaveTool()]
@@ -156,19 +158,19 @@ def clock() -> DatetimeTickFormatter:
     return DatetimeTickFormatter(milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units)
 
 
-def mark(fig: Any, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
+def mark(fig: Figure, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
     """Draw an upright mark at the end of what there is."""
     # A dash turned by a right angle: Bokeh has no marker of an upright line.
     options = {"marker": "dash", "angle": 1.5708, "size": size, "line_width": 3, "color": RED}
     fig.scatter(x, y, source=source, **options)
 
 
-def hover(fig: Any, renderers: list[Any], tooltips: Any, **options: Any) -> None:
+def hover(fig: Figure, renderers: list[Any], tooltips: Any, **options: Any) -> None:
     """Have a figure tell what is under the pointer."""
     fig.add_tools(HoverTool(renderers=renderers, tooltips=tooltips, point_policy="follow_mouse", **options))
 
 
-def framed(fig: Any, *keys: tuple[str, str]) -> Any:
+def framed(fig: Figure, *keys: tuple[str, str]) -> Figure:
     """Return a figure under a line with its title and what its colours mean.
 
     Bokeh's own legends show no colour of what is not there yet, and stand in the way of what is.
@@ -180,7 +182,7 @@ def framed(fig: Any, *keys: tuple[str, str]) -> Any:
     return column(head, fig, sizing_mode=fig.sizing_mode if fig.sizing_mode != "fixed" else None)
 
 
-def awaiting(fig: Any, text: str) -> Label:
+def awaiting(fig: Figure, text: str) -> Label:
     """Return the words in the middle of an empty figure; hide them when it is not empty."""
     middle = Node(target="frame", symbol="center", offset=0)
     paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": "#fafafa"}

@@ -53,7 +53,7 @@ class MemoryPage:
             text += f"; {picture.unseen} workers with less than these are left out"
         look.tell(self.headline, text)
 
-    def _hosts(self) -> Any:
+    def _hosts(self) -> look.Figure:
         self._workers = FactorRange()
         fig = _bars("host memory of each worker", self._workers, "worker")
         options = {"y": "worker", "height": 0.7, "source": self.hosts, "line_color": None}
@@ -78,7 +78,7 @@ class MemoryPage:
             (look.RED, "limit"),
         )
 
-    def _devices(self) -> Any:
+    def _devices(self) -> look.Figure:
         self._names = FactorRange()
         fig = _bars("memory of each device", self._names, "device")
         options = {"height": 0.7, "source": self.devices, "color": look.GREEN}

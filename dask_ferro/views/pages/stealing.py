@@ -128,7 +128,7 @@ class StealingPage:
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def _matrix(self) -> Any:
+    def _matrix(self) -> look.Figure:
         self._thieves, self._victims = FactorRange(), FactorRange()
         axes = {"x_range": self._thieves, "x_axis_label": "thief"}
         axes |= {"y_range": self._victims, "y_axis_label": "victim"}
@@ -151,7 +151,7 @@ class StealingPage:
         self._no_flow = look.awaiting(fig, text)
         return look.framed(fig)
 
-    def _rates(self) -> Any:
+    def _rates(self) -> look.Figure:
         fig = look.over_time("moves, by what became of them", _WINDOW, "a second", height=178)
         names, colors = zip(*_OUTCOMES, strict=True)
         bars = fig.vbar_stack(names, x="time", width=900, source=self.seconds, color=colors, line_color=None)
@@ -160,7 +160,7 @@ class StealingPage:
         self._no_moves = look.awaiting(fig, "waits for the first request")
         return look.framed(fig, *((color, name) for name, color in _OUTCOMES))
 
-    def _paid(self) -> Any:
+    def _paid(self) -> look.Figure:
         title = "work in stolen tasks against seconds spent moving"
         fig = look.over_time(title, _WINDOW, "measured; moving is projected", height=178)
         options = {"x": "time", "width": 900, "source": self.seconds, "line_color": None}
@@ -171,7 +171,7 @@ class StealingPage:
         self._no_gain = look.awaiting(fig, "waits for the first task that moves")
         return look.framed(fig, (look.GREEN, "stolen work"), (look.RED, "moving"))
 
-    def _bars(self) -> Any:
+    def _bars(self) -> look.Figure:
         self._bar_range = FactorRange()
         title = "backlog of each worker, and its threshold"
         options = {"x_axis_label": "seconds until a task that came now would start", "height": 290}
@@ -193,7 +193,7 @@ class StealingPage:
         colors = (look.AMBER, "under it: asks for work"), (look.BLUE, "has enough")
         return look.framed(fig, (look.RED, "threshold"), *colors)
 
-    def _curves(self) -> Any:
+    def _curves(self) -> look.Figure:
         options = {"height": 290, "y_axis_type": "log", "y_range": Range1d(start=5e-4, end=0.5)}
         fig = look.over_time("thresholds over time", _CURVE, "over all workers", **options)
         assert isinstance(fig.y_scale, LogScale)

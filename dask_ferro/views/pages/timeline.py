@@ -141,7 +141,7 @@ class TimelinePage:
         text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
         look.tell(self.remark, text)
 
-    def _figure(self) -> Any:
+    def _figure(self) -> look.Figure:
         options = {"y_range": Range1d(start=0, end=1), "sizing_mode": "stretch_both", "min_height": 420}
         fig = look.over_time("what ran where", _WINDOWS[_FIRST], "worker", **options)
         fig.toolbar.active_scroll = fig.select_one(WheelZoomTool)

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+# What is to be seen of a worker (`runtime.telemetry.top.WorkerLook`, which would bring Dask with it).
+Row = Mapping[str, Any]
+
 # What rows are sorted by: title of the column, and the entry of a row.
 SORTS = {
     "backlog": "backlog",
@@ -102,11 +105,11 @@ def _typed(choice: Choice, key: str) -> Choice:
     return replace(choice, wanted=text + key, first=0) if key.isprintable() and len(key) == 1 else choice
 
 
-def arranged(workers: Sequence[Mapping[str, Any]], choice: Choice) -> list[Mapping[str, Any]]:
+def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
     """Return the workers that are wanted, in the order that is wanted; equal ones by name."""
     entry, wanted = SORTS[choice.sort], (choice.wanted or "").lower()
 
-    def order(row: Mapping[str, Any]) -> Any:
+    def order(row: Row) -> Any:
         value = row[entry]
         return (value is not None, _natural(value) if choice.sort in _WORDS else (value or 0.0))
 
@@ -114,13 +117,13 @@ def arranged(workers: Sequence[Mapping[str, Any]], choice: Choice) -> list[Mappi
     return sorted(sorted(shown, key=lambda r: _natural(r["name"])), key=order, reverse=choice.descending)
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def _text(row: Row) -> str:
     # All that the table shows of a worker may be searched for.
     parts = [row["name"], row["address"], row["state"], row["device"], *row["running"]]
     return " ".join([*parts, *(name for name, _ in row["ops"])]).lower()
 
 
-def _natural(value: Any) -> tuple[Any, ...]:
+def _natural(value: object) -> tuple[tuple[int, str], ...]:
     """Of two names with numbers in them, the smaller number first: w2 before w10."""
     parts = re.split(r"(\d+)", " ".join(value) if isinstance(value, list) else str(value))
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

@@ -17,10 +17,9 @@ from rich.text import Text
 
 from dask_ferro.views.terminal import count, duration, facts, share, size
 from dask_ferro.views.terminal import table as plain_table
-from dask_ferro.views.top.choice import Choice
+from dask_ferro.views.top.choice import Choice, Row
 
 Look = Mapping[str, Any]
-Row = Mapping[str, Any]
 
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
 
@@ -233,5 +232,8 @@ def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     facts(out, [("scheduler", _scheduler(seen)), *told])
     names = [column for column in _COLUMNS if column.left and column.title != "address"]
     columns = [*names, *(column for column in _COLUMNS if column not in names)]
-    cells = [[printable(column.cell(row)) for column in columns] for row in rows]
-    plain_table(out, "workers", [column.title for column in columns], cells, left=len(names))
+
+    def cells(row: Row) -> list[str]:
+        return [printable(column.cell(row)) for column in columns]
+
+    plain_table(out, "workers", [column.title for column in columns], list(map(cells, rows)), left=len(names))
