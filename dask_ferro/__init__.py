@@ -140,7 +140,8 @@ def __getattr__(name: str) -> Any:
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         if name in _ARRAY_API:
-            import_module("dask_ferro.lower.tensor")  # gives tensors their `compute`
+            # Loading it gives tensors their `compute`: whoever has one function of them may ask one for its value.
+            import_module("dask_ferro.lower.tensor")
         value = _loaded(name, module)
         if attribute is not None:
             value = getattr(value, attribute)

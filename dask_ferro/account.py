@@ -109,7 +109,8 @@ def account(trace: Trace) -> Account:
     seconds = {task.key: task.seconds for task in trace.tasks}
     # By the tasks' own seconds: one that ran twice counts once in a chain.
     longest = sum(seconds[step.key] for step in path)
-    work = trace.busy_seconds  # of all runs: of a task that ran again, too
+    # Of all runs: what ran again was work for the threads, too.
+    work = trace.busy_seconds
     threads = sum(trace.workers.values())
     steals = _flows(trace.of("steal"))
     return Account(
@@ -188,7 +189,8 @@ def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
     inputs = {task.key: task.dependencies for task in trace.tasks}
     begin = min((span.start for span in trace.spans), default=0.0)
     steps = []
-    for key in (key for key in chain if key in runs):  # a file may tell of tasks, and not of their runs
+    # A file may tell of tasks, and not of their runs.
+    for key in (key for key in chain if key in runs):
         run = runs[key]
         ready = max((runs[d].stop for d in inputs[key] if d in runs), default=begin)
         waited = max(run.start - ready, 0.0)

@@ -182,6 +182,7 @@ def import_(
         click.echo(json.dumps(found.as_dict()))
     else:
         show_inventory(console(), found)
+    # The report is whole all the same, so that all problems are told in one run.
     if found.problems:
         raise click.exceptions.Exit(1)
 
@@ -225,6 +226,7 @@ def simulate(
     from dask_ferro.views.simulation import show_comparison
     from dask_ferro.views.terminal import console
 
+    # By the user's own settings: what is compared is what `ff.install` would do here.
     graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
     cluster = VirtualCluster.local(workers, threads)
     found = compare.compare(graph, cluster, policies, rules=Settings.configured().rules, seed=seed)

@@ -38,6 +38,7 @@ def defaults() -> dict[str, Any]:
 @cache
 def ensure() -> None:
     """Merge the defaults under `dask.config`; once in a process, however often it is called."""
+    # Before the defaults come: Dask puts a section in the place of such a value, and nobody would be told.
     _overwritten.update(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
     dask.config.update_defaults(defaults())
 
@@ -50,7 +51,8 @@ def get(key: str) -> Any:
     """
     ensure()
     found: Any = dask.config.config
-    try:  # each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled
+    # Each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled.
+    try:
         for part in parts_of(key):
             found = found[part]
         return found
@@ -171,9 +173,10 @@ def strangers() -> list[str]:
     """Return what is wrong with the configuration's keys, a clause each."""
     ensure()
     tree = dask.config.config
+    # A list at once: another thread may set a key.
     dotted = [
         key
-        for key in list(tree)  # at once: another thread may set a key
+        for key in list(tree)
         if isinstance(key, str) and key.startswith((f"{SECTION}.", f"{SECTION}_", f"{SECTION}-"))
     ]
     found = [clause for key in dotted if (clause := _flat(key))]
@@ -225,9 +228,8 @@ def _flat(key: str) -> str:
 
 def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the sections in whose place there is a value, and what is wrong with it."""
-    if section is None or not isinstance(
-        known, Mapping
-    ):  # None: a section of which every line is commented out
+    # None: a section of which every line is commented out.
+    if section is None or not isinstance(known, Mapping):
         return
     if not isinstance(section, Mapping):
         wanted = f"a section with some of {', '.join(known)}"
@@ -290,7 +292,8 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     """Return all options as they stand, in the order of their sections, by their whole names."""
-    there = list(layers())  # files are read once
+    # Files are read once for all options, and not once for each.
+    there = list(layers())
     return [
         Row(
             f"{SECTION}.{key}",
@@ -318,7 +321,8 @@ def suggested(prefix: str, keys: Iterable[str]) -> str:
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256, typed=True)  # typed: True is no 1
+# Typed: True is no 1, and equal keys would share one entry.
+@lru_cache(maxsize=256, typed=True)
 def _remembered(key: str, written: Any) -> Any:
     return parsed(OPTIONS[key], written)
 
@@ -333,12 +337,14 @@ def parsed(option: Option, written: Any) -> Any:
     """
     if option.auto and (word(written) in (None, "auto") or written == option.nothing):
         return option.nothing
+    # A word such as `off`, of which the reader of durations knows nothing.
     if option.kind == "seconds" and option.off and as_flag(written) is False:
         return 0.0
     try:
         found = _READERS[option.kind](option, written)
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError):
         raise ValueError from None
+    # To Python True is 1: `yes` would be a second, or a byte.
     if option.kind in _NUMBERS and (isinstance(written, bool) or not option.admits(found)):
         raise ValueError
     if option.kind in _WORDS and found is None:

@@ -34,7 +34,8 @@ class _Problems(Exception):
         super().__init__(_join(headline, self.problems))
 
     def __reduce__(self) -> tuple[type[_Problems], tuple[str, tuple[str, ...]], dict[str, Any]]:
-        return type(self), (self.headline, self.problems), self.__dict__  # with its notes
+        # Notes are in the dictionary: a worker's would be lost on the way to the client.
+        return type(self), (self.headline, self.problems), self.__dict__
 
 
 class ModelError(_Problems, ValueError):

@@ -38,7 +38,8 @@ _MOST_THREADS = 1 << 20
 _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 Key = Hashable
-_Reader = Callable[[Any], Any]  # of one cell of a line; ValueError or TypeError for what it is not
+# Of one cell of a line; ValueError or TypeError for what it is not.
+_Reader = Callable[[Any], Any]
 
 
 class Span(NamedTuple):
@@ -254,7 +255,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """
     target = Path(path)
     if target.suffix == ".gz":
+        # Without a time in its head, equal traces are equal files.
         content = gzip.compress(content, compresslevel=6, mtime=0)
+    # In the same folder, as a rename is whole within one file system alone; hidden, so that no pattern finds it.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)
@@ -379,6 +382,7 @@ def _unpacked(content: bytes, where: str) -> bytes:
     """What a gzip file holds, unless it is out of all proportion."""
     most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
     with gzip.open(io.BytesIO(content)) as file:
+        # One byte more than is allowed says that there is more; all of it might not fit into memory.
         unpacked = file.read(most + 1)
     if len(unpacked) > most:
         raise ConfigError(
@@ -390,6 +394,7 @@ def _unpacked(content: bytes, where: str) -> bytes:
 
 def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
     """Raise `ConfigError` where a key stands twice, or tasks wait for each other."""
+    # The simulator would wait for ever for tasks that wait for each other.
     waits: dict[Key, tuple[Key, ...]] = {}
     for task in tasks:
         if task.key in waits:

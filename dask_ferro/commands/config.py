@@ -49,6 +49,7 @@ def config(
         return
     job = load(jobs) if jobs else None
     options, keywords = configuration.rows(), keyword_rows(job)
+    # Such a file sets options for its own cluster alone, which Dask's configuration here knows nothing of.
     if job:
         options = of_job(options, job)
     shown = {"options": _beginning(options, prefix), "keywords": _beginning(keywords, prefix)}
@@ -64,6 +65,7 @@ def config(
     for title, rows in shown.items():
         if rows and not as_json:
             show_wide(partial(show_options, title=title, rows=rows, explain=explain))
+    # Told last: what is wrong in one section does not hide the values of all others.
     if wrong:
         leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)
 

@@ -39,6 +39,7 @@ def jobs(
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
+    # A journal may be of a cluster that is gone: what ran then does not run on until now.
     now = None if journal else time()
     records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(address, scheduler_file)))
     if as_json:

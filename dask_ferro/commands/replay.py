@@ -127,7 +127,8 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     if len(policies) > 1:
         raise click.UsageError("--events takes one --policy")
     policy = policies[0] if policies else None
-    if policy not in (None, *POLICIES):  # stock Dask's have no core
+    # Stock Dask's have no core that could be asked.
+    if policy not in (None, *POLICIES):
         raise click.BadParameter(
             f"got {policy!r}, wanted one of {', '.join(POLICIES)}", param_hint="--policy"
         )
@@ -139,7 +140,8 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     else:
         _show(found, is_beside=policy is not None or bool(parameters))
     if found.difference is not None:
-        raise click.exceptions.Exit(1)  # an error, a file that is none among them, is 2
+        # An error, a file that is none among them, is 2.
+        raise click.exceptions.Exit(1)
 
 
 def _as_dict(found: Replayed) -> dict[str, Json]:

@@ -51,6 +51,7 @@ def top(
 
     line = SchedulerConnection(where(address, scheduler_file))
     choice = Choice(wanted=wanted).sorted_by(sort)
+    # Windows has terminals of another kind, and a pipe has no keys.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(line, choice, as_json))
     else:

@@ -63,7 +63,8 @@ def _workers(trace: Trace) -> Iterator[str]:
 
 # ---- which track, and where on it --------------------------------------------------------------------------
 
-Placed = tuple[Span, int]  # a span as it is drawn, and its track
+# A span as it is drawn, and its track.
+Placed = tuple[Span, int]
 
 
 def _placed(trace: Trace) -> Iterator[Placed]:

@@ -67,7 +67,8 @@ def of_job(rows: Iterable[Row], job: JobConfig) -> list[Row]:
 
 def _keyword_rows(path: str, kind: type, given: Mapping[str, Any], origin: str) -> Iterator[Row]:
     for name, option in keywords_of(kind).items():
-        if option.kind != "mapping":  # told entry by entry
+        # Mappings are told entry by entry.
+        if option.kind != "mapping":
             value, where = (given[name], origin) if name in given else (option.default, DEFAULT)
             yield Row(f"{path}.{name}", value, option.unit, option.default, where, option.help)
 
@@ -94,7 +95,8 @@ def written(value: Any) -> str:
     """
     try:
         return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
-    except yaml.YAMLError:  # an object that a program has set
+    except yaml.YAMLError:
+        # An object that a program has set.
         return repr(value)
 
 

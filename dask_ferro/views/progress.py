@@ -82,5 +82,6 @@ def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | 
         yield None
         return
     out = console(stream)
+    # Transient, as the end is told in words of its own; refreshed by its caller alone, on news.
     with Live(console=out, transient=True, auto_refresh=False) as shown:
         yield lambda seen: shown.update(line(seen, out.width), refresh=True)

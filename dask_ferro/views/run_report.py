@@ -53,7 +53,8 @@ def run_report(trace: Trace, found: Account, title: str) -> str:
     ]
     # Names in a run may look like markup: all but our own two files is escaped, the data's "<" too.
     environment = Environment(autoescape=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # 100,000 spans are 4 MB so
+    # 100,000 spans are 4 MB without blanks.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.from_string(_asset("run_report.html")).render(
         title=title,
         style=_asset("run_report.css"),
@@ -279,6 +280,7 @@ def _kept(spans: Sequence[Span]) -> list[Span]:
     if len(spans) <= _SPANS:
         return list(spans)
     longest = sorted(range(len(spans)), key=lambda i: -spans[i].seconds)[:_SPANS]
+    # In the order of the run: what is drawn later lies above.
     return [spans[i] for i in sorted(longest)]
 
 

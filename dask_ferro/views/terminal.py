@@ -24,6 +24,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def console(stream: IO[str] | None = None) -> Console:
     """Return a console on a stream (standard output if none); a pipe gets neither colours nor line breaks."""
     stream = stream or sys.stdout
+    # Names are the users' own: rich is to see no markup, no emoji and no numbers to colour in them.
     return Console(
         file=stream,
         width=None if stream.isatty() else _PIPE_COLUMNS,

@@ -124,7 +124,8 @@ class StealingPage:
         stamps = [1000 * at for at in times]
         self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
         self._no_thresholds.visible = False
-        self._band.visible = len(stamps) > 1  # BokehJS 3.9 never comes back from an empty one
+        # BokehJS 3.9 never comes back from an empty one.
+        self._band.visible = len(stamps) > 1
 
     # -- figures ---------------------------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ class TimelinePage:
         paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": "white", "line_width": 0.4}
         quads = fig.quad(source=self.blocks, **edges, **paint)
         quads.nonselection_glyph = None
-        fig.scatter("x", "y", source=self.end, size=1, alpha=0)  # where the range ends
+        # Invisible, and followed by the range: time goes on where nothing ends.
+        fig.scatter("x", "y", source=self.end, size=1, alpha=0)
         fig.xaxis.axis_label = "time of the scheduler (UTC)"
         told = [
             ("@kind", "@what"),

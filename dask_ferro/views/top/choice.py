@@ -82,7 +82,8 @@ def pressed(choice: Choice, key: str, page: int = 10) -> Choice:
         "home": -_ALL,
         "end": _ALL,
     }
-    if key in steps:  # beyond the last one is the last page: only the screen knows how many there are
+    # Beyond the last one is the last page: only the screen knows how many there are.
+    if key in steps:
         return replace(choice, first=max(choice.first + steps[key], 0))
     changes: dict[str, dict[str, Any]] = {
         "r": {"descending": not choice.descending, "first": 0},

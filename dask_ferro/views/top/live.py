@@ -79,7 +79,8 @@ class Screen:
         self._choice = choice
         self._interval = interval
         self._seen: SchedulerLook | None = None
-        self._lost: tuple[float, str] | None = None  # since when nobody answers, and what the last try said
+        # Since when nobody answers, and what the last try said.
+        self._lost: tuple[float, str] | None = None
         self._page = 10
 
     async def run(self) -> int:
@@ -91,7 +92,8 @@ class Screen:
             try:
                 # The seconds since the scheduler was lost go on, so it is drawn again at each interval.
                 return await self._app.run_async(pre_run=self._begin, set_exception_handler=False)
-            except EOFError:  # the terminal was closed
+            except EOFError:
+                # The terminal was closed: nobody is there who could be told.
                 return 0
             finally:
                 await self._line.close()
@@ -133,7 +135,8 @@ class Screen:
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            loop.remove_signal_handler(signal.SIGTSTP)  # back to the system's own way, which stops no orphan
+            # Back to the system's own way, which stops no orphan.
+            loop.remove_signal_handler(signal.SIGTSTP)
             os.kill(os.getpid(), signal.SIGTSTP)
             loop.add_signal_handler(signal.SIGTSTP, self._stop)
 

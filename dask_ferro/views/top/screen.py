@@ -21,12 +21,14 @@ from dask_ferro.views.top.choice import Choice, Row
 
 Look = Mapping[str, Any]
 
+# All others are red: a worker in such a state does not work, whatever it is.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
 
 
 class _Column(NamedTuple):
     title: str
-    rank: int  # the least first, where not all fit
+    # The least first, where not all fit.
+    rank: int
     width: int
     cell: Callable[[Row], str]
     left: bool = False
@@ -45,6 +47,7 @@ def brief(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
+    # From ten minutes on, as 83 s says more than 1.4 min.
     for scale, unit, least in ((86400.0, "d", 86400.0), (3600.0, "h", 3600.0), (60.0, "min", 600.0)):
         if seconds >= least:
             return f"{seconds / scale:.{0 if seconds >= 100 * scale or unit == 'min' else 1}f} {unit}"
