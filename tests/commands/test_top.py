@@ -376,6 +376,10 @@ class Display:
             self.column += max(first, 1) * (1 if order == "C" else -1)
         elif order == "K" or (order == "J" and first == 0):
             self.rows[self.row] = self.rows[self.row][: self.column].ljust(self.columns)
+        # No order leads out of the screen: one that was sent for another size ends at its edge.
+        if order in "HABCD":
+            self.row = min(max(self.row, 0), self.lines - 1)
+            self.column = min(max(self.column, 0), self.columns - 1)
         if order == "J":
             below = 0 if first == 2 else self.row + 1
             self.rows[below:] = [blank] * (self.lines - below)
@@ -519,8 +523,7 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
         terminal.until(has("PAUSED"))
         terminal.press("p")
         terminal.resize(150, 12)
-        frame = terminal.until(lambda frame: is_whole(frame) and "address" in frame[4])
-        assert not has("PAUSED")(frame)
+        terminal.until(lambda frame: is_whole(frame) and "address" in frame[4] and not has("PAUSED")(frame))
         terminal.resize(80, 24)
     terminal.until(has("no scheduler answers for"))
     with cluster(port=int(address.rpartition(":")[2])):
