@@ -28,6 +28,7 @@ from dask_ferro.policy.scaling.facts import (
 from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from tests.simulate.baselines.test_stock_stealing import MB, Real, Virtual, graphs, step
+from tests.waiting import BOUND_S
 
 MEMORY = 2**30
 POOL = Pool("default", memory=MEMORY)
@@ -67,7 +68,7 @@ class RealCluster:
 
     async def retire_workers(self, **workers: Any) -> None:
         if self.retires is not None:
-            await self.retires.wait()
+            await asyncio.wait_for(self.retires.wait(), BOUND_S)
 
     def scale(self, n: int) -> None:
         self.asked = {"up": n - len(self.plan)}
