@@ -100,8 +100,11 @@ def registered(key: str, value: Any) -> Any:
 def desired(names: list[str], client: str, dask_scheduler: Any) -> dict[str, set[str]]:
     """Let a client hold data that workers registered, and return who has them; runs on the scheduler."""
     dask_scheduler.client_desires_keys(names, client)
-    tasks = dask_scheduler.tasks
-    return {name: {ws.address for ws in tasks[name].who_has or ()} for name in names}
+    return {name: _holders(dask_scheduler.tasks[name]) for name in names}
+
+
+def _holders(ts: Any) -> set[str]:
+    return {ws.address for ws in ts.who_has or ()}
 
 
 class _Copied(NamedTuple):
