@@ -245,8 +245,7 @@ class ResultSizes:
         return max(device // self.learning.unseen, max(inputs, default=0))
 
 
-@dataclass(slots=True)
-class Link:
+class Link(NamedTuple):
     """One class of link: a message's seconds, and bytes per second beyond."""
 
     latency: float
@@ -272,18 +271,13 @@ class Links:
     """
 
     classes: dict[str, Link] = field(
-        default_factory=lambda: {
-            "host": Link(SAME_HOST.latency, SAME_HOST.bandwidth),
-            "hosts": Link(OTHER_HOST.latency, OTHER_HOST.bandwidth),
-            "device": Link(OUT_OF_DEVICE.latency, OUT_OF_DEVICE.bandwidth),
-        }
+        default_factory=lambda: {"host": SAME_HOST, "hosts": OTHER_HOST, "device": OUT_OF_DEVICE}
     )
     learning: Learning = LEARNING
 
     def copy(self) -> Links:
         """Return what is known by now: it learns nothing from later transfers."""
-        classes = {kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()}
-        return Links(classes, self.learning)
+        return Links(dict(self.classes), self.learning)
 
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
         """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
@@ -294,17 +288,18 @@ class Links:
             How often in these seconds the bytes went out of a device or into one, as well.
         """
         if kind == "peer":
-            self.classes.setdefault(kind, Link(PEER.latency, PEER.bandwidth))
-        link, p = self.classes[kind], self.learning
+            self.classes.setdefault(kind, PEER)
+        (latency, bandwidth), p = self.classes[kind], self.learning
         if copies:
             seconds = max(seconds - copies * self._copy(nbytes), p.bytes_share * seconds)
         if nbytes <= p.light:
-            link.latency += (seconds - link.latency) * p.newest
+            latency += (seconds - latency) * p.newest
         elif seconds > 0.0:
-            beyond = max(seconds - link.latency, p.bytes_share * seconds)
+            beyond = max(seconds - latency, p.bytes_share * seconds)
             # Seconds a byte have a mean; of bytes a second, one lucky transfer outweighs a hundred others.
-            each = 1.0 / link.bandwidth
-            link.bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
+            each = 1.0 / bandwidth
+            bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
+        self.classes[kind] = Link(latency, bandwidth)
 
     def seconds(self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]) -> float:
         """Return the seconds until a worker has the inputs that it lacks.

@@ -12,15 +12,16 @@ Each event costs a few microseconds, whatever the number of tasks; a worker's qu
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
 from dask_ferro.policy.estimates import Durations, Estimate
-from dask_ferro.policy.facts import Address, Key, TaskFacts
+from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.policy.stealing.snapshot import Facts
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, WorkerLoad
 
 __all__ = ["VICTIMS", "Ledger"]
 
@@ -30,8 +31,7 @@ class Ledger(LedgerView):
 
     Parameters
     ----------
-    describe, unlocks, live, holds, unbound : callable
-        As `ask_of` has them.
+    facts : Facts
     durations : Durations
         Learned from `finish`.
 
@@ -45,17 +45,8 @@ class Ledger(LedgerView):
         What was started since it last said so.
     """
 
-    def __init__(
-        self,
-        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
-        durations: Durations | None = None,
-        unlocks: Callable[[Key], bool] = lambda key: False,
-        live: Callable[[Address], int] = lambda address: 0,
-        holds: Callable[[Address], int] = lambda address: 0,
-        unbound: Callable[[list[Entry]], list[Entry]] = lambda entries: entries,
-    ) -> None:
-        super().__init__()
-        self.ask_of(describe, unlocks, live, holds, unbound)
+    def __init__(self, facts: Facts, durations: Durations | None = None) -> None:
+        super().__init__(facts)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.fresh = 0.0
@@ -212,9 +203,7 @@ class Ledger(LedgerView):
         if key in self.entries:
             self.finish(now, key)
         self._sequence += 1
-        entry = Entry(key, prefix, priority, annotated, self._sequence, nbytes)
-        if needs:
-            entry.needs = needs
+        entry = Entry(key, prefix, priority, annotated, needs or NO_NEEDS, nbytes, self._sequence)
         self.entries[key] = entry
         self._join(now, entry, row)
         return entry

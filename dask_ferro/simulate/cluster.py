@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.estimates import Link
@@ -135,9 +135,9 @@ class VirtualCluster:
     per_submitted: float = PER_SUBMITTED
     before: float = WORKER_BEFORE
     after: float = WORKER_AFTER
-    same_host: Link = field(default_factory=lambda: SAME_HOST)
-    other_host: Link = field(default_factory=lambda: OTHER_HOST)
-    out_of_device: Link = field(default_factory=lambda: OUT_OF_DEVICE)
+    same_host: Link = SAME_HOST
+    other_host: Link = OTHER_HOST
+    out_of_device: Link = OUT_OF_DEVICE
     peer: Link | None = None
     saturation: float = SATURATION
     detection: float = 0.005

@@ -14,7 +14,7 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
-from tests.policy.facts import MB, Stand, decided, free_links, needs, shown, snapshot, stand, task, ways
+from tests.policy.facts import MB, Stand, Told, decided, free_links, needs, snapshot, stand, task, ways
 
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
@@ -99,7 +99,7 @@ def test_an_estimate_is_corrected_by_class() -> None:
 
 def test_what_was_projected_from_another_class_says_nothing_of_the_worker() -> None:
     """A tenth of the speed that its class promised: the tasks behind it are projected anew, and nobody is slow."""
-    book = Ledger(shown, taught())
+    book = Ledger(Told(), taught())
     book.durations.add("matmul", "cpu", 0.2)
     row = book.add_worker("a", 1, "h", "gpu")
     for key in range(12):
@@ -440,7 +440,7 @@ def test_nobody_with_something_to_do_is_given_what_does_not_fit(
 
 def book(live: dict[str, int], **most: int | None) -> Ledger:
     """A ledger of one-thread GPUs that knows what 10 ms tasks take."""
-    made = Ledger(shown, live=lambda address: live[address])
+    made = Ledger(Told(live))
     made.durations.add("t", "gpu", 0.01)
     for address, total in most.items():
         made.add_worker(address, 1, "h", "gpu")
@@ -501,7 +501,7 @@ def test_the_soonest_are_those_of_each_class_that_have_room(many: int) -> None:
 
 
 def test_a_snapshot_shows_the_neighbours_of_hungry_devices() -> None:
-    made = Ledger(shown)
+    made = Ledger(Told())
     made.durations.add("t", "gpu", 0.01)
     for n in range(14):
         made.add_worker(f"g{n:02d}", 1, "near" if n < 2 else "far", "gpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -37,46 +37,13 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
-from dask_ferro.policy.facts import Key, Move, Outcome, TaskFacts
+from dask_ferro.policy.facts import Key, Move, Outcome
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingParameters
 from dask_ferro.policy.stealing.policies import POLICIES, named
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from tests.policy.facts import Told
 
 P = StealingParameters(threshold=0.01)
-
-
-class Told:
-    """Facts of tasks without inputs, of which some may not move."""
-
-    def __init__(self) -> None:
-        self.bound: set[Key] = set()
-        self.refused: set[Key] = set()
-        self.looks: list[tuple[str, ...]] = []
-        self.described = 0
-
-    def begin(self, thieves: Sequence[str]) -> None:
-        self.looks.append(tuple(thieves))
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        self.described += 1
-        allowed = frozenset((row.address,)) if entry.key in self.bound else None
-        return TaskFacts(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
-
-    def reserve(self, key: Key, victim: str, thief: str) -> bool:
-        return key not in self.refused
-
-    def unlocks(self, key: Key) -> bool:
-        return False
-
-    def live(self, address: str) -> int:
-        return 0
-
-    def holds(self, address: str) -> int:
-        return 0
-
-    def unbound(self, entries: list[Entry]) -> list[Entry]:
-        return [entry for entry in entries if entry.key not in self.bound]
 
 
 class Scene:

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.estimates import Durations
-from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.waits import REASONS, by_reason, wait_of
-from tests.policy.facts import ledger, needs, shown, stand, task
+from tests.policy.facts import ledger, needs, stand, task
 
 
 @pytest.mark.parametrize(
@@ -57,11 +55,8 @@ def test_what_is_overdue(seconds: float, now: float, overdue: list[str]) -> None
 
 def test_one_that_may_move_is_found_soon_among_thousands_that_may_not() -> None:
     """Eight of a queue are looked at whatever they are; 10,000 of them would take ten minutes of ticks."""
-    durations = Durations()
-    durations.add("short", "cpu", 0.001)
-    book = Ledger(shown, durations, unbound=lambda entries: [e for e in entries if e.key == 6_001])
-    for address in "vw":
-        book.add_worker(address, 1, address)
+    book = ledger({"v": 1, "w": 1}, short=0.001)
+    book.facts.unbound = lambda entries: [e for e in entries if e.key == 6_001]  # type: ignore[method-assign]
     for number in range(10_000):
         book.assign(0.0, number, "v", "short", (number,))
     turns = (
@@ -92,8 +87,8 @@ def test_a_worker_is_believed_in_what_it_runs() -> None:
 
 
 def test_a_queue_that_waits_for_resources_leaves_its_worker_a_thief() -> None:
-    book = Ledger(shown)
-    book.add_worker("v", 2, "h", resources={"GPU": 1.0})
+    book = ledger({"v": 2})
+    book.set_resources("v", {"GPU": 1.0})
     for i in range(2):
         book.assign(0.0, i, "v", "x", (i,), needs={"GPU": 1.0})
     row = book.rows["v"]

@@ -22,10 +22,11 @@ measured seconds from a request to the stolen task's start, so that the task com
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE
@@ -141,18 +142,22 @@ class StealingState(NamedTuple):
     turns: int = 0
 
 
-class Policy(Protocol):
-    """A stealing policy: a value, that decides by what it is shown and by what is remembered."""
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A stealing policy: a value, that decides by what it is shown and by what is remembered.
 
-    @property
-    def parameters(self) -> StealingParameters:
-        """Its parameters."""
-        ...
+    Attributes
+    ----------
+    parameters : StealingParameters
+    seed : int
+        Of what it leaves to chance.
+    projects : bool
+        Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue.
+    """
 
-    @property
-    def projects(self) -> bool:
-        """Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue."""
-        ...
+    parameters: StealingParameters = StealingParameters()
+    seed: int = 0
+    projects: ClassVar[bool] = True
 
     def asks(
         self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState
@@ -164,11 +169,11 @@ class Policy(Protocol):
         everyone : sequence of addresses
             All workers, sorted.
         """
-        ...
+        return None
 
+    @abstractmethod
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return the moves to make now."""
-        ...
 
 
 def threshold_of(state: StealingState, worker: Address, parameters: StealingParameters) -> float:
@@ -220,20 +225,8 @@ def is_starving(worker: Worker, threshold: float) -> bool:
     return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
 
 
-@dataclass(frozen=True)
-class Informed:
-    """Looks at the longest queues of the cluster, and moves what gains.
-
-    Attributes
-    ----------
-    parameters : StealingParameters
-    """
-
-    parameters: StealingParameters = StealingParameters()
-    projects: ClassVar[bool] = True
-
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> None:
-        """Want the longest queues."""
+class Informed(Policy):
+    """Looks at the longest queues of the cluster, and moves what gains."""
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return moves from the longest queues to the workers that run dry first."""

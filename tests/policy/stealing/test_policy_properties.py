@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dask_ferro.policy.estimates import Durations, is_duration
+from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
-from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
@@ -28,7 +27,7 @@ from dask_ferro.policy.stealing.informed import (
     is_starving,
     threshold_of,
 )
-from tests.policy.facts import Stand, decided, free_links, needs, shown, snapshot, stand, task
+from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task
 
 ADDRESSES = [f"w{i}" for i in range(6)]
 KEYS = ["x", "y", ("x", 0), ("x", 1), *range(14)]
@@ -41,7 +40,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.book = Ledger(shown, Durations())
+        self.book = ledger({})
         self.at: dict[object, str] = {}
         self.way: dict[object, str] = {}
 
