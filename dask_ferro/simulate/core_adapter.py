@@ -25,7 +25,7 @@ from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 from dask_ferro.trace import Span
 
 # What a worker says it runs, as the core's answer to a request has it.
@@ -59,7 +59,7 @@ class SimulatedSettings:
     worker_sends: float = SHORT
 
 
-class CoreAdapter:
+class CoreAdapter(Decider):
     """A decider with a stealing policy and a placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:

@@ -26,18 +26,16 @@ Sample = Callable[[Address, VirtualTask, str, float], None]
 _MOST_TAKEN = 0.9
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerTask:
     """A task on a worker.  States: fetching, ready, running, gone."""
 
-    __slots__ = ("gap", "job", "lane", "missing", "start", "state", "stop")
-
-    def __init__(self, job: VirtualTask, missing: int) -> None:
-        self.job = job
-        self.missing = missing
-        self.state = "fetching"
-        self.lane = -1
-        self.start = self.stop = 0.0
-        self.gap = 0.0  # since when its thread had nothing to do
+    job: VirtualTask
+    missing: int
+    state: str = "fetching"
+    lane: int = -1
+    start: float = 0.0
+    stop: float = 0.0
 
 
 @dataclass
@@ -91,7 +89,6 @@ class LiveWorker:
         self._ready: list[tuple[int, int, int, WorkerTask]] = []
         self._turn = 0  # one task may stand there twice: taken back, and given again
         self._lanes = list(range(spec.nthreads))
-        self._free_since = [world.clock.now] * spec.nthreads
         self._fetching: dict[int, tuple[Address, list[WorkerTask]]] = {}
         self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
         self._sizes: dict[int, int] = {}  # of what it has or had
@@ -217,13 +214,8 @@ class LiveWorker:
             self._fetching[dependency.number] = ("", waiting)
             return
         world, now = self._world, self._world.clock.now
-        nbytes = dependency.spec.nbytes
         kind, link = world.cluster.link(source.spec, self.spec)
-        seconds = nbytes / link.bandwidth
-        if kind != "peer":
-            copy = world.cluster.out_of_device
-            copies = (source.spec.device != "cpu") + (self.spec.device != "cpu")
-            seconds += copies * (copy.latency + nbytes / copy.bandwidth)
+        seconds = world.cluster.moving(source.spec, self.spec, dependency.spec.nbytes)
         begin = max(now, self._in_free, source._out_free)
         self._in_free = source._out_free = begin + seconds
         entry = self._fetching[dependency.number] = (source.address, waiting)
@@ -305,7 +297,6 @@ class LiveWorker:
             now = self._world.clock.now
             held.state, held.lane = "running", heappop(self._lanes)
             self._measure(held.job.spec.nbytes)
-            held.gap = self._free_since[held.lane]
             if self._world.cores.are_counted:
                 self.process.run(self._before * CPU_AROUND, self._begin, held)
             else:
@@ -330,24 +321,14 @@ class LiveWorker:
         self._world.running -= 1
         if not self.alive:
             return
-        world, now = self._world, self._world.clock.now
         heappush(self._lanes, held.lane)
-        self._free_since[held.lane] = now
         if held.state == "running":
-            spec = held.job.spec
+            world, spec = self._world, held.job.spec
             del self.held[held.job.number]
             self._keep(held.job)
+            lane = self.address, held.lane
             world.spans.append(
-                Span(
-                    "compute",
-                    spec.key,
-                    spec.prefix,
-                    self.address,
-                    held.lane,
-                    held.start,
-                    held.stop,
-                    spec.nbytes,
-                )
+                Span("compute", spec.key, spec.prefix, *lane, held.start, held.stop, spec.nbytes)
             )
             self.tell(world.told, self.address, held)
         self._start()
