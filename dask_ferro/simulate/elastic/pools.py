@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -59,26 +60,24 @@ class VirtualPool(NamedTuple):
         )  # fmt: skip
 
 
+@dataclass(eq=False)
 class VirtualJob:
     """One job.  States: pending, booting, running, leaving, gone."""
 
-    __slots__ = ("due", "ends_at", "name", "order", "pool", "since", "started", "state", "stopped", "workers")
+    order: int
+    pool: VirtualPool
+    since: float
+    due: float
+    state: str = PENDING
+    started: float = inf
+    stopped: float = inf
+    ends_at: float = inf
 
-    def __init__(self, order: int, pool: VirtualPool, now: float, due: float) -> None:
-        self.order = order
-        self.name: Name = f"{pool.name}-{order}"
-        self.pool = pool
-        self.state = PENDING
-        self.since = now
-        self.due = due
-        self.started = inf
-        self.stopped = inf
-        self.ends_at = inf
+    def __post_init__(self) -> None:
+        pool, self.name = self.pool, f"{self.pool.name}-{self.order}"
         host = f"host-{self.name}"
-        self.workers = tuple(
-            VirtualWorker(f"{host}-{i:02d}", pool.threads, host, pool.device, pool.speed)
-            for i in range(pool.processes)
-        )
+        rest = pool.threads, host, pool.device, pool.speed
+        self.workers = tuple(VirtualWorker(f"{host}-{i:02d}", *rest) for i in range(pool.processes))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
