@@ -210,31 +210,10 @@ class Restarted(NamedTuple):
 
 
 Event = (
-    Joined
-    | Left
-    | AcceptsTasks
-    | Heard
-    | Assigned
-    | Finished
-    | Answered
-    | Unsent
-    | Withdrawn
-    | Ordered
-    | MessagesSent
-    | Due
-    | Tick
-    | Sweep
-    | DeviceTold
-    | MemoryTold
-    | ResourcesTold
-    | EndTold
-    | DurationLearned
-    | SizeLearned
-    | SpeedLearned
-    | TransferLearned
-    | Switched
-    | Restarted
-)
+    Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
+    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SizeLearned
+    | SpeedLearned | TransferLearned | Switched | Restarted
+)  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------
 
