@@ -214,8 +214,7 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
     ("ready", "stands", "wanted"),
     [
         pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g")], "g", id="goes where it is faster"),
-        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c",
-            id="or where it is done earlier"),
+        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c", id="or where it is done earlier"),
         pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=0.5)], "g",
             id="waits in the queue of the faster one, if it is done earlier even so"),
         pytest.param(both("t", 1.0, 0.05, inputs=(needs(2 * MB, "c"),)), [stand("c"), stand("d"), gpu("g")], "g",
@@ -256,18 +255,12 @@ def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | None)
 @pytest.mark.parametrize(
     ("ready", "stands", "waits"),
     [
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [gpu("g", room=0, most=MB, running=1.0)],
-            True,
-            id="bytes that are taken now",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, must="gpu"), [stand("c")], False, id="not a class that is not there"
-        ),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=MB, running=1.0)], True,
+            id="bytes that are taken now"),
+        pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], False, id="not a class that is not there"),
         pytest.param(task("t"), [stand("c", accepts=False)], False, id="not a worker that is paused"),
     ],
-)
+)  # fmt: skip
 def test_who_gets_no_worker_waits_for(ready: TaskFacts, stands: list[Stand], waits: bool) -> None:
     workers = [s.worker for s in stands]
     assert PLACEMENT.choose(ready, workers, free_links(), {}) is None

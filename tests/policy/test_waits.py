@@ -19,11 +19,9 @@ from tests.policy.facts import ledger, needs, stand, task
         pytest.param({"must": "gpu"}, {}, {}, "class", id="a device class that is not idle"),
         pytest.param({"nbytes": 100}, {"room": 10, "most": 1000}, {}, "room", id="no room"),
         pytest.param({"seconds": 9.0}, {"ends_in": 1.0}, {}, "ends", id="the worker ends before"),
-        pytest.param(
-            {"inputs": (needs(10, "v"),)}, {}, {"transfer": 9.0}, "costs", id="a transfer that costs more"
-        ),
+        pytest.param({"inputs": (needs(10, "v"),)}, {}, {"transfer": 9.0}, "costs", id="a transfer that costs more"),
     ],
-)
+)  # fmt: skip
 def test_why_a_task_waits(facts: dict[str, Any], idle: dict, options: dict, reason: str) -> None:
     waiting = task("t", **{"seconds": 0.1, "overdue": 2.0, **facts})
     found = wait_of(waiting, "v", [stand("w").worker._replace(**idle)], **options)

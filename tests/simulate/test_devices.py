@@ -78,15 +78,11 @@ MIXED = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None, **FREE)
     [
         pytest.param(graph_of(), 0.0, id="nothing takes nothing"),
         pytest.param(graph_of(("a", 1.0, 0, ())), 0.05, id="one task takes the fastest worker"),
-        pytest.param(
-            graph_of(("a", 1.0, 0, ()), ("b", 1.0, 0, ("a",))), 0.1, id="a chain stays on the fastest worker"
-        ),
-        pytest.param(
-            graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(24))), 1.0, id="what one has no time for goes aside"
-        ),
-        pytest.param(
-            graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(19))), 0.95, id="but not where it would be late"
-        ),
+        pytest.param(graph_of(("a", 1.0, 0, ()), ("b", 1.0, 0, ("a",))), 0.1,
+            id="a chain stays on the fastest worker"),
+        pytest.param(graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(24))), 1.0,
+            id="what one has no time for goes aside"),
+        pytest.param(graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(19))), 0.95, id="but not where it would be late"),
     ],
 )  # fmt: skip
 def test_the_plan_takes(graph: TaskGraph, seconds: float) -> None:

@@ -48,17 +48,11 @@ def computed(trace):
     ("tasks", "threads", "seconds"),
     [
         pytest.param([task("a", 1.0)], (1,), 1.0, id="one task takes its seconds"),
-        pytest.param(
-            [task("a", 1.0), task("b", 2.0, "a"), task("c", 3.0, "b")], (1, 1), 6.0, id="a chain is a sum"
-        ),
-        pytest.param(
-            [task("a", 1.0), task("b", 1.0), task("c", 1.0)], (3,), 1.0, id="threads run side by side"
-        ),
-        pytest.param(
-            [task("a", 1.0), task("b", 1.0), task("c", 1.0)], (1, 1, 1), 1.0, id="workers run side by side"
-        ),
+        pytest.param([task("a", 1.0), task("b", 2.0, "a"), task("c", 3.0, "b")], (1, 1), 6.0, id="a chain is a sum"),
+        pytest.param([task("a", 1.0), task("b", 1.0), task("c", 1.0)], (3,), 1.0, id="threads run side by side"),
+        pytest.param([task("a", 1.0), task("b", 1.0), task("c", 1.0)], (1, 1, 1), 1.0, id="workers run side by side"),
     ],
-)
+)  # fmt: skip
 def test_without_costs_time_is_the_tasks_seconds(policy, tasks, threads, seconds):
     trace = simulate(graph(*tasks), cluster(*threads, **NO_OVERHEAD), policy=policy)
     assert trace.counts["elapsed"] == pytest.approx(seconds)

@@ -130,10 +130,8 @@ def test_inference_takes_its_forwards():
         pytest.param([["0F0", "1F0", "1B0", "0B0"]], {"transfer": 10}, 6, id="none on the same stage"),
         pytest.param([["0F0", "1F0", "1B0", "0B0"]], {"hop": 10}, 36, id="a hop at each edge"),
         pytest.param([["0F0", "0B0"], ["1F0", "1B0"]], {"transfer": 10, "hop": 1}, 29, id="both add up"),
-        pytest.param(
-            [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 11,
-            id="a transfer beside computation",
-        ),
+        pytest.param([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 11,
+            id="a transfer beside computation"),
     ],
 )  # fmt: skip
 def test_seconds(rows, costs, span):
