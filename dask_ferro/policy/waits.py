@@ -72,11 +72,7 @@ class Wait(NamedTuple):
 
 
 def wait_of(
-    task: TaskFacts,
-    worker: Address,
-    idle: Sequence[Worker],
-    needs: bool = False,
-    transfer: float = 0.0,
+    task: TaskFacts, worker: Address, idle: Sequence[Worker], needs: bool = False, transfer: float = 0.0
 ) -> Wait:
     """Return what there is to tell of an overdue task that may be moved, were there a worker for it.
 

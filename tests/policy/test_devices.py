@@ -328,10 +328,7 @@ def test_an_input_that_many_read_takes_room_once() -> None:
 
 @pytest.mark.parametrize(
     ("readers", "moved"),
-    [
-        pytest.param(1, 0, id="not for one task"),
-        pytest.param(8, 1, id="for all that read it"),
-    ],
+    [pytest.param(1, 0, id="not for one task"), pytest.param(8, 1, id="for all that read it")],
 )
 def test_a_large_input_is_worth_its_way(readers: int, moved: int) -> None:
     """0.6 s of way, and 0.3 s of margin if one task has to bear it; 0.75 s until the last of the queue would start."""

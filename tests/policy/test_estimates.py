@@ -71,11 +71,7 @@ def test_an_estimate_of_no_use_corrects_nothing(estimate: float) -> None:
 def links() -> Links:
     """1 ms and 100 MB/s on a host, 10 ms and 10 MB/s between hosts, 1 GB/s out of a device."""
     return Links(
-        {
-            "host": Link(0.001, 100.0 * MB),
-            "hosts": Link(0.010, 10.0 * MB),
-            "device": Link(0.0, 1000.0 * MB),
-        }
+        {"host": Link(0.001, 100.0 * MB), "hosts": Link(0.010, 10.0 * MB), "device": Link(0.0, 1000.0 * MB)}
     )
 
 

@@ -63,8 +63,7 @@ def many(count: int, seconds: float, **facts: object) -> list[TaskFacts]:
 
 @pytest.mark.parametrize("policy", [INFORMED, LastVictim(PARAMETERS)], ids=["informed", "last-victim"])
 @pytest.mark.parametrize(
-    ("ends_in", "taken"),
-    [pytest.param(3.9, False, id="stays"), pytest.param(4.1, True, id="moves")],
+    ("ends_in", "taken"), [pytest.param(3.9, False, id="stays"), pytest.param(4.1, True, id="moves")]
 )
 def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken: bool) -> None:
     stands = [stand("a", *many(4, 3.0), running=1.0), stand("b", ends_in=ends_in)]

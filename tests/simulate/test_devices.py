@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,13 +16,12 @@ from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm
+from tests.simulate.test_engine import NO_OVERHEAD
 
 MB = 1_000_000
 # No message, no thought and no latency: what is left is computing and moving bytes.
-FREE = {
-    "wire": 0.0, "to_worker": 0.0, "to_scheduler": 0.0, "per_result": 0.0, "per_send": 0.0, "per_step": 0.0,
-    "per_call": 0.0, "per_submitted": 0.0, "before": 0.0, "after": 0.0, "same_host": Link(0.0, 100.0 * MB),
-    "other_host": Link(0.0, 50.0 * MB), "out_of_device": Link(0.0, 200.0 * MB),
+FREE: dict[str, Any] = NO_OVERHEAD | {
+    "same_host": Link(0.0, 100.0 * MB), "other_host": Link(0.0, 50.0 * MB), "out_of_device": Link(0.0, 200.0 * MB),
 }  # fmt: skip
 PEER = Link(0.0, 1000.0 * MB)
 

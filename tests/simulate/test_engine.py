@@ -12,11 +12,12 @@ from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.virtual_tasks import Roots, depth_first, jobs_of
 
-FREE = dict.fromkeys(
-    ("wire", "to_worker", "to_scheduler", "per_result", "per_send", "per_step", "per_call", "per_submitted"),
-    0.0,
-)
-NO_OVERHEAD = {**FREE, "before": 0.0, "after": 0.0}
+NO_OVERHEAD = dict.fromkeys(
+    ("wire", "to_worker", "to_scheduler", "per_result", "per_send", "per_step", "per_call", "per_submitted",
+     "before", "after"), 0.0,
+)  # fmt: skip
+# Two workers, and six that join when all there is lies with those.
+LATE = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
 
 
 def cluster(*threads, changes=(), **costs):
@@ -267,8 +268,7 @@ def test_stock_steals_what_its_placement_hoards():
 
 @pytest.mark.parametrize("policy", ["informed", "last-victim"])
 def test_who_joins_late_is_given_work_by_stealing(policy):
-    late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
-    with_, without = (simulate(hoard(200), late, policy=p) for p in (policy, "none"))
+    with_, without = (simulate(hoard(200), LATE, policy=p) for p in (policy, "none"))
     assert with_.counts["confirmed"] >= 40
     assert with_.makespan < 0.6 * without.makespan
     steals = list(with_.of("steal"))
@@ -277,8 +277,7 @@ def test_who_joins_late_is_given_work_by_stealing(policy):
 
 
 def test_every_request_ends_in_one_way():
-    late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
-    counts = simulate(hoard(200, 0.02), late).counts
+    counts = simulate(hoard(200, 0.02), LATE).counts
     ended = counts["confirmed"] + counts["refused"] + counts["stale"]
     assert 0 < ended <= counts["requests"] <= ended + 2
 

@@ -103,8 +103,7 @@ def test_a_zero_bubble_schedule_takes_no_less_than_the_formula(name, p, m, secon
 
 
 @pytest.mark.parametrize(
-    ("name", "bubble"),
-    [("gpipe", 9), ("1f1b", 9), ("interleaved", 4.5), ("zb-h1", 3), ("zb-v", 1.5)],
+    ("name", "bubble"), [("gpipe", 9), ("1f1b", 9), ("interleaved", 4.5), ("zb-h1", 3), ("zb-v", 1.5)]
 )
 def test_every_stage_of_four_idles_for(name, bubble):
     trace = run(name, 4, 8)

@@ -116,10 +116,7 @@ def sparse_gemm(
 
 
 def matmul_parallel(
-    chains: int = 32,
-    length: int = 4,
-    sizes: Sequence[int] = (512, 1024, 2048),
-    seconds: float = 1.0,
+    chains: int = 32, length: int = 4, sizes: Sequence[int] = (512, 1024, 2048), seconds: float = 1.0
 ) -> TaskGraph:
     """Return chains of products of square float32 matrices, of several sizes, which share one factor a size.
 

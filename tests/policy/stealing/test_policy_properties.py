@@ -307,16 +307,9 @@ def states(draw: st.DrawFn) -> StealingState:
     )
 
 
+kinds = st.sampled_from(["started", "refused", "stale"])
 outcomes = st.lists(
-    st.builds(
-        Outcome,
-        st.sampled_from(["started", "refused", "stale"]),
-        addresses,
-        addresses,
-        st.floats(0, 2),
-        st.booleans(),
-    ),
-    max_size=3,
+    st.builds(Outcome, kinds, addresses, addresses, st.floats(0, 2), st.booleans()), max_size=3
 )
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -382,33 +375,22 @@ def test_every_informed_move_gains(stands: list[Stand], state: StealingState) ->
         assert move.cost >= 0.0
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> list[Stand]:
+    """Up to six workers of equal queues."""
+    seconds, running = draw(st.lists(SECONDS, max_size=5)), draw(st.none() | SECONDS)
+    facts = {"nthreads": draw(st.integers(1, 4)), "running": (running or 0.0) if seconds else running}
+    queues = {
+        a: [task((a, n), s) for n, s in enumerate(seconds)] for a in ADDRESSES[: draw(st.integers(1, 6))]
+    }
+    return [stand(address, *queue, **facts) for address, queue in queues.items()]
+
+
 @policies
-@given(
-    workers=st.integers(1, 6),
-    nthreads=st.integers(1, 4),
-    seconds=st.lists(SECONDS, max_size=5),
-    running=st.none() | SECONDS,
-    state=states(),
-)
 @properties
-def test_nothing_moves_when_balanced(
-    policy: Policy,
-    workers: int,
-    nthreads: int,
-    seconds: list[float],
-    running: float | None,
-    state: StealingState,
-) -> None:
-    alike = [
-        stand(
-            address,
-            *(task((address, n), s) for n, s in enumerate(seconds)),
-            nthreads=nthreads,
-            running=(running or 0.0) if seconds else running,
-        )
-        for address in ADDRESSES[:workers]
-    ]
-    assert decided(policy, alike, state) == ()
+@given(stands=alike(), state=states())
+def test_nothing_moves_when_balanced(policy: Policy, stands: list[Stand], state: StealingState) -> None:
+    assert decided(policy, stands, state) == ()
 
 
 @policies
@@ -451,12 +433,11 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
 ) -> None:
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
-    chosen = PlacementParameters().choose(ready, workers, free_links(), {})
+    mixed = (workers, chance.sample(workers, len(workers)))
+    chosen, again = (PlacementParameters().choose(ready, each, free_links(), {}) for each in mixed)
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
     assert chosen in open_ if open_ else chosen is None
-    assert (
-        PlacementParameters().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
-    )
+    assert again == chosen
 
 
 @properties
