@@ -74,7 +74,8 @@ class Ledger(LedgerView):
         resources: Mapping[str, float] | None = None,
     ) -> WorkerLoad:
         """Open a worker's page; of one that is known, change its facts."""
-        now = self._now
+        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
+        now, nthreads = self._now, max(nthreads, 1)
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = WorkerLoad(
@@ -83,16 +84,15 @@ class Ledger(LedgerView):
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
-        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
-        row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
+        row.nthreads, row.host, row.device, row.accepts = nthreads, host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
         self._last = None
         self._classify()
         if self.hosts.get(address) != host:
             self.hosts = {**self.hosts, address: host}  # snapshots keep the one that they were given
-        self._fill(self._now, row)
-        self._touch(row, self._now)
+        self._fill(now, row)
+        self._touch(row, now)
         return row
 
     def remove_worker(self, address: Address) -> list[Key]:

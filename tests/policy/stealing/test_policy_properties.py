@@ -13,8 +13,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from dask_ferro.policy import idle_order, ledger_view
+from dask_ferro.policy import ledger as ledger_module
 from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
 from dask_ferro.policy.placement import PlacementParameters
@@ -235,13 +244,13 @@ def _first(workers: list[Worker], count: int) -> list[float]:
     return sorted(found)
 
 
-TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+@pytest.mark.parametrize("few", [2, idle_order.FEW], ids=["kept in order", "looked through"])
+def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (idle_order, ledger_module, ledger_view):
+        monkeypatch.setattr(module, "FEW", few)
+    skipped = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    steps = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=skipped)
+    run_state_machine_as_test(LedgerMachine, settings=steps)
 
 
 # -- policies on any snapshot ------------------------------------------------------------------------------
