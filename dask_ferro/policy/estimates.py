@@ -8,7 +8,7 @@ bandwidths bytes per second, all else seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -184,6 +184,15 @@ class Durations:
             return known.value, True
         elsewhere = self._elsewhere(prefix, device)
         return (self.learning.guess, False) if elsewhere is None else (elsewhere, True)
+
+    def known(
+        self, prefix: str, devices: Collection[str], but: str, annotated: float | Estimate | None
+    ) -> dict[str, float]:
+        """Return the projected seconds on all device classes but one, where they are more than a guess."""
+        if len(devices) < 2:
+            return {}
+        found = {device: self.of(prefix, device, annotated) for device in devices if device != but}
+        return {device: seconds for device, (seconds, known) in found.items() if known}
 
     def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
         """Return whether `of` goes by no measurement, or by one of another class."""

@@ -148,12 +148,7 @@ class Ledger(LedgerView):
 
     def others(self, entry: Entry) -> dict[str, float]:
         """Return a task's seconds on the other device classes of the cluster, where anything is known of them."""
-        if len(self.devices) < 2:
-            return {}
-        found = {
-            d: self.durations.of(entry.prefix, d, entry.annotated) for d in self.devices if d != entry.device
-        }
-        return {device: seconds for device, (seconds, known) in found.items() if known}
+        return self.durations.known(entry.prefix, self.devices, entry.device, entry.annotated)
 
     def set_accepts(self, address: Address, accepts: bool) -> None:
         """Note that a worker may be given tasks and starts what it has, or no longer."""

@@ -125,12 +125,13 @@ class SchedulingCore:
         """Return what takes in each kind of event."""
         return {
             events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
-            events.Heard: self._heard, events.Assigned: self._assigned, events.Finished: self._finished,
-            events.Answered: self._answered, events.Unsent: self._unsent, events.Withdrawn: self._withdrawn,
-            events.Ordered: self._ordered, events.MessagesSent: self._sent, events.Due: self._due,
-            events.Tick: self._ticked, events.Sweep: self._swept, events.Switched: self._switched,
-            events.Restarted: self._restarted,
+            events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
+            events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
+            events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
+            events.Switched: self._switched, events.Restarted: self._restarted,
             # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
+            events.Heard: lambda event, now: self.ledger.hear(now, *event),
+            events.MessagesSent: lambda event, now: self.ledger.listen(now),
             events.DeviceTold: lambda event, now: self.ledger.set_device(*event),
             events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
             events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
@@ -183,9 +184,6 @@ class SchedulingCore:
                 self._hungry[event.worker] = None
             self._ask(now)
 
-    def _heard(self, event: events.Heard, now: float) -> None:
-        self.ledger.hear(now, *event)
-
     # -- tasks ---------------------------------------------------------------------------------------------
 
     def _assigned(self, event: events.Assigned, now: float) -> None:
@@ -222,9 +220,6 @@ class SchedulingCore:
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay, dry))
         self._decided.append(events.Arrived(key, victim, thief, requested, delay, worked))
-
-    def _sent(self, event: events.MessagesSent, now: float) -> None:
-        self.ledger.listen(now)
 
     def _restarted(self, event: events.Restarted, now: float) -> None:
         for key in list(self.ledger.entries):

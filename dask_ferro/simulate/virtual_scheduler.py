@@ -39,9 +39,8 @@ class Scheduler:
         self._cluster = world.cluster
         self._roots = Roots(jobs)
         self._queue: list[tuple[float, int]] = []
-        self._open: list[
-            tuple[tuple[float, float], int, int, WorkerRecord]
-        ] = []  # a heap: the least busy first
+        # A heap: the least busy first.
+        self._open: list[tuple[tuple[float, float], int, int, WorkerRecord]] = []
         self._unplaced: list[VirtualTask] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._free_at = 0.0

@@ -101,27 +101,29 @@ class LiveWorker:
     def hear(self, now: float, act: Callable[..., None], *args: object) -> None:
         """Get a message that the scheduler sends, now or soon: call `act(*args)` when it has been read."""
         world, arrives = self._world, self.inbox.arrives(now)
-        if not world.cores.are_counted:
-            world.clock.at(arrives, act, *args)
-            return
-        if not self.inbox.messages:
+        if self._is_first(self.inbox, arrives, act, *args):
             world.clock.at(self.inbox.batch, world.batched)
             cpu = world.cluster.per_batch_read
             world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
-        self.inbox.messages.append((act, args))
 
     def tell(self, act: Callable[..., None], *args: object) -> None:
         """Send the scheduler a message: call `act(*args)` when it is there."""
         world, outbox = self._world, self.outbox
-        arrives = outbox.arrives(world.clock.now)
-        if not world.cores.are_counted:
-            world.clock.at(arrives, act, *args)
-            return
-        if not outbox.messages:
+        if self._is_first(outbox, outbox.arrives(world.clock.now), act, *args):
             cpu = world.cluster.per_batch_read
             # After what the message that it follows from leads to: a stream is written to in the loop's next turn.
             world.clock.at(outbox.batch, self.process.run, cpu, self._sent, outbox.messages)
-        outbox.messages.append((act, args))
+
+    def _is_first(self, line: Line, arrives: float, act: Callable[..., None], *args: object) -> bool:
+        """Add a message to its batch; return whether it is the first, and the batch costs CPU.
+
+        Where cores are not counted each message arrives by itself.
+        """
+        if not self._world.cores.are_counted:
+            self._world.clock.at(arrives, act, *args)
+            return False
+        line.messages.append((act, args))
+        return len(line.messages) == 1
 
     def _sent(self, messages: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         cluster, clock = self._world.cluster, self._world.clock

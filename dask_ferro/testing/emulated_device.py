@@ -23,6 +23,7 @@ from dask_ferro.kernels.device import Memory, Traffic
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"
 _UNARY = "neg pos abs invert"
+_READING = "bool int float index"
 _numbers = itertools.count()
 
 
@@ -79,27 +80,20 @@ class StandInArray:
     def __repr__(self) -> str:
         return f"StandInArray({self.dtype}{list(self.shape)} on {self._device.name})"
 
-    def _read(self) -> Any:
-        self._device.traffic.read()
-        return self._inner
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __index__(self) -> int:
-        return int(self._read().__index__())
-
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: StandInArray, *others: Any) -> Any:
         result = getattr(self._inner, name)(*map(_unwrapped, others))
         return result if result is NotImplemented else self._device.wrapped(result)
+
+    method.__name__ = name
+    return method
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    def method(self: StandInArray) -> Any:
+        self._device.traffic.read()
+        return getattr(self._inner, name)()
 
     method.__name__ = name
     return method
@@ -118,6 +112,8 @@ for _name in _BINARY.split():
     setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
     setattr(StandInArray, f"__r{_name}__", _operator(f"__r{_name}__"))
     setattr(StandInArray, f"__i{_name}__", _in_place(f"__i{_name}__"))
+for _name in _READING.split():
+    setattr(StandInArray, f"__{_name}__", _reading(f"__{_name}__"))
 for _name in (*_COMPARING.split(), *_UNARY.split()):
     setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
 
