@@ -313,9 +313,8 @@ def test_no_task_is_stolen_that_does_not_fit() -> None:
 
 def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
     tasks = [on_gpu(f"t{n}", 0.1, inputs=(Replica(MB, frozenset("a"), "gpu", n),)) for n in range(8)]
-    moves = steps(
-        [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)], ["b"], reach=9.0, chunk=1.0
-    )
+    stands = [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)]
+    moves = steps(stands, ["b"], reach=9.0, chunk=1.0)
     assert [(move.key, move.nbytes) for move in moves] == [("t0", MB), ("t1", MB), ("t2", MB)]
 
 
@@ -383,15 +382,10 @@ def test_of_a_device_a_task_is_stolen(facts: dict[str, Any], thief: Stand, moved
 def test_what_moves_to_a_device_fits_there_all_together(
     rooms: list[int], sizes: list[tuple[int, int, bool]], informed: bool
 ) -> None:
-    tasks = [
-        on_gpu(
-            n,
-            0.1,
-            nbytes=nbytes,
-            inputs=(Replica(MB // 2, frozenset(("a",)), "gpu", block),) if reads else (),
-        )
-        for n, (nbytes, block, reads) in enumerate(sizes)
-    ]
+    tasks = []
+    for n, (nbytes, block, reads) in enumerate(sizes):
+        inputs = (Replica(MB // 2, frozenset("a"), "gpu", block),) if reads else ()
+        tasks.append(on_gpu(n, 0.1, nbytes=nbytes, inputs=inputs))
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
     policy: Policy = Informed(StealingParameters(reach=9.0)) if informed else LastVictim()
     hungry = [thief.worker.address for thief in thieves]

@@ -304,9 +304,8 @@ def test_a_snapshot_can_be_pickled_and_is_equal_where_the_facts_are() -> None:
     asked = {"idle": ("b", "gone", "a")}
     for options in ({}, {"asked": asked}):
         shown = first.snapshot(1.0, ["idle"], Links(), **options)
-        assert (
-            pickle.loads(pickle.dumps(shown)) == shown == second.snapshot(1.0, ["idle"], Links(), **options)
-        )
+        again = second.snapshot(1.0, ["idle"], Links(), **options)
+        assert pickle.loads(pickle.dumps(shown)) == shown == again
         assert set(shown.workers) == {"a", "b", "idle"}
     assert (shown.asked, shown.busiest) == ({"idle": ("b", "a")}, ())
     second.finish(1.0, ("a", 2))

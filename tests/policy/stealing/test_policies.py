@@ -204,9 +204,8 @@ def test_a_task_of_unknown_duration(stands: Sequence[Stand], wanted: int) -> Non
 
 def test_unknown_ones_at_the_end_of_a_queue_hide_no_known_one() -> None:
     queue = [task(("guess", n), 0.5, known=False, origins=("c",)) for n in range(20)]
-    assert moves(INFORMED, stand("a", *queue, task("known"), running=1.0), stand("b")) == [
-        ("known", "a", "b")
-    ]
+    found = moves(INFORMED, stand("a", *queue, task("known"), running=1.0), stand("b"))
+    assert found == [("known", "a", "b")]
 
 
 def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
