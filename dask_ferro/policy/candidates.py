@@ -195,7 +195,8 @@ class Candidates:
             return having
         if not left or self.placement.waits(seconds, fresh):
             return ()
-        if self.ledger.soonest(now, 1, lasting=lasting):  # one that is busy now
+        # One that is busy now.
+        if self.ledger.soonest(now, 1, lasting=lasting):
             return ()
         return (max(left, key=lambda address: (left[address], address)),)
 

@@ -330,7 +330,8 @@ class Links:
             is_peer = near and copies == 2 and "peer" in self.classes
             link = self.classes["peer" if is_peer else "host" if near else "hosts"]
             total += nbytes / link.bandwidth
-            latency = max(latency, link.latency)  # inputs are fetched side by side
+            # Inputs are fetched side by side.
+            latency = max(latency, link.latency)
             if copies and not is_peer:
                 total += copies * self._copy(nbytes)
         return total + latency

@@ -90,7 +90,8 @@ class Ledger(LedgerView):
         self._last = None
         self._classify()
         if self.hosts.get(address) != host:
-            self.hosts = {**self.hosts, address: host}  # snapshots keep the one that they were given
+            # Snapshots keep the one that they were given.
+            self.hosts = {**self.hosts, address: host}
         self._fill(now, row)
         self._touch(row, now)
         return row
@@ -227,7 +228,8 @@ class Ledger(LedgerView):
         was_provisional = entry.provisional
         self._forget_guess(entry)
         if seconds is not None:
-            self._learn(now, entry, row, max(seconds, 0.0), was_provisional)  # a clock that was set back
+            # A clock that was set back.
+            self._learn(now, entry, row, max(seconds, 0.0), was_provisional)
         self._fill(now, row)
         self._touch(row, now)
         return entry
@@ -374,7 +376,8 @@ class Ledger(LedgerView):
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
             entry: Entry | None = row.queue[0][2]
-            if entry is not None and entry.needs:  # one that waits for a resource lets the next ones pass
+            # One that waits for a resource lets the next ones pass.
+            if entry is not None and entry.needs:
                 entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return

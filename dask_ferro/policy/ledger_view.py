@@ -66,7 +66,8 @@ class LedgerView:
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
             queue, row.unknown, row.slowness, row.accepts,
-            False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
+            # By place: by name it would take half as long again.
+            False, 0.0, dry, row.ends_at - now,
             None if row.most is None else row.most - self.facts.live(address) - row.promised, row.most,
             dry, self.facts.holds(address), row.turn,
         )  # fmt: skip
@@ -90,7 +91,8 @@ class LedgerView:
     def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
         """Return what waits at a worker and may be moved, the last to start first."""
         row = self.rows[address]
-        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
+        # Some may not move.
+        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))
         rows = (self._waiting(entry, row, now) for entry in last)
         return tuple(islice((row for row in rows if row is not None), depth))
 

@@ -197,7 +197,8 @@ class SchedulingCore:
     def _finished(self, event: events.Finished, now: float) -> None:
         key = event.key
         asked = self._asked.pop(key, None) if self._asked else None
-        if asked is not None:  # it left before the victim was asked
+        # It left before the victim was asked.
+        if asked is not None:
             self._settle("stale", key, asked, now)
         if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
             self._arrived(key, arriving, event.seconds or 0.0, now)
@@ -385,7 +386,8 @@ class SchedulingCore:
 
     def _answered(self, event: events.Answered, now: float) -> None:
         asked, entry = self._asked.pop(event.key, None), self.ledger.entries.get(event.key)
-        if asked is None:  # nobody may be left with a task that was given up
+        # Nobody may be left with a task that was given up.
+        if asked is None:
             if event.answer not in ("kept", "seceded"):
                 self._decided.append(events.PlaceAgain(event.key, "", ""))
             return
@@ -400,7 +402,8 @@ class SchedulingCore:
 
     def _kept(self, event: events.Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
         self._settle("refused", event.key, asked, now)
-        if entry is not None and event.answer == "seceded":  # it has no thread
+        # It has no thread.
+        if entry is not None and event.answer == "seceded":
             self.ledger.finish(now, event.key)
             self._look_at(entry.worker, now)
         elif entry is not None and entry.thief is not None:
@@ -410,7 +413,8 @@ class SchedulingCore:
 
     def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
         self._settle("confirmed", entry.key, asked, now)
-        if entry.thief is None:  # nothing was heard of it for long
+        # Nothing was heard of it for long.
+        if entry.thief is None:
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
         self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)

@@ -118,7 +118,8 @@ class WorkerLoad:
             return first + work
         remaining = sorted(self._remaining(entry, now, surely) for entry in self.running.values())
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
-        for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
+        # The work fills up the threads that end first.
+        for index, level in enumerate(levels[1:], 1):
             room = (level - levels[index - 1]) * index
             if work <= room:
                 return levels[index - 1] + work / index

@@ -73,7 +73,8 @@ class CoreAdapter(Decider):
             tick=rules.tick,
             learning=rules.learning,
         )
-        self.handle = self.core.handle  # or a recorder's
+        # Or a recorder's.
+        self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
         self.candidates = Candidates(self.ledger, self.links, rules.placement)
@@ -92,7 +93,8 @@ class CoreAdapter(Decider):
         self._acts: dict[type, Callable[[Any], None]] = {
             events.Ask: self._ask, events.HandOver: self._hand_over, events.PlaceAgain: self._place_again,
             events.Wake: self._wake, events.Hurry: self._hurry, events.Arrived: self._stolen,
-            events.Settled: lambda told: None,  # the core counts it
+            # The core counts it.
+            events.Settled: lambda told: None,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------

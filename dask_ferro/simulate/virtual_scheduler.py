@@ -131,7 +131,8 @@ class Scheduler:
         self.think(self._cluster.per_result)
         job, record = held.job, self.records.get(address)
         if record is None or job.on != address or job.state != "processing":
-            return  # it was taken back meanwhile
+            # It was taken back meanwhile.
+            return
         self.decider.finished(job, record, held)
         self._unassign(job, record)
         job.state = "memory"
@@ -263,7 +264,8 @@ class Scheduler:
         self.give(job, thief)
 
     def _place(self, ready: Iterable[VirtualTask]) -> None:
-        declined = False  # nobody with a free slot takes what is queued
+        # Nobody with a free slot takes what is queued.
+        declined = False
         for job in sorted(ready, key=lambda job: job.priority):
             if self._roots.has(job, self.threads):
                 declined = self._queue_up(job, declined)

@@ -87,7 +87,8 @@ class LiveWorker:
         self.short_of = 0  # bytes that its device lacked at the worst moment
         self._world = world
         self._ready: list[tuple[int, int, int, WorkerTask]] = []
-        self._turn = 0  # one task may stand there twice: taken back, and given again
+        # One task may stand there twice: taken back, and given again.
+        self._turn = 0
         self._lanes = list(range(spec.nthreads))
         self._fetching: dict[int, tuple[Address, list[WorkerTask]]] = {}
         self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
@@ -212,7 +213,8 @@ class LiveWorker:
             return
         waiting = waiting if known is None else known[1] + waiting
         source = self._holder(dependency)
-        if source is None:  # nobody is alive; the scheduler will hear of it
+        # Nobody is alive; the scheduler will hear of it.
+        if source is None:
             self._fetching[dependency.number] = ("", waiting)
             return
         world, now = self._world, self._world.clock.now
@@ -256,7 +258,8 @@ class LiveWorker:
         del self._fetching[number]
         world, spec = self._world, dependency.spec
         if not dependency.holders:
-            return  # released, or lost, meanwhile
+            # Released, or lost, meanwhile.
+            return
         now = world.clock.now
         self._keep(dependency)
         dependency.holders[self.address] = None

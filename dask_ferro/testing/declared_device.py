@@ -102,6 +102,7 @@ class DeclaredDevice(WorkerPlugin):
             Where results, inputs and these bytes are more than there is.
         """
         here = list(worker.data.values())
+        # What was fetched for this task alone is in no store yet, and takes room all the same.
         known = {id(value) for value in here}
         live = _blocks(here) + _blocks(value for value in inputs if id(value) not in known)
         if live + nbytes > self.total and not self.spills:
@@ -165,6 +166,7 @@ def of(worker: Any) -> DeclaredDevice | None:
 def _copy(nbytes: int) -> None:
     """Take the time of a copy where this process is one worker with a declared device; clients have none."""
     workers = [worker for worker in upstream_worker.workers_here() if of(worker) is not None]
+    # Of several workers in one process nothing tells whose copy it is.
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":
         time.sleep(device.copying(nbytes))

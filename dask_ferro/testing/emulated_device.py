@@ -35,7 +35,8 @@ class StandInArray:
     """An array on a stand-in; made by its namespace alone."""
 
     __slots__ = ("__weakref__", "_device", "_inner")
-    __array_ufunc__ = None  # numpy's operators leave it to ours, which refuse numpy arrays
+    # Numpy's operators leave it to ours, which refuse numpy arrays.
+    __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]  # as of every array
 
     def __init__(self, inner: Any, device: StandIn) -> None:
@@ -126,6 +127,7 @@ def _unwrapped(value: Any) -> Any:
 
 def _owner(inner: Any) -> np.ndarray[Any, Any]:
     """The array whose bytes a strict array, or a view of it, shows."""
+    # A slice is a view of a view: what the last one owns is what is allocated.
     owner = np.asarray(inner)
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -149,12 +151,15 @@ class _Namespace:
 
         def function(*arguments: Any, **options: Any) -> Any:
             if name == "asarray" and isinstance(
-                arguments[0], np.ndarray
-            ):  # also one that a kernel makes itself
+                arguments[0],
+                np.ndarray,
+                # Also one that a kernel makes itself.
+            ):
                 self._device.traffic.up(arguments[0].nbytes)
             result = found(*map(_unwrapped, arguments), **{k: _unwrapped(v) for k, v in options.items()})
             return self._device.wrapped(result)
 
+        # Looked up again, it is found without coming here.
         setattr(self, name, function)
         return function
 
@@ -184,7 +189,8 @@ class StandIn:
             {"bool", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
         )
         self._total = total
-        self._lock = threading.RLock()  # a collection may end another array while this one is accounted for
+        # A collection may end another array while this one is accounted for.
+        self._lock = threading.RLock()
         self._live: dict[int, list[int]] = {}  # owner of the bytes -> [bytes, arrays that share them]
         self._live_bytes = 0
 
@@ -222,6 +228,7 @@ class StandIn:
         """Return strict arrays as arrays of the device, in tuples and lists too."""
         if isinstance(value, self._strict_type):
             return StandInArray(value, self)
+        # What `unique_all` and the like return has a field for each array.
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self.wrapped, value))
         return type(value)(map(self.wrapped, value)) if type(value) in (tuple, list) else value
@@ -234,6 +241,7 @@ class StandIn:
             if not shared[1]:
                 self._claim(id(owner), owner.nbytes)
             shared[1] += 1
+        # When the process ends there is nobody to count for.
         weakref.finalize(array, self._left, id(owner)).atexit = False
 
     def _claim(self, owner: int, nbytes: int) -> None:

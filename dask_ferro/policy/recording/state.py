@@ -145,7 +145,8 @@ def _fill(one: Json, content: list[Json], names: list[str], objects: list[Json])
         if not known >= set(names):
             raise ValueError(f"another version's {type(one).__name__}, with {', '.join(names)}")
         for name, each in zip(names, content, strict=True):
-            object.__setattr__(one, name, _value(each, objects))  # parameters are frozen
+            # Parameters are frozen.
+            object.__setattr__(one, name, _value(each, objects))
 
 
 def _value(read: Json, objects: list[Json]) -> Json:

@@ -285,7 +285,8 @@ class Informed(Policy):
                 continue
             here = self._at_victim(task, victim)
             if self._stays(task, thief, victim, here, 0.0):
-                continue  # even if its transfer took no time
+                # Even if its transfer took no time.
+                continue
             tried += 1
             # In full for each, though the second reader of an input waits for it no longer than the first one does:
             # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
@@ -318,10 +319,12 @@ class Informed(Policy):
         """Return in how many seconds the thief would be done with a task; None: it cannot be told, or is too late."""
         p = self.parameters
         runs = task.on(thief)
-        if runs is None:  # nobody knows what it takes on such a device
+        # Nobody knows what it takes on such a device.
+        if runs is None:
             if here.sure < self._long(transfer):
                 return None
-            runs = task.seconds  # but that it does not start where it is
+            # But that it does not start where it is.
+            runs = task.seconds
         if task.overdue and not task.known and thief.device == victim.device:
             # A guess, times the slowness seen in a few short tasks, holds nothing back.
             runs = min(runs, here.seconds)

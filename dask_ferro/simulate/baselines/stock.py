@@ -44,7 +44,8 @@ class Stock(Decider):
         self.longest: dict[str, float] = {}
         self.bandwidth = BANDWIDTH
         self.pages: dict[Address, Page] = {}
-        self._given = seed  # tasks that it gave to workers; a scheduler has seen others before these
+        # Tasks that it gave to workers; a scheduler has seen others before these.
+        self._given = seed
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._total: dict[str, int] = {}
@@ -87,7 +88,8 @@ class Stock(Decider):
         """Count the task's prefix, and the bytes that it lacks."""
         self._given += 1
         self._count(job, record, +1)
-        self.settled()  # as of now: what is placed next changes what the average worker has
+        # As of now: what is placed next changes what the average worker has.
+        self.settled()
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Average the duration: the newest counts for half."""

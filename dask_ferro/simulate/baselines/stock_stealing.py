@@ -99,7 +99,8 @@ class StockStealing(Stock):
                 for job in levels[address].get(level, ()):
                     if thieves:
                         self._consider(job, page, thieves, work)
-                if level in levels[address]:  # less than nothing is taken for unknown, as there
+                # Less than nothing is taken for unknown, as there.
+                if level in levels[address]:
                     left = work[address] + page.coming_seconds
                     self._judge(page, left if left >= 0 else None)
 

@@ -220,7 +220,8 @@ def xlarge_wide(
 
 def _branches(name: str, branches: int, length: int, skew: float, slow: float, fast: float) -> TaskGraph:
     builder = GraphBuilder(**locals())
-    slow_ones = floor(branches * skew + 0.5)  # half up, as ferroflow rounds
+    # Half up, as ferroflow rounds.
+    slow_ones = floor(branches * skew + 0.5)
     root = builder.add("wide-root", 0, seconds=0.0, nbytes=_KB)
     for branch in range(branches):
         kind, seconds = ("wide-slow", slow) if branch < slow_ones else ("wide-fast", fast)

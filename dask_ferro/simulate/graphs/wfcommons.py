@@ -108,7 +108,8 @@ class _WorkflowReader:
             if task_id in names:
                 self._problems.append(f"task {task_id}: stands there twice")
             names[task_id] = task_id
-        for task_id, row in rows:  # before 1.5, parents go by name
+        # Before 1.5, parents go by name.
+        for task_id, row in rows:
             names.setdefault(str(row.get("name")), task_id)
         children: dict[str, set[str]] = {}
         for task_id, row in rows:
