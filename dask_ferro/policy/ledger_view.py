@@ -192,7 +192,7 @@ class LedgerView:
             beside = [address for address in near if address not in queues]
             queues |= self._ends_of(beside, tasks, max(tasks // len(near), 1), now)
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *far, *near))}
-        moving = Links() if links is None else links.copy()
+        moving = (links or Links()).copy()
         return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, near, known)
 
     def _ends_of(
@@ -229,7 +229,7 @@ class LedgerView:
         shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
         hungry = tuple(hungry)
         workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
-        moving = Links() if links is None else links.copy()
+        moving = (links or Links()).copy()
         return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:

@@ -9,6 +9,7 @@ stock Dask's rows too.  So a row is to be held against the other simulated rows,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 from dask_ferro.errors import ConfigError
@@ -59,12 +60,9 @@ def replay(
     graph, cluster = checked(of_trace(trace, name), "trace"), cluster_of(trace, name)
     order = order_of(trace)
     bound = graph.lower_bound(cluster.threads)
-    runs = [
-        (policy, simulate(graph, cluster, policy=policy, rules=rules, seed=seed, order=order))
-        for policy in policies
-    ]
-    rows = (outline(policy, run, run.makespan, bound) for policy, run in ((RECORDED, trace), *runs))
-    return compared(graph, cluster, rows)
+    again = partial(simulate, graph, cluster, rules=rules, seed=seed, order=order)
+    runs = ((RECORDED, trace), *((policy, again(policy=policy)) for policy in policies))
+    return compared(graph, cluster, (outline(policy, run, run.makespan, bound) for policy, run in runs))
 
 
 def order_of(trace: Trace) -> dict[Key, int] | None:
@@ -81,11 +79,7 @@ def cluster_of(trace: Trace, name: str = "trace") -> VirtualCluster:
     ConfigError
         Where none has a thread.
     """
-    workers = tuple(
-        VirtualWorker(address, threads, _host(address))
-        for address, threads in trace.workers.items()
-        if threads
-    )
+    workers = tuple(VirtualWorker(a, threads, _host(a)) for a, threads in trace.workers.items() if threads)
     if not workers:
         raise ConfigError(f"trace {name!r}: names no worker that has a thread")
     return VirtualCluster(workers)

@@ -28,10 +28,8 @@ class LastVictim(Policy):
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
         """Return for each thief those over whom its request is forwarded."""
-        return {
-            thief: tuple(self._forwarded(number, thief, everyone, state))
-            for number, thief in enumerate(thieves)
-        }
+        numbered = enumerate(thieves)
+        return {thief: tuple(self._forwarded(n, thief, everyone, state)) for n, thief in numbered}
 
     def _forwarded(
         self, number: int, thief: Address, everyone: Sequence[Address], state: StealingState

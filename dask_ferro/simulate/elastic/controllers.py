@@ -12,20 +12,8 @@ from itertools import chain, islice
 from math import ceil, inf
 from typing import Protocol
 
-from dask_ferro.policy.scaling import step
-from dask_ferro.policy.scaling.facts import (
-    BOOTING,
-    LEAVING,
-    PENDING,
-    RUNNING,
-    Action,
-    Cancel,
-    Drain,
-    Job,
-    Name,
-    ScalingFacts,
-    Submit,
-)
+from dask_ferro.policy.scaling import facts, step
+from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 
 # Seconds of work that Dask wants each thread to have, and the ticks for which it has to want a worker gone.
@@ -39,7 +27,7 @@ _MEMORY_RATIO = 2
 class Controller(Protocol):
     """Decides on the jobs once a tick."""
 
-    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
+    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[facts.Action, ...]:
         """Return what to do now."""
 
 
@@ -58,7 +46,7 @@ class Scaling:
     resize: Mapping[int, int] = field(default_factory=dict)
     _state: step.ScalingState = field(default_factory=step.ScalingState)
 
-    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
+    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[facts.Action, ...]:
         """Return what the policy decides."""
         parameters = self.parameters
         reached = [phase for phase in self.resize if phase <= len(scheduler.submissions)]
@@ -83,14 +71,14 @@ class StockAdaptive:
     maximum: float = inf
     _counts: Counter[Name] = field(default_factory=Counter)
 
-    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
+    def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[facts.Action, ...]:
         """Return jobs to submit, or those that were too many three times in a row."""
         pool = staff.pools[0].name
-        plan = [job for job in staff.jobs if job.state != LEAVING]
+        plan = [job for job in staff.jobs if job.state != facts.LEAVING]
         target = int(min(max(self._target(plan, scheduler), self.minimum), self.maximum))
         if target >= len(plan):
             self._counts.clear()
-            return (Submit(pool, target - len(plan), ""),) if target > len(plan) else ()
+            return (facts.Submit(pool, target - len(plan), ""),) if target > len(plan) else ()
         return self._down(plan, target)
 
     def _target(self, plan: list[Job], scheduler: Scheduler) -> int:
@@ -105,25 +93,28 @@ class StockAdaptive:
         if not records:
             return max(cpu, 1) if queued else cpu
         cpu = ceil(cpu / scheduler.threads * len(records))
-        running = sum(job.state == RUNNING for job in plan)
+        running = sum(job.state == facts.RUNNING for job in plan)
         return cpu if cpu >= running else running - len(_closable(plan, len(plan)))
 
-    def _down(self, plan: list[Job], target: int) -> tuple[Action, ...]:
-        to_close = [job for job in plan if job.state in (PENDING, BOOTING)][: len(plan) - target]
+    def _down(self, plan: list[Job], target: int) -> tuple[facts.Action, ...]:
+        to_close = [job for job in plan if job.state in (facts.PENDING, facts.BOOTING)][: len(plan) - target]
         if target < len(plan) - len(to_close):
             to_close += _closable(plan, len(plan) - target)
         self._counts = Counter({job.name: self._counts[job.name] + 1 for job in to_close})
         firmly = {name for name, count in self._counts.items() if count >= WAIT_COUNT}
-        cancelled = tuple(job.name for job in to_close if job.name in firmly and job.state != RUNNING)
-        drained = tuple(job.name for job in to_close if job.name in firmly and job.state == RUNNING)
+        cancelled = tuple(job.name for job in to_close if job.name in firmly and job.state != facts.RUNNING)
+        drained = tuple(job.name for job in to_close if job.name in firmly and job.state == facts.RUNNING)
         for name in firmly:
             del self._counts[name]
-        return (*((Cancel(cancelled, ""),) if cancelled else ()), *((Drain(drained, ""),) if drained else ()))
+        return (
+            *((facts.Cancel(cancelled, ""),) if cancelled else ()),
+            *((facts.Drain(drained, ""),) if drained else ()),
+        )
 
 
 def _closable(plan: list[Job], most: int) -> list[Job]:
     """Return the idle jobs that Dask would close: those with the least data, while the rest has twice its room."""
-    running = [job for job in plan if job.state == RUNNING]
+    running = [job for job in plan if job.state == facts.RUNNING]
     total = sum(job.nbytes for job in running)
     limit = sum(job.nbytes + job.free for job in running)
     found: list[Job] = []

@@ -15,19 +15,8 @@ from typing import NamedTuple
 
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.replication.evacuation import spread
-from dask_ferro.policy.scaling.facts import (
-    BOOTING,
-    LEAVING,
-    PENDING,
-    RUNNING,
-    Cancel,
-    Drain,
-    Job,
-    Name,
-    Recall,
-    ScalingFacts,
-    Submit,
-)
+from dask_ferro.policy.scaling import facts
+from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.elastic.controllers import Controller, Scaling
@@ -126,7 +115,7 @@ class ElasticDriver:
             if job.ends_at < inf:
                 self.scheduler.decider.set_end(worker.address, job.ends_at)
             self.site.join(worker)
-        there = sum(other.state in (RUNNING, LEAVING) for other in self.batch.jobs.values())
+        there = sum(other.state in (facts.RUNNING, facts.LEAVING) for other in self.batch.jobs.values())
         self.counts["peak"] = max(self.counts["peak"], there)
 
     def _expired(self, job: VirtualJob) -> None:
@@ -141,15 +130,15 @@ class ElasticDriver:
         if self._clock.now > self.limit:
             raise Stuck(f"{scheduler.remaining} tasks are left after {self.limit:.0f} s")
         scheduler.retry()
-        acts = {Cancel: self._cancel, Recall: self._recall, Drain: self._drain}
+        acts = {facts.Cancel: self._cancel, facts.Recall: self._recall, facts.Drain: self._drain}
         for action in self.controller.decide(self.staff(), scheduler):
-            if isinstance(action, Submit):
+            if isinstance(action, facts.Submit):
                 self.batch.submit(action.pool, action.count)
                 continue
             for name in action.jobs:
                 if name in self.batch.jobs:
                     acts[type(action)](self.batch.jobs[name])
-            if isinstance(action, Drain) and not self._looks:
+            if isinstance(action, facts.Drain) and not self._looks:
                 self._look()
         self._clock.background(self._clock.now + TICK, self._tick)
 
@@ -183,29 +172,29 @@ class ElasticDriver:
     # ---- what it decides -----------------------------------------------------------------------------------
 
     def _cancel(self, job: VirtualJob) -> None:
-        if job.state in (PENDING, BOOTING):
-            self.counts["cancelled"] += job.state == PENDING
+        if job.state in (facts.PENDING, facts.BOOTING):
+            self.counts["cancelled"] += job.state == facts.PENDING
             self.batch.end(job)
 
     def _drain(self, job: VirtualJob) -> None:
-        if job.state == BOOTING:
+        if job.state == facts.BOOTING:
             self.batch.end(job)
-        elif job.state == RUNNING:
-            job.state, job.since = LEAVING, self._clock.now
+        elif job.state == facts.RUNNING:
+            job.state, job.since = facts.LEAVING, self._clock.now
             self.counts["drained"] += 1
             for record in self._seats(job):
                 self.scheduler.receive(self.scheduler.leaving, record.address)
 
     def _recall(self, job: VirtualJob) -> None:
-        if job.state == LEAVING:
-            job.state, job.since = RUNNING, self._clock.now
+        if job.state == facts.LEAVING:
+            job.state, job.since = facts.RUNNING, self._clock.now
             self.counts["recalled"] += 1
             for record in self._seats(job):
                 self.scheduler.receive(self.scheduler.paused, record.address, False)
 
     def _look(self) -> None:
         """Move what only those that leave hold, and close who holds and runs nothing that is needed."""
-        leaving = [job for job in self.batch.jobs.values() if job.state == LEAVING]
+        leaving = [job for job in self.batch.jobs.values() if job.state == facts.LEAVING]
         self._looks = bool(leaving)
         going = set(chain.from_iterable(job.addresses for job in leaving))
         alone = {job.name: self._alone(job, going) for job in leaving}
