@@ -106,10 +106,8 @@ class StockAdaptive:
         drained = tuple(job.name for job in to_close if job.name in firmly and job.state == facts.RUNNING)
         for name in firmly:
             del self._counts[name]
-        return (
-            *((facts.Cancel(cancelled, ""),) if cancelled else ()),
-            *((facts.Drain(drained, ""),) if drained else ()),
-        )
+        actions = (facts.Cancel(cancelled, ""), facts.Drain(drained, ""))
+        return tuple(action for action in actions if action.jobs)
 
 
 def _closable(plan: list[Job], most: int) -> list[Job]:
