@@ -199,6 +199,12 @@ class TransferLearned(NamedTuple):
     copies: int = 0
 
 
+class LoopMeasured(NamedTuple):
+    """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last."""
+
+    share: float
+
+
 class Switched(NamedTuple):
     """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
 
@@ -212,7 +218,7 @@ class Restarted(NamedTuple):
 Event = (
     Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
     | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SizeLearned
-    | SpeedLearned | TransferLearned | Switched | Restarted
+    | SpeedLearned | TransferLearned | LoopMeasured | Switched | Restarted
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ looked at.  To keep those facts here for every task would cost the scheduler mor
 - A step shows the policy a few of the thieves and the longest queues.  Others have their turn in the next one: at the
   thieves' end, and where nothing may move at the victims' as well.
 - A sweep, at each tick, looks for tasks that wait for longer than was expected, wherever they are.
-- Messages to a worker that has little to do leave soon; where it has plenty, batches are cheaper.
+- Messages to a worker that has little to do leave soon; where it has plenty, or the scheduler's loop no time, batches
+  are cheaper.
 
 Durations are seconds.
 """
@@ -115,6 +116,7 @@ class SchedulingCore:
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
         self._hurried: dict[Address, bool] = {}
+        self._saturated = False
         self._wake: float | None = None
         self._barren = 0  # steps since one moved anything although somebody was under its threshold
         self._looked = 0.0  # when it was looked at last whether a queue stands
@@ -129,6 +131,7 @@ class SchedulingCore:
             events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
             events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
             events.Switched: self._switched, events.Restarted: self._restarted,
+            events.LoopMeasured: self._loop_measured,
             # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
             events.Heard: lambda event, now: self.ledger.hear(now, *event),
             events.MessagesSent: lambda event, now: self.ledger.listen(now),
@@ -434,10 +437,18 @@ class SchedulingCore:
 
     # -- messages ------------------------------------------------------------------------------------------
 
+    def _loop_measured(self, event: events.LoopMeasured, now: float) -> None:
+        """Gather messages to everybody where the loop has no time left: the worker would wait for its next turn."""
+        saturated = event.share >= self.policy.parameters.saturated
+        if saturated != self._saturated:
+            self._saturated = saturated
+            for row in self.ledger.rows.values():
+                self._hurry(row)
+
     def _hurry(self, row: WorkerLoad) -> None:
-        """Let the gathering of a worker's messages follow what it has to do."""
+        """Let the gathering of a worker's messages follow what it has to do, and what the loop has."""
         plenty = self.policy.parameters.plenty
-        soon = row.waiting_seconds * row.slowness < plenty * row.nthreads
+        soon = not self._saturated and row.waiting_seconds * row.slowness < plenty * row.nthreads
         if soon != self._hurried.get(row.address):
             self._hurried[row.address] = soon
             self._decided.append(events.Hurry(row.address, soon))

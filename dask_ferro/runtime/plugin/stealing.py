@@ -25,6 +25,7 @@ from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.loop_load import LoopLoad
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.device_memory import Devices
@@ -108,6 +109,7 @@ class Stealing(EntryPoints):
         self.waits = Waits(self, self.tell, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
+        self._load = LoopLoad()
         self._kick: object = None
         self._beats: dict[str, int] = {}
         self._refused = False
@@ -312,6 +314,9 @@ class Stealing(EntryPoints):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
+        share = self._load.share()
+        if share is not None:
+            self.tell(events.LoopMeasured(share))
         self._look_at_all()
         self.waits.tick()
         self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)

@@ -43,6 +43,16 @@ def _dependents(client, event, count, worker, **kwargs):
 
 
 @on_cluster()
+async def test_messages_are_gathered_as_dask_does_while_the_loop_is_saturated(client, scheduler):
+    with dask.config.set({"ferro.scheduler.saturated": 0, "ferro.scheduler.tick": "20ms"}):
+        await ff.install(client)
+    await until_async(
+        lambda: {s.interval for s in scheduler.stream_comms.values()} == {upstream.WORKER_SENDS},
+        "all workers have Dask's interval",
+    )
+
+
+@on_cluster()
 async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, scheduler):
     before = (
         type(upstream.stealing_of(scheduler)),
