@@ -91,8 +91,8 @@ def _operator(name: str) -> Callable[..., Any]:
     return method
 
 
-def _reading(name: str) -> Callable[..., Any]:
-    def method(self: StandInArray) -> Any:
+def _reading(name: str) -> Callable[[StandInArray], object]:
+    def method(self: StandInArray) -> object:
         self._device.traffic.read()
         return getattr(self._inner, name)()
 
@@ -186,7 +186,8 @@ class StandIn:
         self.streams: set[int] = set()  # one for each thread that ran something
         self._strict_type = type(array_api_strict.empty(0))
         self.dtypes = frozenset(
-            {"bool", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+            {"bool", "float32", "float64"}
+            | {f"{s}int{n}" for s, n in itertools.product(("", "u"), (8, 16, 32, 64))}
         )
         self._total = total
         # A collection may end another array while this one is accounted for.
