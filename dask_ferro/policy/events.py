@@ -323,19 +323,19 @@ class Arrived(NamedTuple):
 Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
 
 
-def _apart(cls: type[tuple[Any, ...]]) -> None:
+def _apart(cls: type[tuple[object, ...]]) -> None:
     """Let values of a class be equal to none of another one: tuples of the same content are.
 
     Tuples, because one is made for each task twice: a frozen dataclass takes 1 us.
     """
 
-    def is_equal(self: tuple[Any, ...], other: object) -> bool:
+    def is_equal(self: tuple[object, ...], other: object) -> bool:
         return type(self) is type(other) and tuple.__eq__(self, other)
 
-    def is_other(self: tuple[Any, ...], other: object) -> bool:
+    def is_other(self: tuple[object, ...], other: object) -> bool:
         return not is_equal(self, other)
 
-    def hashed(self: tuple[Any, ...]) -> int:
+    def hashed(self: tuple[object, ...]) -> int:
         return hash((cls.__name__, *self))
 
     for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
