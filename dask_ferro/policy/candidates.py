@@ -12,6 +12,7 @@ Durations are seconds, sizes bytes, `now` is the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dask_ferro.policy.estimates import Estimate, Links
@@ -36,6 +37,7 @@ class ByClass(NamedTuple):
     others: Mapping[str, float]
 
 
+@dataclass
 class Candidates:
     """The candidates for a scheduler's tasks.
 
@@ -49,17 +51,10 @@ class Candidates:
         A row as it is at this moment, where the ledger hears of something later.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        links: Links,
-        placement: PlacementParameters,
-        current: Callable[[Worker], Worker] = lambda worker: worker,
-    ) -> None:
-        self.ledger = ledger
-        self.links = links
-        self.placement = placement
-        self._current = current
+    ledger: Ledger
+    links: Links
+    placement: PlacementParameters
+    current: Callable[[Worker], Worker] = lambda worker: worker
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
@@ -79,13 +74,9 @@ class Candidates:
 
     def seconds_by_class(self, prefix: str, told: float | Estimate | None) -> ByClass:
         """Return the projected seconds on all device classes of the cluster."""
-        durations, devices, first = self.ledger.durations, self.ledger.devices, self.first_device
-        seconds, known = durations.of(prefix, first, told)
-        if len(devices) < 2:
-            return ByClass(first, seconds, known, {})
-        found = {device: durations.of(prefix, device, told) for device in devices if device != first}
-        others = {device: s for device, (s, is_known) in found.items() if is_known}
-        return ByClass(first, seconds, known, others)
+        durations, first = self.ledger.durations, self.first_device
+        others = durations.known(prefix, self.ledger.devices, first, told)
+        return ByClass(first, *durations.of(prefix, first, told), others)
 
     def lasting(self, seconds: float, known: bool) -> float:
         """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
@@ -135,7 +126,7 @@ class Candidates:
         seen = {worker.address for worker in found}
         others = (address for address in _most(held) if address not in seen and address in ledger.rows)
         found += [ledger.worker(address, now, priority) for address in others]
-        return [self._current(worker) for worker in found]
+        return [self.current(worker) for worker in found]
 
     def _admitted(self, task: TaskFacts, priority: Any, now: float) -> list[Worker]:
         """Return the workers that a restriction admits, where those are all that there is to weigh."""
@@ -143,7 +134,7 @@ class Candidates:
         if not admitted or len(admitted) > _ADMITTED:
             return []
         rows = (a for a in sorted(admitted) if a in self.ledger.rows)
-        found = [self._current(self.ledger.worker(address, now, priority)) for address in rows]
+        found = [self.current(self.ledger.worker(address, now, priority)) for address in rows]
         return found if task.allowed is not None or any(w.accepts for w in found) else []
 
     def _soonest(self, count: int, priority: Any, now: float, lasting: float, need: int) -> list[Worker]:
@@ -204,7 +195,8 @@ class Candidates:
             return having
         if not left or self.placement.waits(seconds, fresh):
             return ()
-        if self.ledger.soonest(now, 1, lasting=lasting):  # one that is busy now
+        # One that is busy now.
+        if self.ledger.soonest(now, 1, lasting=lasting):
             return ()
         return (max(left, key=lambda address: (left[address], address)),)
 

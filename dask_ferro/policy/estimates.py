@@ -8,7 +8,7 @@ bandwidths bytes per second, all else seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -185,6 +185,15 @@ class Durations:
         elsewhere = self._elsewhere(prefix, device)
         return (self.learning.guess, False) if elsewhere is None else (elsewhere, True)
 
+    def known(
+        self, prefix: str, devices: Collection[str], but: str, annotated: float | Estimate | None
+    ) -> dict[str, float]:
+        """Return the projected seconds on all device classes but one, where they are more than a guess."""
+        if len(devices) < 2:
+            return {}
+        found = {device: self.of(prefix, device, annotated) for device in devices if device != but}
+        return {device: seconds for device, (seconds, known) in found.items() if known}
+
     def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
         """Return whether `of` goes by no measurement, or by one of another class."""
         if self._told(device, annotated) is not None:
@@ -245,8 +254,7 @@ class ResultSizes:
         return max(device // self.learning.unseen, max(inputs, default=0))
 
 
-@dataclass(slots=True)
-class Link:
+class Link(NamedTuple):
     """One class of link: a message's seconds, and bytes per second beyond."""
 
     latency: float
@@ -272,18 +280,13 @@ class Links:
     """
 
     classes: dict[str, Link] = field(
-        default_factory=lambda: {
-            "host": Link(SAME_HOST.latency, SAME_HOST.bandwidth),
-            "hosts": Link(OTHER_HOST.latency, OTHER_HOST.bandwidth),
-            "device": Link(OUT_OF_DEVICE.latency, OUT_OF_DEVICE.bandwidth),
-        }
+        default_factory=lambda: {"host": SAME_HOST, "hosts": OTHER_HOST, "device": OUT_OF_DEVICE}
     )
     learning: Learning = LEARNING
 
     def copy(self) -> Links:
         """Return what is known by now: it learns nothing from later transfers."""
-        classes = {kind: Link(link.latency, link.bandwidth) for kind, link in self.classes.items()}
-        return Links(classes, self.learning)
+        return Links(dict(self.classes), self.learning)
 
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
         """Learn from a transfer of `nbytes` that took `seconds` on a class of link.
@@ -294,17 +297,18 @@ class Links:
             How often in these seconds the bytes went out of a device or into one, as well.
         """
         if kind == "peer":
-            self.classes.setdefault(kind, Link(PEER.latency, PEER.bandwidth))
-        link, p = self.classes[kind], self.learning
+            self.classes.setdefault(kind, PEER)
+        (latency, bandwidth), p = self.classes[kind], self.learning
         if copies:
             seconds = max(seconds - copies * self._copy(nbytes), p.bytes_share * seconds)
         if nbytes <= p.light:
-            link.latency += (seconds - link.latency) * p.newest
+            latency += (seconds - latency) * p.newest
         elif seconds > 0.0:
-            beyond = max(seconds - link.latency, p.bytes_share * seconds)
+            beyond = max(seconds - latency, p.bytes_share * seconds)
             # Seconds a byte have a mean; of bytes a second, one lucky transfer outweighs a hundred others.
-            each = 1.0 / link.bandwidth
-            link.bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
+            each = 1.0 / bandwidth
+            bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
+        self.classes[kind] = Link(latency, bandwidth)
 
     def seconds(self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]) -> float:
         """Return the seconds until a worker has the inputs that it lacks.
@@ -326,7 +330,8 @@ class Links:
             is_peer = near and copies == 2 and "peer" in self.classes
             link = self.classes["peer" if is_peer else "host" if near else "hosts"]
             total += nbytes / link.bandwidth
-            latency = max(latency, link.latency)  # inputs are fetched side by side
+            # Inputs are fetched side by side.
+            latency = max(latency, link.latency)
             if copies and not is_peer:
                 total += copies * self._copy(nbytes)
         return total + latency

@@ -6,7 +6,7 @@ Durations and times are seconds on the caller's clock, which `SchedulingCore.han
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.facts import Address, Key, Move
@@ -16,33 +16,9 @@ Answer = Literal["given", "kept", "seceded", "gone"]
 Settlement = Literal["confirmed", "refused", "stale"]
 OUTCOMES: tuple[str, ...] = get_args(Settlement)
 
-_T = TypeVar("_T", bound=tuple[Any, ...])
-
-
-def _apart(cls: type[_T]) -> type[_T]:
-    """Let values of a class be equal to none of another one: tuples of the same content are.
-
-    Tuples, because one is made for each task twice: a frozen dataclass takes 1 us.
-    """
-
-    def is_equal(self: _T, other: object) -> bool:
-        return type(self) is type(other) and tuple.__eq__(self, other)  # type: ignore[arg-type]
-
-    def is_other(self: _T, other: object) -> bool:
-        return not is_equal(self, other)
-
-    def hashed(self: _T) -> int:
-        return hash((cls.__name__, *self))
-
-    for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
-        setattr(cls, name, method)
-    return cls
-
-
 # ---- events --------------------------------------------------------------------------------------------------
 
 
-@_apart
 class Joined(NamedTuple):
     """A worker is there; of one that is known, its facts changed."""
 
@@ -54,14 +30,12 @@ class Joined(NamedTuple):
     resources: Mapping[str, float] | None = None
 
 
-@_apart
 class Left(NamedTuple):
     """A worker is gone; its tasks were taken back before."""
 
     worker: Address
 
 
-@_apart
 class AcceptsTasks(NamedTuple):
     """A worker accepts tasks, or no longer: it paused, is about to leave, or does not answer."""
 
@@ -69,7 +43,6 @@ class AcceptsTasks(NamedTuple):
     accepts: bool
 
 
-@_apart
 class Heard(NamedTuple):
     """A worker said what it ran at some time."""
 
@@ -78,7 +51,6 @@ class Heard(NamedTuple):
     running: frozenset[Key]
 
 
-@_apart
 class Assigned(NamedTuple):
     """A task was given to a worker.
 
@@ -101,7 +73,6 @@ class Assigned(NamedTuple):
     nbytes: int = 0
 
 
-@_apart
 class Finished(NamedTuple):
     """A task has left its worker: done (in so many seconds, where its worker said so), in error, or taken back."""
 
@@ -110,7 +81,6 @@ class Finished(NamedTuple):
     seconds: float | None = None
 
 
-@_apart
 class Answered(NamedTuple):
     """A victim answered a request.
 
@@ -125,45 +95,38 @@ class Answered(NamedTuple):
     answer: Answer
 
 
-@_apart
 class Unsent(NamedTuple):
     """A request could not be sent: the connection to the victim is closed."""
 
     key: Key
 
 
-@_apart
 class Withdrawn(NamedTuple):
     """Nothing is heard of a request for long: the task counts where it is, and its thief is free."""
 
     key: Key
 
 
-@_apart
 class Ordered(NamedTuple):
     """Somebody wants a move, whatever the policy says."""
 
     move: Move
 
 
-@_apart
 class MessagesSent(NamedTuple):
     """All messages that were to be sent have left: what was given away is thought to start from now on."""
 
 
-@_apart
 class Due(NamedTuple):
     """The time of a `Wake` has come."""
 
     at: float
 
 
-@_apart
 class Tick(NamedTuple):
     """Look at every worker, whatever the events said."""
 
 
-@_apart
 class Sweep(NamedTuple):
     """Look for overdue tasks beside idle workers.
 
@@ -176,7 +139,6 @@ class Sweep(NamedTuple):
     elsewhere: bool = False
 
 
-@_apart
 class DeviceTold(NamedTuple):
     """A worker is of a device class, as it says itself."""
 
@@ -184,7 +146,6 @@ class DeviceTold(NamedTuple):
     device: str
 
 
-@_apart
 class MemoryTold(NamedTuple):
     """A worker's device has so many bytes; None: nobody counts them."""
 
@@ -192,7 +153,6 @@ class MemoryTold(NamedTuple):
     most: int | None
 
 
-@_apart
 class ResourcesTold(NamedTuple):
     """A worker has these amounts of resources, other ones than it was said to have."""
 
@@ -200,7 +160,6 @@ class ResourcesTold(NamedTuple):
     resources: Mapping[str, float]
 
 
-@_apart
 class EndTold(NamedTuple):
     """A worker, there or still to come, will be gone at that time on the caller's clock; None: nobody knows."""
 
@@ -208,7 +167,6 @@ class EndTold(NamedTuple):
     at: float | None
 
 
-@_apart
 class DurationLearned(NamedTuple):
     """Tasks of a prefix took so many seconds on a device class before the core was there."""
 
@@ -217,7 +175,6 @@ class DurationLearned(NamedTuple):
     seconds: float
 
 
-@_apart
 class SizeLearned(NamedTuple):
     """The first result of a prefix has so many bytes."""
 
@@ -225,7 +182,6 @@ class SizeLearned(NamedTuple):
     nbytes: int
 
 
-@_apart
 class SpeedLearned(NamedTuple):
     """A device class does so many operations, and reads and writes so many bytes, in a second; said once."""
 
@@ -234,7 +190,6 @@ class SpeedLearned(NamedTuple):
     bandwidth: float
 
 
-@_apart
 class TransferLearned(NamedTuple):
     """Bytes took so many seconds on a class of link, in which they left or entered a device so many times as well."""
 
@@ -244,64 +199,37 @@ class TransferLearned(NamedTuple):
     copies: int = 0
 
 
-@_apart
 class LoopMeasured(NamedTuple):
     """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last."""
 
     share: float
 
 
-@_apart
 class Switched(NamedTuple):
     """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
 
     on: bool
 
 
-@_apart
 class Restarted(NamedTuple):
     """All tasks are forgotten; what things cost stays known."""
 
 
 Event = (
-    Joined
-    | Left
-    | AcceptsTasks
-    | Heard
-    | Assigned
-    | Finished
-    | Answered
-    | Unsent
-    | Withdrawn
-    | Ordered
-    | MessagesSent
-    | Due
-    | Tick
-    | Sweep
-    | DeviceTold
-    | MemoryTold
-    | ResourcesTold
-    | EndTold
-    | DurationLearned
-    | SizeLearned
-    | SpeedLearned
-    | TransferLearned
-    | LoopMeasured
-    | Switched
-    | Restarted
-)
+    Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
+    | Due | Tick | Sweep | DeviceTold | MemoryTold | ResourcesTold | EndTold | DurationLearned | SizeLearned
+    | SpeedLearned | TransferLearned | LoopMeasured | Switched | Restarted
+)  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------
 
 
-@_apart
 class Wake(NamedTuple):
     """Say `Due` at that time, instead of at any time that was asked for before."""
 
     at: float
 
 
-@_apart
 class Ask(NamedTuple):
     """Ask the victim for a task that waits there.
 
@@ -325,7 +253,6 @@ class Ask(NamedTuple):
     after: float
 
 
-@_apart
 class HandOver(NamedTuple):
     """Send the thief a task that its victim gave up."""
 
@@ -334,7 +261,6 @@ class HandOver(NamedTuple):
     thief: Address
 
 
-@_apart
 class PlaceAgain(NamedTuple):
     """Place a task anew: its victim, if it is known, does not have it any more, and its thief does not get it."""
 
@@ -343,7 +269,6 @@ class PlaceAgain(NamedTuple):
     thief: Address
 
 
-@_apart
 class Hurry(NamedTuple):
     """Send messages to a worker soon, or gather them for as long as the scheduler does by itself."""
 
@@ -351,7 +276,6 @@ class Hurry(NamedTuple):
     soon: bool
 
 
-@_apart
 class Settled(NamedTuple):
     """Note what became of a request, once it is known: nothing has to be done about it.
 
@@ -375,7 +299,6 @@ class Settled(NamedTuple):
     cost: float
 
 
-@_apart
 class Arrived(NamedTuple):
     """Note that a stolen task is done: nothing has to be done about it.
 
@@ -398,3 +321,26 @@ class Arrived(NamedTuple):
 
 
 Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
+
+
+def _apart(cls: type[tuple[object, ...]]) -> None:
+    """Let values of a class be equal to none of another one: tuples of the same content are.
+
+    Tuples, because one is made for each task twice: a frozen dataclass takes 1 us.
+    """
+
+    def is_equal(self: tuple[object, ...], other: object) -> bool:
+        return type(self) is type(other) and tuple.__eq__(self, other)
+
+    def is_other(self: tuple[object, ...], other: object) -> bool:
+        return not is_equal(self, other)
+
+    def hashed(self: tuple[object, ...]) -> int:
+        return hash((cls.__name__, *self))
+
+    for name, method in (("__eq__", is_equal), ("__ne__", is_other), ("__hash__", hashed)):
+        setattr(cls, name, method)
+
+
+for _kind in (*get_args(Event), *get_args(Instruction)):
+    _apart(_kind)

@@ -12,15 +12,16 @@ Each event costs a few microseconds, whatever the number of tasks; a worker's qu
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
 from dask_ferro.policy.estimates import Durations, Estimate
-from dask_ferro.policy.facts import Address, Key, TaskFacts
+from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger_view import DEPTH, VICTIMS, LedgerView
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.policy.stealing.snapshot import Facts
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, WorkerLoad
 
 __all__ = ["VICTIMS", "Ledger"]
 
@@ -30,8 +31,7 @@ class Ledger(LedgerView):
 
     Parameters
     ----------
-    describe, unlocks, live, holds, unbound : callable
-        As `ask_of` has them.
+    facts : Facts
     durations : Durations
         Learned from `finish`.
 
@@ -45,17 +45,8 @@ class Ledger(LedgerView):
         What was started since it last said so.
     """
 
-    def __init__(
-        self,
-        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
-        durations: Durations | None = None,
-        unlocks: Callable[[Key], bool] = lambda key: False,
-        live: Callable[[Address], int] = lambda address: 0,
-        holds: Callable[[Address], int] = lambda address: 0,
-        unbound: Callable[[list[Entry]], list[Entry]] = lambda entries: entries,
-    ) -> None:
-        super().__init__()
-        self.ask_of(describe, unlocks, live, holds, unbound)
+    def __init__(self, facts: Facts, durations: Durations | None = None) -> None:
+        super().__init__(facts)
         self.durations = durations if durations is not None else Durations()
         self.entries: dict[Key, Entry] = {}
         self.fresh = 0.0
@@ -83,7 +74,8 @@ class Ledger(LedgerView):
         resources: Mapping[str, float] | None = None,
     ) -> WorkerLoad:
         """Open a worker's page; of one that is known, change its facts."""
-        now = self._now
+        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
+        now, nthreads = self._now, max(nthreads, 1)
         row = self.rows.get(address)
         if row is None:
             row = self.rows[address] = WorkerLoad(
@@ -92,16 +84,16 @@ class Ledger(LedgerView):
             insort(self._everyone, address)
             if len(self.rows) == FEW + 1:
                 self._order.keep(now)
-        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
-        row.nthreads, row.host, row.device, row.accepts = max(nthreads, 1), host, device, accepts
+        row.nthreads, row.host, row.device, row.accepts = nthreads, host, device, accepts
         row.resources = resources or {}
         row.ends_at = self.ends.get(address, inf)
         self._last = None
         self._classify()
         if self.hosts.get(address) != host:
-            self.hosts = {**self.hosts, address: host}  # snapshots keep the one that they were given
-        self._fill(self._now, row)
-        self._touch(row, self._now)
+            # Snapshots keep the one that they were given.
+            self.hosts = {**self.hosts, address: host}
+        self._fill(now, row)
+        self._touch(row, now)
         return row
 
     def remove_worker(self, address: Address) -> list[Key]:
@@ -157,12 +149,7 @@ class Ledger(LedgerView):
 
     def others(self, entry: Entry) -> dict[str, float]:
         """Return a task's seconds on the other device classes of the cluster, where anything is known of them."""
-        if len(self.devices) < 2:
-            return {}
-        found = {
-            d: self.durations.of(entry.prefix, d, entry.annotated) for d in self.devices if d != entry.device
-        }
-        return {device: seconds for device, (seconds, known) in found.items() if known}
+        return self.durations.known(entry.prefix, self.devices, entry.device, entry.annotated)
 
     def set_accepts(self, address: Address, accepts: bool) -> None:
         """Note that a worker may be given tasks and starts what it has, or no longer."""
@@ -212,9 +199,7 @@ class Ledger(LedgerView):
         if key in self.entries:
             self.finish(now, key)
         self._sequence += 1
-        entry = Entry(key, prefix, priority, annotated, self._sequence, nbytes)
-        if needs:
-            entry.needs = needs
+        entry = Entry(key, prefix, priority, annotated, needs or NO_NEEDS, nbytes, self._sequence)
         self.entries[key] = entry
         self._join(now, entry, row)
         return entry
@@ -243,7 +228,8 @@ class Ledger(LedgerView):
         was_provisional = entry.provisional
         self._forget_guess(entry)
         if seconds is not None:
-            self._learn(now, entry, row, max(seconds, 0.0), was_provisional)  # a clock that was set back
+            # A clock that was set back.
+            self._learn(now, entry, row, max(seconds, 0.0), was_provisional)
         self._fill(now, row)
         self._touch(row, now)
         return entry
@@ -390,7 +376,8 @@ class Ledger(LedgerView):
         """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
             entry: Entry | None = row.queue[0][2]
-            if entry is not None and entry.needs:  # one that waits for a resource lets the next ones pass
+            # One that waits for a resource lets the next ones pass.
+            if entry is not None and entry.needs:
                 entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return

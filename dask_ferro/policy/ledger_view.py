@@ -6,16 +6,16 @@ looked at in it.  Durations are seconds, on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 
 from dask_ferro.policy.estimates import Links
-from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.idle_order import FEW, IdleOrder
-from dask_ferro.policy.stealing.snapshot import Snapshot
+from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 # A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
@@ -34,6 +34,8 @@ class LedgerView:
 
     Attributes
     ----------
+    facts : Facts
+        Asked what is not known here.
     ends : mapping of address to float
         When workers end, on the caller's clock, of those that do; also of workers that are still to come.
     devices : set of str
@@ -42,7 +44,8 @@ class LedgerView:
         Replaced, and never changed, when a worker comes or goes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
         self.rows: dict[Address, WorkerLoad] = {}
         self.ends: dict[Address, float] = {}
         self.devices: set[str] = set()
@@ -52,35 +55,6 @@ class LedgerView:
         self._everyone: list[Address] = []
         self._outlasted: dict[Address, None] = {}  # those that end before their queue does
         self._last: float | None = None  # the latest of all ends; None: to be found
-
-    def ask_of(
-        self,
-        describe: Callable[[Entry, WorkerLoad], TaskFacts | None],
-        unlocks: Callable[[Key], bool],
-        live: Callable[[Address], int],
-        holds: Callable[[Address], int],
-        unbound: Callable[[list[Entry]], list[Entry]],
-    ) -> None:
-        """Ask these from now on what is not known here.
-
-        Parameters
-        ----------
-        describe : callable (Entry, WorkerLoad) -> TaskFacts or None
-            What a policy is shown of a task in a row's queue; None: it may not be moved.
-        unlocks : callable (key) -> bool
-            Whether a task is the last that some other task waits for.
-        live : callable (address) -> int
-            Device bytes that are taken on a worker or on their way there; asked of those with `most`.
-        holds : callable (address) -> int
-            Bytes of the results that a worker holds.
-        unbound : callable (list of Entry) -> list of Entry
-            Those of waiting tasks that may run on more than one worker, where that is cheap to tell.
-        """
-        self._describe = describe
-        self._unlocks = unlocks
-        self._live = live
-        self._holds = holds
-        self._unbound = unbound
 
     def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
         """Return a worker's row, as it is for a task of some priority."""
@@ -92,15 +66,16 @@ class LedgerView:
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
             queue, row.unknown, row.slowness, row.accepts,
-            False, 0.0, dry, row.ends_at - now,  # by place: by name it would take half as long again
-            None if row.most is None else row.most - self._live(address) - row.promised, row.most,
-            dry, self._holds(address), row.turn,
+            # By place: by name it would take half as long again.
+            False, 0.0, dry, row.ends_at - now,
+            None if row.most is None else row.most - self.facts.live(address) - row.promised, row.most,
+            dry, self.facts.holds(address), row.turn,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
         """Return a worker's row with what takes a look at the tasks that it runs."""
         row = self.rows[address]
-        unlocks = any(map(self._unlocks, row.running))
+        unlocks = any(map(self.facts.unlocks, row.running))
         stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
         return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
 
@@ -116,7 +91,8 @@ class LedgerView:
     def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
         """Return what waits at a worker and may be moved, the last to start first."""
         row = self.rows[address]
-        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))  # some may not move
+        # Some may not move.
+        last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))
         rows = (self._waiting(entry, row, now) for entry in last)
         return tuple(islice((row for row in rows if row is not None), depth))
 
@@ -164,13 +140,13 @@ class LedgerView:
             part = (
                 (queue[at:] + queue[:at])[:scanned] if at + scanned > len(queue) else queue[at : at + scanned]
             )
-            free = self._unbound([entry for _, _, entry in part])
+            free = self.facts.unbound([entry for _, _, entry in part])
             first = turn * _OF_EACH % max(len(free), 1)
             some += [entry for entry in free[first : first + _OF_EACH] if entry not in some]
         return some
 
     def _waiting(self, entry: Entry, row: WorkerLoad, now: float) -> TaskFacts | None:
-        task = self._describe(entry, row)
+        task = self.facts.waiting(entry, row)
         if task is None or not entry.needs:
             return task
         return task._replace(blocked=row.blocks(entry, now))
@@ -216,7 +192,7 @@ class LedgerView:
             beside = [address for address in near if address not in queues]
             queues |= self._ends_of(beside, tasks, max(tasks // len(near), 1), now)
         workers = {a: self._seen(a, now) for a in dict.fromkeys((*hungry, *far, *near))}
-        moving = Links() if links is None else links.copy()
+        moving = (links or Links()).copy()
         return Snapshot(now, hungry, busiest, workers, queues, moving, self.hosts, outlasted, near, known)
 
     def _ends_of(
@@ -253,7 +229,7 @@ class LedgerView:
         shown = {address: tuple(reversed(tasks)) for address, tasks in queues.items()}
         hungry = tuple(hungry)
         workers = {address: self._seen(address, now) for address in dict.fromkeys((*hungry, *shown))}
-        moving = Links() if links is None else links.copy()
+        moving = (links or Links()).copy()
         return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:

@@ -192,7 +192,8 @@ class PlacementParameters:
             return False
         seconds = task.on(worker)
         if seconds is None:
-            return True  # nothing tells what it takes there, but to try
+            # Nothing tells what it takes there, but to try.
+            return True
         classes = {task.device: task.seconds, **task.others}
         faster = [d for d in could if d != worker.device and classes.get(d, inf) < seconds and queued.get(d)]
         if not faster:

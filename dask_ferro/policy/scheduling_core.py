@@ -23,44 +23,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dask_ferro.policy import events
 from dask_ferro.policy.estimates import LEARNING, Durations, Learning, Links
-from dask_ferro.policy.events import (
-    AcceptsTasks,
-    Answered,
-    Arrived,
-    Ask,
-    Assigned,
-    DeviceTold,
-    Due,
-    DurationLearned,
-    EndTold,
-    Event,
-    Finished,
-    HandOver,
-    Heard,
-    Hurry,
-    Instruction,
-    Joined,
-    Left,
-    LoopMeasured,
-    MemoryTold,
-    MessagesSent,
-    Ordered,
-    PlaceAgain,
-    ResourcesTold,
-    Restarted,
-    Settled,
-    Settlement,
-    SizeLearned,
-    SpeedLearned,
-    Sweep,
-    Switched,
-    Tick,
-    TransferLearned,
-    Unsent,
-    Wake,
-    Withdrawn,
-)
+from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Address, Key, Move, Outcome, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.ledger_view import TASKS, VICTIMS
@@ -136,8 +101,8 @@ class SchedulingCore:
     ) -> None:
         self.policy = policy
         self.links = Links(learning=learning) if links is None else links
-        self.ledger = Ledger(facts.waiting, Durations(learning))
-        self.ask_of(facts)
+        self.ledger = Ledger(facts, Durations(learning))
+        self.facts = facts
         self.ledger.listens = True
         self.state = StealingState()
         self.counts: dict[str, float] = defaultdict(float)
@@ -161,20 +126,23 @@ class SchedulingCore:
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
         """Return what takes in each kind of event."""
         return {
-            Joined: self._joined, Left: self._left, AcceptsTasks: self._opened, Heard: self._heard,
-            Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
-            Withdrawn: self._withdrawn, Ordered: self._ordered, MessagesSent: self._sent, Due: self._due,
-            Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
-            LoopMeasured: self._loop_measured,
+            events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
+            events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
+            events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
+            events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
+            events.Switched: self._switched, events.Restarted: self._restarted,
+            events.LoopMeasured: self._loop_measured,
             # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
-            DeviceTold: lambda event, now: self.ledger.set_device(*event),
-            MemoryTold: lambda event, now: self.ledger.set_memory(*event),
-            ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
-            EndTold: lambda event, now: self.ledger.set_end(*event),
-            SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
-            DurationLearned: lambda event, now: self.ledger.durations.add(*event),
-            SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
-            TransferLearned: lambda event, now: self.links.add(*event),
+            events.Heard: lambda event, now: self.ledger.hear(now, *event),
+            events.MessagesSent: lambda event, now: self.ledger.listen(now),
+            events.DeviceTold: lambda event, now: self.ledger.set_device(*event),
+            events.MemoryTold: lambda event, now: self.ledger.set_memory(*event),
+            events.ResourcesTold: lambda event, now: self.ledger.set_resources(*event),
+            events.EndTold: lambda event, now: self.ledger.set_end(*event),
+            events.SizeLearned: lambda event, now: self.ledger.set_bytes(*event),
+            events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
+            events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
+            events.TransferLearned: lambda event, now: self.links.add(*event),
         }  # fmt: skip
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -187,8 +155,7 @@ class SchedulingCore:
 
     def ask_of(self, facts: Facts) -> None:
         """Ask these facts from now on."""
-        self.facts = facts
-        self.ledger.ask_of(facts.waiting, facts.unlocks, facts.live, facts.holds, facts.unbound)
+        self.facts = self.ledger.facts = facts
 
     def threshold(self, address: Address) -> float:
         """Return a worker's threshold in seconds of backlog."""
@@ -196,14 +163,14 @@ class SchedulingCore:
 
     # -- workers -------------------------------------------------------------------------------------------
 
-    def _joined(self, event: Joined, now: float) -> None:
+    def _joined(self, event: events.Joined, now: float) -> None:
         """It is a thief until it has something to do."""
         row = self.ledger.add_worker(*event)
         self._hurry(row)
         self._hungry[event.worker] = None
         self._ask(now)
 
-    def _left(self, event: Left, now: float) -> None:
+    def _left(self, event: events.Left, now: float) -> None:
         gone = event.worker
         for key in self.ledger.remove_worker(gone):
             self._asked.pop(key, None)
@@ -213,19 +180,16 @@ class SchedulingCore:
         self._outcomes = deque((o for o in self._outcomes if o.thief != gone), HISTORY)
         self.state = without(self.state, gone)
 
-    def _opened(self, event: AcceptsTasks, now: float) -> None:
+    def _opened(self, event: events.AcceptsTasks, now: float) -> None:
         if event.worker in self.ledger.rows:
             self.ledger.set_accepts(event.worker, event.accepts)
             if event.accepts:
                 self._hungry[event.worker] = None
             self._ask(now)
 
-    def _heard(self, event: Heard, now: float) -> None:
-        self.ledger.hear(now, *event)
-
     # -- tasks ---------------------------------------------------------------------------------------------
 
-    def _assigned(self, event: Assigned, now: float) -> None:
+    def _assigned(self, event: events.Assigned, now: float) -> None:
         if event.worker not in self.ledger.rows:
             return
         entry = self.ledger.assign(now, *event)
@@ -233,10 +197,11 @@ class SchedulingCore:
         if entry.started is None and self._hungry and self._is_worth_it(now):
             self._ask(now)
 
-    def _finished(self, event: Finished, now: float) -> None:
+    def _finished(self, event: events.Finished, now: float) -> None:
         key = event.key
         asked = self._asked.pop(key, None) if self._asked else None
-        if asked is not None:  # it left before the victim was asked
+        # It left before the victim was asked.
+        if asked is not None:
             self._settle("stale", key, asked, now)
         if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
             self._arrived(key, arriving, event.seconds or 0.0, now)
@@ -258,12 +223,9 @@ class SchedulingCore:
         # By the worker's clock, but no more than passed here.
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay, dry))
-        self._decided.append(Arrived(key, victim, thief, requested, delay, worked))
+        self._decided.append(events.Arrived(key, victim, thief, requested, delay, worked))
 
-    def _sent(self, event: MessagesSent, now: float) -> None:
-        self.ledger.listen(now)
-
-    def _restarted(self, event: Restarted, now: float) -> None:
+    def _restarted(self, event: events.Restarted, now: float) -> None:
         for key in list(self.ledger.entries):
             self.ledger.finish(now, key)
         self._asked.clear()
@@ -271,7 +233,7 @@ class SchedulingCore:
 
     # -- when to take a step -------------------------------------------------------------------------------
 
-    def _switched(self, event: Switched, now: float) -> None:
+    def _switched(self, event: events.Switched, now: float) -> None:
         self._is_on, self._wake = event.on, None
         if event.on:
             self._hungry.update(dict.fromkeys(self.ledger.rows))
@@ -291,7 +253,7 @@ class SchedulingCore:
         due = now + max(wait, self.coalesce)
         if self._wake is None or due < self._wake:
             self._wake = due
-            self._decided.append(Wake(due))
+            self._decided.append(events.Wake(due))
 
     def _is_worth_it(self, now: float) -> bool:
         """Whether any queue is long enough for one of its tasks to be moved, or stands for long enough.
@@ -315,11 +277,11 @@ class SchedulingCore:
         """Return the seconds until a worker falls under its threshold; what is asked of it already counts."""
         return self.ledger.rows[address].starts_in(now) - self.threshold(address)
 
-    def _due(self, event: Due, now: float) -> None:
+    def _due(self, event: events.Due, now: float) -> None:
         if event.at == self._wake:
             self._step(now)
 
-    def _ticked(self, event: Tick, now: float) -> None:
+    def _ticked(self, event: events.Tick, now: float) -> None:
         rows = self.ledger.rows.items()
         self._hungry.update((address, None) for address, row in rows if row.may_take)
         self._step(now)
@@ -379,7 +341,7 @@ class SchedulingCore:
             p = self.policy.parameters
             self._ask(now, min(p.bears * p.shortest * 2.0 ** min(self._barren, 10), self.tick))
 
-    def _swept(self, event: Sweep, now: float) -> None:
+    def _swept(self, event: events.Sweep, now: float) -> None:
         ledger, policy = self.ledger, self.policy
         idle = self._some_idle(now) if ledger.waiting or event.elsewhere else []
         self.facts.begin([worker.address for worker in idle])
@@ -396,7 +358,7 @@ class SchedulingCore:
 
     # -- requests and answers ------------------------------------------------------------------------------
 
-    def _ordered(self, event: Ordered, now: float) -> None:
+    def _ordered(self, event: events.Ordered, now: float) -> None:
         self.facts.begin([event.move.thief])
         self._request((event.move,), now)
 
@@ -413,23 +375,24 @@ class SchedulingCore:
             self._asked[key] = PendingAsk(victim, thief, gain, cost)
             self._arriving.pop(key, None)
             self.counts["requests"] += 1
-            self._decided.append(Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
+            self._decided.append(events.Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
 
-    def _unsent(self, event: Unsent, now: float) -> None:
+    def _unsent(self, event: events.Unsent, now: float) -> None:
         """The victim is going, and its tasks will be taken back."""
         if self._asked.pop(event.key, None) is not None:
             self.counts["requests"] -= 1
             self.ledger.refuse(now, event.key)
 
-    def _withdrawn(self, event: Withdrawn, now: float) -> None:
+    def _withdrawn(self, event: events.Withdrawn, now: float) -> None:
         if event.key in self._asked and self.ledger.entries[event.key].thief is not None:
             self.ledger.withdraw(now, event.key)
 
-    def _answered(self, event: Answered, now: float) -> None:
+    def _answered(self, event: events.Answered, now: float) -> None:
         asked, entry = self._asked.pop(event.key, None), self.ledger.entries.get(event.key)
-        if asked is None:  # nobody may be left with a task that was given up
+        # Nobody may be left with a task that was given up.
+        if asked is None:
             if event.answer not in ("kept", "seceded"):
-                self._decided.append(PlaceAgain(event.key, "", ""))
+                self._decided.append(events.PlaceAgain(event.key, "", ""))
             return
         thief = self.ledger.rows.get(asked.thief)
         if event.answer in ("kept", "seceded"):
@@ -438,11 +401,12 @@ class SchedulingCore:
             self._given(entry, asked, thief, now)
         else:
             self._settle("stale", event.key, asked, now)
-            self._decided.append(PlaceAgain(event.key, asked.victim, asked.thief))
+            self._decided.append(events.PlaceAgain(event.key, asked.victim, asked.thief))
 
-    def _kept(self, event: Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
+    def _kept(self, event: events.Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
         self._settle("refused", event.key, asked, now)
-        if entry is not None and event.answer == "seceded":  # it has no thread
+        # It has no thread.
+        if entry is not None and event.answer == "seceded":
             self.ledger.finish(now, event.key)
             self._look_at(entry.worker, now)
         elif entry is not None and entry.thief is not None:
@@ -452,27 +416,28 @@ class SchedulingCore:
 
     def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
         self._settle("confirmed", entry.key, asked, now)
-        if entry.thief is None:  # nothing was heard of it for long
+        # Nothing was heard of it for long.
+        if entry.thief is None:
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
         self._arriving[entry.key] = PendingArrival(asked.victim, entry.requested, dry)
         self.ledger.confirm(now, entry.key)
-        self._decided.append(HandOver(entry.key, asked.victim, asked.thief))
+        self._decided.append(events.HandOver(entry.key, asked.victim, asked.thief))
 
-    def _settle(self, outcome: Settlement, key: Key, asked: PendingAsk, now: float) -> None:
+    def _settle(self, outcome: events.Settlement, key: Key, asked: PendingAsk, now: float) -> None:
         """Note what became of a request; of one in vain tell the policy, unless its thief has left.
 
         A thief that has left would be remembered again.
         """
         victim, thief, gain, cost = asked
         self.counts[outcome] += 1
-        self._decided.append(Settled(key, victim, thief, outcome, now, gain, cost))
+        self._decided.append(events.Settled(key, victim, thief, outcome, now, gain, cost))
         if outcome != "confirmed" and thief in self.ledger.rows:
             self._outcomes.append(Outcome(outcome, victim, thief))
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _loop_measured(self, event: LoopMeasured, now: float) -> None:
+    def _loop_measured(self, event: events.LoopMeasured, now: float) -> None:
         """Gather messages to everybody where the loop has no time left: the worker would wait for its next turn."""
         saturated = event.share >= self.policy.parameters.saturated
         if saturated != self._saturated:
@@ -486,4 +451,4 @@ class SchedulingCore:
         soon = not self._saturated and row.waiting_seconds * row.slowness < plenty * row.nthreads
         if soon != self._hurried.get(row.address):
             self._hurried[row.address] = soon
-            self._decided.append(Hurry(row.address, soon))
+            self._decided.append(events.Hurry(row.address, soon))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dask_ferro.policy.estimates import Links
-from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
+from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
 from dask_ferro.policy.ledger_view import LedgerView
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
@@ -72,11 +72,7 @@ class Wait(NamedTuple):
 
 
 def wait_of(
-    task: TaskFacts,
-    worker: Address,
-    idle: Sequence[Worker],
-    needs: bool = False,
-    transfer: float = 0.0,
+    task: TaskFacts, worker: Address, idle: Sequence[Worker], needs: bool = False, transfer: float = 0.0
 ) -> Wait:
     """Return what there is to tell of an overdue task that may be moved, were there a worker for it.
 
@@ -92,29 +88,33 @@ def wait_of(
     legal, reason = _narrowed(task, idle, needs)
     if legal and reason == "soon" and transfer > task.overdue:
         reason = "costs"
-    return Wait(
-        task.key, worker, task.overdue, len(idle), tuple(w.address for w in (legal or idle)[:_NAMED]), reason
-    )
+    return _waits(task.key, worker, task.overdue, idle, reason, legal)
 
 
 def waits_at_scheduler(key: Key, seconds: float, idle: Sequence[Worker], reason: str) -> Wait:
     """Return what there is to tell of a task that was given to no worker."""
-    return Wait(key, "", seconds, len(idle), tuple(worker.address for worker in idle[:_NAMED]), reason)
+    return _waits(key, "", seconds, idle, reason)
+
+
+def _waits(
+    key: Key, at: Address, seconds: float, idle: Sequence[Worker], reason: str, legal: Sequence[Worker] = ()
+) -> Wait:
+    return Wait(key, at, seconds, len(idle), tuple(w.address for w in (legal or idle)[:_NAMED]), reason)
 
 
 def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
     """Return the idle workers that may run a task, and what excludes the last of the others where none is left."""
-    left = [w for w in idle if not task.must or w.device.partition(":")[0] == task.must]
-    if not left:
-        return [], "class"
-    left = [w for w in left if task.admits(w)]
-    if not left:
-        return [], "resources" if needs else "restricted"
-    left = [w for w in left if task.fits(w)]
-    if not left:
-        return [], "room"
-    left = [w for w in left if not task.known or w.has_time(w.starts_in, task.on(w) or task.seconds)]
-    return (left, "soon") if left else ([], "ends")
+    left: list[Worker] = list(idle)
+    for reason, may in (
+        ("class", lambda w: not task.must or kind_of(w.device) == task.must),
+        ("resources" if needs else "restricted", task.admits),
+        ("room", task.fits),
+        ("ends", lambda w: not task.known or w.has_time(w.starts_in, task.on(w) or task.seconds)),
+    ):
+        left = [w for w in left if may(w)]
+        if not left:
+            return [], reason
+    return left, "soon"
 
 
 def by_reason(waits: Iterable[Wait]) -> dict[str, int]:
@@ -176,10 +176,8 @@ def waits_of(found: OverdueTasks) -> list[Wait]:
     told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
     for entry, row, task in found.overdue:
         if task is None:
-            some = tuple(w.address for w in found.idle[:_NAMED])
-            told.append(
-                Wait(entry.key, row.address, found.snapshot.now - entry.since, len(found.idle), some, "actor")
-            )
+            waited = found.snapshot.now - entry.since
+            told.append(_waits(entry.key, row.address, waited, found.idle, "actor"))
         else:
             # The cheapest transfer: if even that costs more than it has waited, cost is the reason.
             moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])

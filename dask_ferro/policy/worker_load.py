@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import Any
 
@@ -17,91 +18,67 @@ from dask_ferro.policy.facts import Address, Key
 NO_NEEDS: Mapping[str, float] = {}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """A task on a worker.  `seconds` is projected for the worker's device class.
 
     `nbytes` are device bytes: of its result, and what it works in; `moving` of the inputs that its thief lacks.
     """
 
-    __slots__ = (
-        "annotated", "device", "expected", "is_sure", "key", "known", "moving", "nbytes", "needs", "origins",
-        "prefix", "priority", "provisional", "requested", "seconds", "sequence", "since", "started", "thief", "worker",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        key: Key,
-        prefix: str,
-        priority: Any,
-        annotated: float | Estimate | None,
-        sequence: int,
-        nbytes: int = 0,
-    ) -> None:
-        self.key = key
-        self.prefix = prefix
-        self.priority = priority
-        self.annotated = annotated
-        self.sequence = sequence
-        self.device = ""  # the class that `seconds` is projected for
-        self.seconds = 0.0
-        self.known = False
-        self.provisional = False  # `seconds` goes by no measurement of the device class
-        self.nbytes = nbytes
-        self.moving = 0
-        self.needs = NO_NEEDS
-        self.origins: tuple[Address, ...] = ()
-        self.since = 0.0  # when it came to its worker
-        self.expected = 0.0  # seconds that it was projected to wait there then
-        self.is_sure = False  # that it was started: its worker said so
-        self.started: float | None = None  # without end: it is next, and its message has not left yet
-        self.requested = 0.0
-        self.worker: WorkerLoad
-        self.thief: WorkerLoad | None = None
+    key: Key
+    prefix: str
+    priority: Any
+    annotated: float | Estimate | None
+    needs: Mapping[str, float]
+    nbytes: int
+    sequence: int
+    moving: int = 0
+    device: str = ""  # the class that `seconds` is projected for
+    seconds: float = 0.0
+    known: bool = False
+    provisional: bool = False  # `seconds` goes by no measurement of the device class
+    origins: tuple[Address, ...] = ()
+    since: float = 0.0  # when it came to its worker
+    expected: float = 0.0  # seconds that it was projected to wait there then
+    is_sure: bool = False  # that it was started: its worker said so
+    started: float | None = None  # without end: it is next, and its message has not left yet
+    requested: float = 0.0
+    worker: WorkerLoad = field(init=False)
+    thief: WorkerLoad | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerLoad:
     """A worker's page in the book."""
 
-    __slots__ = (
-        "accepts", "address", "device", "ends_at", "guessed_seconds", "host", "incoming", "incoming_seconds",
-        "learning", "load", "log_ratio", "measured", "most", "nthreads", "projected", "promised", "queue",
-        "queue_since", "resources", "running", "slowness", "turn", "unknown", "version", "waiting_seconds",
-    )  # fmt: skip
+    address: Address
+    nthreads: int
+    host: str
+    device: str
+    accepts: bool
+    learning: Learning = LEARNING
+    ends_at: float = inf  # on the caller's clock
+    most: int | None = None  # bytes of its device, where somebody counts them
+    promised: int = 0  # device bytes that its tasks and those on their way are projected to take
+    queue: list[tuple[Any, int, Entry]] = field(default_factory=list)  # by priority, the next to start first
+    queue_since: float = 0.0  # when the queue was empty last
+    turn: int = 0  # of the newest task that it was given
+    running: dict[Key, Entry] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    waiting_seconds: float = 0.0
+    unknown: int = 0
+    guessed_seconds: float = 0.0  # of `waiting_seconds`, those that are a guess
+    incoming: int = 0
+    incoming_seconds: float = 0.0
+    measured: Mean = field(init=False)
+    projected: Mean = field(init=False)
+    log_ratio: Mean = field(init=False)
+    slowness: float = 1.0
+    load: tuple[float, Address] | None = None
+    version: int = 0
 
-    def __init__(
-        self,
-        address: Address,
-        nthreads: int,
-        host: str,
-        device: str,
-        accepts: bool,
-        learning: Learning = LEARNING,
-    ) -> None:
-        self.address = address
-        self.nthreads = nthreads
-        self.host = host
-        self.device = device
-        self.accepts = accepts
-        self.ends_at = inf  # on the caller's clock
-        self.most: int | None = None  # bytes of its device, where somebody counts them
-        self.promised = 0  # device bytes that its tasks and those on their way are projected to take
-        self.queue: list[tuple[Any, int, Entry]] = []  # by priority, the next to start first
-        self.queue_since = 0.0  # when the queue was empty last
-        self.turn = 0  # of the newest task that it was given
-        self.running: dict[Key, Entry] = {}
-        self.resources: Mapping[str, float] = {}
-        self.waiting_seconds = 0.0
-        self.unknown = 0
-        self.guessed_seconds = 0.0  # of `waiting_seconds`, those that are a guess
-        self.incoming = 0
-        self.incoming_seconds = 0.0
-        self.learning = learning
-        self.measured = Mean(newest=learning.newest)
-        self.projected = Mean(newest=learning.newest)
-        self.log_ratio = Mean(newest=learning.newest)
-        self.slowness = 1.0
-        self.load: tuple[float, Address] | None = None
-        self.version = 0
+    def __post_init__(self) -> None:
+        self.measured, self.projected, self.log_ratio = (Mean(newest=self.learning.newest) for _ in range(3))
 
     @property
     def is_blocked(self) -> bool:
@@ -141,7 +118,8 @@ class WorkerLoad:
             return first + work
         remaining = sorted(self._remaining(entry, now, surely) for entry in self.running.values())
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
-        for index, level in enumerate(levels[1:], 1):  # the work fills up the threads that end first
+        # The work fills up the threads that end first.
+        for index, level in enumerate(levels[1:], 1):
             room = (level - levels[index - 1]) * index
             if work <= room:
                 return levels[index - 1] + work / index

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from dask_ferro.policy.estimates import Link
@@ -17,32 +17,8 @@ from dask_ferro.policy.facts import Address
 # A batch leaves at once, and the next one not before so many seconds: Dask's two timers, and the plugin's.
 STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
 SHORT = 0.001
-# From a request to a victim's answer 1.0 ms passed (median) with timers out of the way: half of it each way.
-WIRE = 0.0005
-# With fewer cores than processes it is the CPU that is waited for.  CPU seconds by least squares over 66 runs of 11
-# workloads on two cores: 134e-6 of the scheduler and 382e-6 of the worker for each batch of messages, which is what a
-# wire takes; 489e-6 of the worker for each task; 1.4e-3 for each transfer, of both workers; 240e-6 for each result
-# that the client asked for; and of nine processes 0.26 s a second whatever they did (0.20 s where they were idle).
-PER_BATCH, PER_BATCH_READ = 130e-6, 370e-6
-PER_FETCH, PER_REPORT, BACKGROUND = 1.4e-3, 240e-6, 0.029
-# Where more tasks run than there are cores, a thread that waited wakes late: 100 tasks of 20 ms a worker took 1.167
-# times their sum on eight workers, 1.059 times on one, and what is above does not explain 1.5 ms a task of it.
-LATE = 1.5e-3
-# The ninth decile of a request's way to an answer was 2.5 times the median: of a normal logarithm, so much.
-SPREAD = 0.7
 # Of what a worker does around a task, the share that is CPU; the rest its threads take to wake up.
 CPU_AROUND = 0.6
-# A worker tells the scheduler of each result that it fetched or dropped; the scheduler reads that in so many seconds.
-PER_NOTICE = 70e-6
-# CPU seconds of the scheduler per task were 228e-6 where nothing is queued, 510e-6 with the root-ish queue.
-PER_RESULT = 150e-6
-PER_SEND = 80e-6
-PER_STEP = 200e-6
-# Of five graphs of 41 to 1,000 tasks the first task began 8 ms, and 50e-6 s a task, after they were submitted, and a
-# client hears of the last result 2 ms late; 10,000 tasks were 0.77 s on the scheduler before the first was placed.
-PER_CALL, PER_SUBMITTED = 0.010, 70e-6
-# A hop on one worker took 2.1 ms without timers: two wires, the scheduler, and this before and after the function.
-WORKER_BEFORE, WORKER_AFTER = 0.0005, 0.0003
 # A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
 SAME_HOST = Link(0.0026, 1.2e9)
 OTHER_HOST = Link(0.003, 0.6e9)
@@ -51,8 +27,6 @@ OUT_OF_DEVICE = Link(0.0002, 6e9)
 PEER = Link(0.0001, 50e9)
 # Float32 products of a core as numpy does them; devices are told by how many times faster they are.
 CORE_FLOPS = 1e11
-# Dask's `worker-saturation`: tasks that look like roots go out while a worker has less than this times its threads.
-SATURATION = 1.1
 
 
 class VirtualWorker(NamedTuple):
@@ -125,31 +99,46 @@ class VirtualCluster:
 
     workers: tuple[VirtualWorker, ...]
     changes: tuple[Change, ...] = ()
-    wire: float = WIRE
+    # From a request to a victim's answer 1.0 ms passed (median) with timers out of the way: half of it each way.
+    wire: float = 0.0005
     to_worker: float | None = None
     to_scheduler: float | None = None
-    per_result: float = PER_RESULT
-    per_send: float = PER_SEND
-    per_step: float = PER_STEP
-    per_call: float = PER_CALL
-    per_submitted: float = PER_SUBMITTED
-    before: float = WORKER_BEFORE
-    after: float = WORKER_AFTER
-    same_host: Link = field(default_factory=lambda: SAME_HOST)
-    other_host: Link = field(default_factory=lambda: OTHER_HOST)
-    out_of_device: Link = field(default_factory=lambda: OUT_OF_DEVICE)
+    # CPU seconds of the scheduler per task were 228e-6 where nothing is queued, 510e-6 with the root-ish queue.
+    per_result: float = 150e-6
+    per_send: float = 80e-6
+    per_step: float = 200e-6
+    # Of five graphs of 41 to 1,000 tasks the first task began 8 ms, and 50e-6 s a task, after they were submitted, and
+    # a client hears of the last result 2 ms late; 10,000 tasks were 0.77 s on the scheduler before one was placed.
+    per_call: float = 0.010
+    per_submitted: float = 70e-6
+    # A hop on one worker took 2.1 ms without timers: two wires, the scheduler, and this before and after the function.
+    before: float = 0.0005
+    after: float = 0.0003
+    same_host: Link = SAME_HOST
+    other_host: Link = OTHER_HOST
+    out_of_device: Link = OUT_OF_DEVICE
     peer: Link | None = None
-    saturation: float = SATURATION
+    # Dask's `worker-saturation`: tasks that look like roots go out while a worker has less than this times its threads.
+    saturation: float = 1.1
     detection: float = 0.005
     cores: int | None = None
-    per_batch: float = PER_BATCH
-    per_batch_read: float = PER_BATCH_READ
-    per_fetch: float = PER_FETCH
-    per_notice: float = PER_NOTICE
-    per_report: float = PER_REPORT
-    late: float = LATE
-    spread: float = SPREAD
-    background: float = BACKGROUND
+    # With fewer cores than processes it is the CPU that is waited for.  CPU seconds by least squares over 66 runs of 11
+    # workloads on two cores: 134e-6 of the scheduler and 382e-6 of the worker for each batch of messages, which is what
+    # a wire takes; 489e-6 of the worker for each task; 1.4e-3 for each transfer, of both workers; 240e-6 for each
+    # result that the client asked for; and of nine processes 0.26 s a second whatever they did (0.20 s where idle).
+    per_batch: float = 130e-6
+    per_batch_read: float = 370e-6
+    per_fetch: float = 1.4e-3
+    # A worker tells the scheduler of each result that it fetched or dropped; the scheduler reads that in so many
+    # seconds.
+    per_notice: float = 70e-6
+    per_report: float = 240e-6
+    # Where more tasks run than there are cores, a thread that waited wakes late: 100 tasks of 20 ms a worker took 1.167
+    # times their sum on eight workers, 1.059 times on one, and what is above does not explain 1.5 ms a task of it.
+    late: float = 1.5e-3
+    # The ninth decile of a request's way to an answer was 2.5 times the median: of a normal logarithm, so much.
+    spread: float = 0.7
+    background: float = 0.029
 
     def __post_init__(self) -> None:
         known = {worker.address for worker in self.workers}
@@ -219,13 +208,10 @@ class VirtualCluster:
         a chain of empty tasks over a simulated one.
         """
         costs = ("wire", "per_result", "per_send", "per_step", "per_call", "per_submitted", "before", "after")
-        slower = replace(self, **{name: getattr(self, name) * factor for name in costs})
-        near, far = self.same_host, self.other_host
-        return replace(
-            slower,
-            same_host=Link(near.latency * factor, near.bandwidth),
-            other_host=Link(far.latency * factor, far.bandwidth),
-        )
+        slower = {name: getattr(self, name) * factor for name in costs}
+        links = (self.same_host, self.other_host)
+        near, far = (link._replace(latency=link.latency * factor) for link in links)
+        return replace(self, same_host=near, other_host=far, **slower)
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:
@@ -249,6 +235,18 @@ class VirtualCluster:
         if near and self.peer is not None and source.device != "cpu" and to.device != "cpu":
             return "peer", self.peer
         return ("host", self.same_host) if near else ("hosts", self.other_host)
+
+    def moving(self, source: VirtualWorker, to: VirtualWorker, nbytes: int) -> float:
+        """Return the seconds that bytes take between two workers beyond the link's latency.
+
+        Devices that reach each other copy directly; else through the memory of both hosts.
+        """
+        kind, link = self.link(source, to)
+        seconds = nbytes / link.bandwidth
+        if kind != "peer":
+            copies = (source.device != "cpu") + (to.device != "cpu")
+            seconds += copies * (self.out_of_device.latency + nbytes / self.out_of_device.bandwidth)
+        return seconds
 
     def slots(self, nthreads: int) -> int:
         """Return the root-ish tasks that a worker is given before the others are queued."""

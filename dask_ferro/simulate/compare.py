@@ -5,7 +5,7 @@ Graphs come from a workload's name, a recorded run, or a WfCommons file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def workload(name: str, params: Mapping[str, Any]) -> TaskGraph:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ConfigError(f"workload {name}: got {dict(params)}, which it cannot have ({error})") from error
-    return _checked(graph)
+    return checked(graph)
 
 
 def recorded(path: str) -> TaskGraph:
@@ -79,8 +79,8 @@ def recorded(path: str) -> TaskGraph:
         For a file that is neither.
     """
     if path.endswith(_RECORDED):
-        return _checked(of_trace(Trace.load(path), Path(path).name))
-    return _checked(wfcommons.load(path))
+        return checked(of_trace(Trace.load(path), Path(path).name))
+    return checked(wfcommons.load(path))
 
 
 def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
@@ -94,13 +94,20 @@ def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
     return TaskGraph(name, tuple(tasks))
 
 
-def _checked(graph: TaskGraph) -> TaskGraph:
+def checked(graph: TaskGraph, what: str = "graph") -> TaskGraph:
+    """Return a graph that can be simulated.
+
+    Raises
+    ------
+    ConfigError
+        Where it has no tasks, or one takes seconds that nothing takes.
+    """
     if not graph.tasks:
-        raise ConfigError(f"graph {graph.name!r}: has no tasks")
+        raise ConfigError(f"{what} {graph.name!r}: has no tasks")
     for task in graph.tasks:
         if not 0 <= task.seconds <= MOST_SECONDS:
             raise ConfigError(
-                f"graph {graph.name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
+                f"{what} {graph.name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
             )
     return graph
 
@@ -116,21 +123,26 @@ def compare(
     """Return what each policy makes of a graph; ours follow the rules."""
     bound = graph.lower_bound(cluster.threads)
     runs = ((name, simulate(graph, cluster, policy=name, rules=rules, seed=seed)) for name in policies)
-    rows = (_outline(name, run, bound) for name, run in runs)
+    return compared(graph, cluster, (outline(name, run, run.counts["elapsed"], bound) for name, run in runs))
+
+
+def compared(graph: TaskGraph, cluster: VirtualCluster, rows: Iterable[Outline]) -> Comparison:
+    """Return rows beside what bounds them."""
+    bound = graph.lower_bound(cluster.threads)
     return Comparison(graph.name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, tuple(rows))
 
 
-def _outline(policy: str, trace: Trace, bound: float) -> Outline:
-    counts = trace.counts
-    elapsed = counts["elapsed"]
-    threads = sum(trace.workers.values())
+def outline(policy: str, trace: Trace, seconds: float, bound: float) -> Outline:
+    """Return the row of a run that took so many seconds; a recorded one may not have counted its steals."""
+    available = seconds * sum(trace.workers.values())
+    counts, steals = trace.counts, sum(1 for _ in trace.of("steal"))
     return Outline(
         policy,
-        elapsed,
-        elapsed / bound if bound else 0.0,
-        trace.busy_seconds / (elapsed * threads) if elapsed else 0.0,
-        int(counts["confirmed"]),
-        int(counts["refused"]),
-        int(counts["stale"]),
-        int(counts["bytes_moved"]),
+        seconds,
+        seconds / bound if bound else 0.0,
+        trace.busy_seconds / available if available else 0.0,
+        int(counts.get("confirmed", steals)),
+        int(counts.get("refused", 0)),
+        int(counts.get("stale", 0)),
+        sum(span.nbytes for span in trace.of("transfer")),
     )

@@ -10,37 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from dask_ferro.policy import events
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.estimates import LEARNING, Learning, Links
-from dask_ferro.policy.events import (
-    AcceptsTasks,
-    Answer,
-    Answered,
-    Arrived,
-    Ask,
-    Assigned,
-    Due,
-    DurationLearned,
-    EndTold,
-    Event,
-    Finished,
-    HandOver,
-    Heard,
-    Hurry,
-    Joined,
-    Left,
-    LoopMeasured,
-    MemoryTold,
-    MessagesSent,
-    PlaceAgain,
-    Settled,
-    SizeLearned,
-    SpeedLearned,
-    Sweep,
-    Tick,
-    TransferLearned,
-    Wake,
-)
+from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scaling.remaining_work import left, unmeasured
@@ -52,7 +25,7 @@ from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 from dask_ferro.trace import Span
 
 # What a worker says it runs, as the core's answer to a request has it.
@@ -86,7 +59,7 @@ class SimulatedSettings:
     worker_sends: float = SHORT
 
 
-class CoreAdapter:
+class CoreAdapter(Decider):
     """A decider with a stealing policy and a placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
@@ -100,7 +73,8 @@ class CoreAdapter:
             tick=rules.tick,
             learning=rules.learning,
         )
-        self.handle = self.core.handle  # or a recorder's
+        # Or a recorder's.
+        self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
         self.candidates = Candidates(self.ledger, self.links, rules.placement)
@@ -118,8 +92,10 @@ class CoreAdapter:
         self._since: dict[int, float] = {}  # tasks that wait for a worker
         self._held: WorkerTask  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
-            Ask: self._ask, HandOver: self._hand_over, PlaceAgain: self._place_again, Wake: self._wake,
-            Hurry: self._hurry, Settled: self._settled, Arrived: self._stolen,
+            events.Ask: self._ask, events.HandOver: self._hand_over, events.PlaceAgain: self._place_again,
+            events.Wake: self._wake, events.Hurry: self._hurry, events.Arrived: self._stolen,
+            # The core counts it.
+            events.Settled: lambda told: None,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
@@ -131,48 +107,50 @@ class CoreAdapter:
     def learn(self, seconds: Mapping[str, float]) -> None:
         """Take what Dask measured before the plugin came."""
         for prefix, measured in seconds.items():
-            self._tell(DurationLearned(prefix, HOST, measured))
+            self._tell(events.DurationLearned(prefix, HOST, measured))
 
     def joined(self, record: WorkerRecord) -> None:
         """Open the worker's page."""
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
-        self._tell(SpeedLearned(spec.device, flops, flops))
-        self._tell(Joined(record.address, record.nthreads, spec.host, spec.device))
-        self._tell(MemoryTold(record.address, spec.memory))
+        self._tell(events.SpeedLearned(spec.device, flops, flops))
+        self._tell(events.Joined(record.address, record.nthreads, spec.host, spec.device))
+        self._tell(events.MemoryTold(record.address, spec.memory))
 
     def left(self, record: WorkerRecord) -> None:
         """Close the worker's page."""
-        self._tell(Left(record.address))
+        self._tell(events.Left(record.address))
         self.facts.gone(record.address)
 
     def changed(self, record: WorkerRecord) -> None:
         """Note whether the worker accepts tasks."""
-        self._tell(AcceptsTasks(record.address, record.accepts))
+        self._tell(events.AcceptsTasks(record.address, record.accepts))
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Write the task into the worker's queue."""
         spec, takes = job.spec, self.facts.takes(job)
-        told = Assigned(job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes)
+        told = events.Assigned(
+            job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes
+        )
         self._tell(told)
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn what the task took, and how long its move."""
         self._held = held
         self._asked.pop(job.number, None)
-        self._tell(Finished(job.number, True, held.stop - held.start))
+        self._tell(events.Finished(job.number, True, held.stop - held.start))
         if self.facts.done(job, record.address):
-            self._tell(SizeLearned(job.spec.prefix, job.spec.nbytes))
+            self._tell(events.SizeLearned(job.spec.prefix, job.spec.nbytes))
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Strike the task off."""
         self._asked.pop(job.number, None)
-        self._tell(Finished(job.number))
+        self._tell(events.Finished(job.number))
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Learn what the link does."""
         copies = 0 if kind == "peer" else self.facts.copies(job, address)
-        self._tell(TransferLearned(kind, job.spec.nbytes, seconds, copies))
+        self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds, copies))
         self.facts.came(job, address)
 
     def released(self, job: VirtualTask) -> None:
@@ -182,7 +160,7 @@ class CoreAdapter:
 
     def settled(self) -> None:
         """Note that what was to be sent leaves now, and look again at what waits for bytes."""
-        self._tell(MessagesSent())
+        self._tell(events.MessagesSent())
         if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._freed = False
             self._scheduler.retry()
@@ -191,12 +169,12 @@ class CoreAdapter:
         """Take a victim's answer to the newest request for a task; others are of no matter any more."""
         if self._asked.get(job.number) == request:
             del self._asked[job.number]
-            self._tell(Answered(job.number, _ANSWERS[state]))
+            self._tell(events.Answered(job.number, _ANSWERS[state]))
 
     def _tick(self) -> None:
         (then, before), now, busy = self._measured, self._clock.now, self._scheduler.busy
         self._measured = now, busy
-        self._tell(LoopMeasured(min((busy - before) / (now - then), 1.0)))
+        self._tell(events.LoopMeasured(min((busy - before) / (now - then), 1.0)))
         if self._steals:
             self._scheduler.when_idle(self._look)
         if self.ledger.counts_bytes and self._scheduler.has_unplaced:
@@ -206,9 +184,9 @@ class CoreAdapter:
     def _look(self) -> None:
         """Hear from the workers what they run, and look at everybody, and for what is overdue."""
         for address, record in self._scheduler.records.items():
-            self._tell(Heard(address, self._clock.now, frozenset(record.live.runs())))
-        self._tell(Tick())
-        self._tell(Sweep())
+            self._tell(events.Heard(address, self._clock.now, frozenset(record.live.runs())))
+        self._tell(events.Tick())
+        self._tell(events.Sweep())
 
     # ---- enact ---------------------------------------------------------------------------------------------
 
@@ -221,38 +199,37 @@ class CoreAdapter:
         self._scheduler.world.counts.update(self.core.counts, steps=float(self.core.steps))
         for told in decided:
             self._acts[type(told)](told)
-        victims = {told.victim for told in decided if isinstance(told, Ask)}
+        victims = {told.victim for told in decided if isinstance(told, events.Ask)}
         self._scheduler.think(cluster.per_send * len(victims))
 
-    def _wake(self, told: Wake) -> None:
+    def _wake(self, told: events.Wake) -> None:
         if self._steals:
-            self._clock.background(told.at, self._scheduler.when_idle, partial(self._tell, Due(told.at)))
+            self._clock.background(
+                told.at, self._scheduler.when_idle, partial(self._tell, events.Due(told.at))
+            )
 
-    def _hurry(self, told: Hurry) -> None:
+    def _hurry(self, told: events.Hurry) -> None:
         """Let messages to a worker leave soon, or be gathered as Dask gathers them; a cluster may say how long."""
         record, soon = self._scheduler.records.get(told.worker), self._sends
         if record is not None and self._scheduler.world.cluster.to_worker is None:
             record.live.inbox.interval = soon if told.soon else max(STOCK_TO_WORKER, soon)
 
-    def _settled(self, told: Settled) -> None:
-        """Do nothing: the core counts it."""
-
-    def _ask(self, told: Ask) -> None:
+    def _ask(self, told: events.Ask) -> None:
         job, record = self.facts.job(told.key), self._scheduler.records[told.victim]
         self._requests += 1
         self._asked[job.number] = self._requests
         self._scheduler.send(record, record.live.asked, job, self._requests)
 
-    def _hand_over(self, told: HandOver) -> None:
+    def _hand_over(self, told: events.HandOver) -> None:
         records = self._scheduler.records
         self._scheduler.move(self.facts.job(told.key), records[told.victim], records[told.thief])
 
-    def _place_again(self, told: PlaceAgain) -> None:
+    def _place_again(self, told: events.PlaceAgain) -> None:
         job = self.facts.job(told.key)
         if job.on in self._scheduler.records:
             self._scheduler.place_again(job, self._scheduler.records[job.on])
 
-    def _stolen(self, told: Arrived) -> None:
+    def _stolen(self, told: events.Arrived) -> None:
         """Note the move, from the request to the start, which nobody but the simulation knows."""
         held, spec = self._held, self._held.job.spec
         self._add("seconds_worked", held.stop - held.start)
@@ -306,7 +283,7 @@ class CoreAdapter:
 
     def set_end(self, address: Address, at: float) -> None:
         """Write the end on the worker's page."""
-        self._tell(EndTold(address, at))
+        self._tell(events.EndTold(address, at))
 
     def set_fresh(self, seconds: float) -> None:
         """Note what a fresh worker would have."""

@@ -19,11 +19,7 @@ from dask_ferro.trace import About, Span, Trace, TracedTask
 
 
 def simulate(
-    plan: Schedule | Lowering,
-    seconds: Callable[[Action], float],
-    *,
-    transfer: float = 0.0,
-    hop: float = 0.0,
+    plan: Schedule | Lowering, seconds: Callable[[Action], float], *, transfer: float = 0.0, hop: float = 0.0
 ) -> Trace:
     """Return the trace of one step of training, or of inference.
 

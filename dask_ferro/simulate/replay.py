@@ -9,14 +9,15 @@ stock Dask's rows too.  So a row is to be held against the other simulated rows,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
-from dask_ferro.simulate.compare import Comparison, Outline, of_trace
+from dask_ferro.simulate.compare import Comparison, checked, compared, of_trace, outline
 from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
-from dask_ferro.trace import MOST_SECONDS, Key, Trace
+from dask_ferro.trace import Key, Trace
 
 # The name of the row that was measured.
 RECORDED = "as recorded"
@@ -56,20 +57,12 @@ def replay(
     """
     if not trace.tasks:
         raise ConfigError(f"trace {name!r}: has no tasks to run again")
-    for task in trace.tasks:
-        if not 0 <= task.seconds <= MOST_SECONDS:
-            raise ConfigError(
-                f"trace {name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
-            )
-    graph, cluster = of_trace(trace, name), cluster_of(trace, name)
-    bound = graph.lower_bound(cluster.threads)
+    graph, cluster = checked(of_trace(trace, name), "trace"), cluster_of(trace, name)
     order = order_of(trace)
-    runs = [
-        (policy, simulate(graph, cluster, policy=policy, rules=rules, seed=seed, order=order))
-        for policy in policies
-    ]
-    rows = tuple(_outline(policy, run, bound) for policy, run in ((RECORDED, trace), *runs))
-    return Comparison(name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, rows)
+    bound = graph.lower_bound(cluster.threads)
+    again = partial(simulate, graph, cluster, rules=rules, seed=seed, order=order)
+    runs = ((RECORDED, trace), *((policy, again(policy=policy)) for policy in policies))
+    return compared(graph, cluster, (outline(policy, run, run.makespan, bound) for policy, run in runs))
 
 
 def order_of(trace: Trace) -> dict[Key, int] | None:
@@ -86,11 +79,7 @@ def cluster_of(trace: Trace, name: str = "trace") -> VirtualCluster:
     ConfigError
         Where none has a thread.
     """
-    workers = tuple(
-        VirtualWorker(address, threads, _host(address))
-        for address, threads in trace.workers.items()
-        if threads
-    )
+    workers = tuple(VirtualWorker(a, threads, _host(a)) for a, threads in trace.workers.items() if threads)
     if not workers:
         raise ConfigError(f"trace {name!r}: names no worker that has a thread")
     return VirtualCluster(workers)
@@ -102,18 +91,3 @@ def _host(address: str) -> str:
         return urlsplit(address).hostname or "local"
     except ValueError:
         return "local"
-
-
-def _outline(policy: str, run: Trace, bound: float) -> Outline:
-    counts = run.counts
-    steals = sum(1 for _ in run.of("steal"))
-    return Outline(
-        policy,
-        run.makespan,
-        run.makespan / bound if bound else 0.0,
-        run.utilization,
-        int(counts.get("confirmed", steals)),
-        int(counts.get("refused", 0)),
-        int(counts.get("stale", 0)),
-        int(sum(span.nbytes for span in run.of("transfer"))),
-    )

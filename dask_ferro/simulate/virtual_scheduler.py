@@ -39,9 +39,8 @@ class Scheduler:
         self._cluster = world.cluster
         self._roots = Roots(jobs)
         self._queue: list[tuple[float, int]] = []
-        self._open: list[
-            tuple[tuple[float, float], int, int, WorkerRecord]
-        ] = []  # a heap: the least busy first
+        # A heap: the least busy first.
+        self._open: list[tuple[tuple[float, float], int, int, WorkerRecord]] = []
         self._unplaced: list[VirtualTask] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self.busy = 0.0  # seconds so far in which it thought, or waited for a core
@@ -138,7 +137,8 @@ class Scheduler:
         self.think(self._cluster.per_result)
         job, record = held.job, self.records.get(address)
         if record is None or job.on != address or job.state != "processing":
-            return  # it was taken back meanwhile
+            # It was taken back meanwhile.
+            return
         self.decider.finished(job, record, held)
         self._unassign(job, record)
         job.state = "memory"
@@ -270,7 +270,8 @@ class Scheduler:
         self.give(job, thief)
 
     def _place(self, ready: Iterable[VirtualTask]) -> None:
-        declined = False  # nobody with a free slot takes what is queued
+        # Nobody with a free slot takes what is queued.
+        declined = False
         for job in sorted(ready, key=lambda job: job.priority):
             if self._roots.has(job, self.threads):
                 declined = self._queue_up(job, declined)

@@ -6,6 +6,7 @@ Tasks are numbered in their graph's order, which is cheaper to hash than Dask's 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from dask_ferro.policy.estimates import LEARNING
@@ -20,27 +21,22 @@ _ROOTISH_FEWER = 5
 _RANKED = 20_000
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class VirtualTask:
     """A task on the scheduler.  States: waiting, ready, queued, processing, memory, released, unplaced."""
 
-    __slots__ = (
-        "after", "holders", "inputs", "missing", "needed", "number", "on", "pinned", "priority", "spec", "state",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(self, number: int, spec: TaskSpec) -> None:
-        self.number = number
-        self.spec = spec
-        self.priority = number
-        self.inputs: tuple[VirtualTask, ...] = ()
-        self.after: list[VirtualTask] = []
-        self.state = "waiting"
-        self.missing = 0  # inputs that are not in memory
-        self.needed = 0  # tasks after it that are not done
-        self.wanted = False  # its result is asked for
-        self.pinned = False
-        self.on: Address = ""
-        self.holders: dict[Address, None] = {}
+    number: int
+    spec: TaskSpec
+    priority: int = 0
+    inputs: tuple[VirtualTask, ...] = ()
+    after: list[VirtualTask] = field(default_factory=list)
+    state: str = "waiting"
+    missing: int = 0  # inputs that are not in memory
+    needed: int = 0  # tasks after it that are not done
+    wanted: bool = False  # its result is asked for
+    pinned: bool = False
+    on: Address = ""
+    holders: dict[Address, None] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:

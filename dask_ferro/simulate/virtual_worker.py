@@ -26,18 +26,16 @@ Sample = Callable[[Address, VirtualTask, str, float], None]
 _MOST_TAKEN = 0.9
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerTask:
     """A task on a worker.  States: fetching, ready, running, gone."""
 
-    __slots__ = ("gap", "job", "lane", "missing", "start", "state", "stop")
-
-    def __init__(self, job: VirtualTask, missing: int) -> None:
-        self.job = job
-        self.missing = missing
-        self.state = "fetching"
-        self.lane = -1
-        self.start = self.stop = 0.0
-        self.gap = 0.0  # since when its thread had nothing to do
+    job: VirtualTask
+    missing: int
+    state: str = "fetching"
+    lane: int = -1
+    start: float = 0.0
+    stop: float = 0.0
 
 
 @dataclass
@@ -89,9 +87,9 @@ class LiveWorker:
         self.short_of = 0  # bytes that its device lacked at the worst moment
         self._world = world
         self._ready: list[tuple[int, int, int, WorkerTask]] = []
-        self._turn = 0  # one task may stand there twice: taken back, and given again
+        # One task may stand there twice: taken back, and given again.
+        self._turn = 0
         self._lanes = list(range(spec.nthreads))
-        self._free_since = [world.clock.now] * spec.nthreads
         self._fetching: dict[int, tuple[Address, list[WorkerTask]]] = {}
         self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
         self._sizes: dict[int, int] = {}  # of what it has or had
@@ -104,27 +102,29 @@ class LiveWorker:
     def hear(self, now: float, act: Callable[..., None], *args: object) -> None:
         """Get a message that the scheduler sends, now or soon: call `act(*args)` when it has been read."""
         world, arrives = self._world, self.inbox.arrives(now)
-        if not world.cores.are_counted:
-            world.clock.at(arrives, act, *args)
-            return
-        if not self.inbox.messages:
+        if self._is_first(self.inbox, arrives, act, *args):
             world.clock.at(self.inbox.batch, world.batched)
             cpu = world.cluster.per_batch_read
             world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
-        self.inbox.messages.append((act, args))
 
     def tell(self, act: Callable[..., None], *args: object) -> None:
         """Send the scheduler a message: call `act(*args)` when it is there."""
         world, outbox = self._world, self.outbox
-        arrives = outbox.arrives(world.clock.now)
-        if not world.cores.are_counted:
-            world.clock.at(arrives, act, *args)
-            return
-        if not outbox.messages:
+        if self._is_first(outbox, outbox.arrives(world.clock.now), act, *args):
             cpu = world.cluster.per_batch_read
             # After what the message that it follows from leads to: a stream is written to in the loop's next turn.
             world.clock.at(outbox.batch, self.process.run, cpu, self._sent, outbox.messages)
-        outbox.messages.append((act, args))
+
+    def _is_first(self, line: Line, arrives: float, act: Callable[..., None], *args: object) -> bool:
+        """Add a message to its batch; return whether it is the first, and the batch costs CPU.
+
+        Where cores are not counted each message arrives by itself.
+        """
+        if not self._world.cores.are_counted:
+            self._world.clock.at(arrives, act, *args)
+            return False
+        line.messages.append((act, args))
+        return len(line.messages) == 1
 
     def _sent(self, messages: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         cluster, clock = self._world.cluster, self._world.clock
@@ -213,17 +213,13 @@ class LiveWorker:
             return
         waiting = waiting if known is None else known[1] + waiting
         source = self._holder(dependency)
-        if source is None:  # nobody is alive; the scheduler will hear of it
+        # Nobody is alive; the scheduler will hear of it.
+        if source is None:
             self._fetching[dependency.number] = ("", waiting)
             return
         world, now = self._world, self._world.clock.now
-        nbytes = dependency.spec.nbytes
         kind, link = world.cluster.link(source.spec, self.spec)
-        seconds = nbytes / link.bandwidth
-        if kind != "peer":
-            copy = world.cluster.out_of_device
-            copies = (source.spec.device != "cpu") + (self.spec.device != "cpu")
-            seconds += copies * (copy.latency + nbytes / copy.bandwidth)
+        seconds = world.cluster.moving(source.spec, self.spec, dependency.spec.nbytes)
         begin = max(now, self._in_free, source._out_free)
         self._in_free = source._out_free = begin + seconds
         entry = self._fetching[dependency.number] = (source.address, waiting)
@@ -262,7 +258,8 @@ class LiveWorker:
         del self._fetching[number]
         world, spec = self._world, dependency.spec
         if not dependency.holders:
-            return  # released, or lost, meanwhile
+            # Released, or lost, meanwhile.
+            return
         now = world.clock.now
         self._keep(dependency)
         dependency.holders[self.address] = None
@@ -305,7 +302,6 @@ class LiveWorker:
             now = self._world.clock.now
             held.state, held.lane = "running", heappop(self._lanes)
             self._measure(held.job.spec.nbytes)
-            held.gap = self._free_since[held.lane]
             if self._world.cores.are_counted:
                 self.process.run(self._before * CPU_AROUND, self._begin, held)
             else:
@@ -330,24 +326,14 @@ class LiveWorker:
         self._world.running -= 1
         if not self.alive:
             return
-        world, now = self._world, self._world.clock.now
         heappush(self._lanes, held.lane)
-        self._free_since[held.lane] = now
         if held.state == "running":
-            spec = held.job.spec
+            world, spec = self._world, held.job.spec
             del self.held[held.job.number]
             self._keep(held.job)
+            lane = self.address, held.lane
             world.spans.append(
-                Span(
-                    "compute",
-                    spec.key,
-                    spec.prefix,
-                    self.address,
-                    held.lane,
-                    held.start,
-                    held.stop,
-                    spec.nbytes,
-                )
+                Span("compute", spec.key, spec.prefix, *lane, held.start, held.stop, spec.nbytes)
             )
             self.tell(world.told, self.address, held)
         self._start()

@@ -7,7 +7,7 @@ says where tasks go.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.cluster import VirtualWorker
@@ -15,28 +15,28 @@ from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerRecord:
     """A worker as the scheduler has it."""
 
-    __slots__ = (
-        "accepts", "address", "live", "needs", "nthreads", "number", "processing", "slots", "spec", "version",
-    )  # fmt: skip
+    live: LiveWorker
+    number: int
+    slots: int
+    accepts: bool = True
+    processing: dict[int, VirtualTask] = field(default_factory=dict)
+    needs: dict[int, int] = field(default_factory=dict)  # inputs of those tasks: by how many
+    version: int = 0
+    spec: VirtualWorker = field(init=False)
+    address: Address = field(init=False)
+    nthreads: int = field(init=False)
 
-    def __init__(self, live: LiveWorker, number: int, slots: int) -> None:
-        self.spec: VirtualWorker = live.spec
-        self.address = live.address
-        self.nthreads = live.spec.nthreads
-        self.live = live
-        self.number = number
-        self.slots = slots
-        self.accepts = True
-        self.processing: dict[int, VirtualTask] = {}
-        self.needs: dict[int, int] = {}  # inputs of those tasks: by how many
-        self.version = 0
+    def __post_init__(self) -> None:
+        self.spec = self.live.spec
+        self.address, self.nthreads = self.spec.address, self.spec.nthreads
 
 
-class Decider(Protocol):
-    """Places what is no root, and moves what was placed."""
+class Decider:
+    """Places what is no root, and moves what was placed; what it does not care to hear it need not write."""
 
     def begin(self) -> None:
         """Start its clocks."""
@@ -55,9 +55,11 @@ class Decider(Protocol):
 
     def where(self, job: VirtualTask) -> Address | None:
         """Return the worker to give a task to."""
+        raise NotImplementedError
 
     def busy(self, record: WorkerRecord) -> tuple[float, float]:
         """Return how busy a worker is: the least busy one is given a task from the queue."""
+        raise NotImplementedError
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Hear that a task was given to a worker."""
@@ -79,6 +81,7 @@ class Decider(Protocol):
 
     def projected(self, job: VirtualTask) -> float:
         """Return the seconds that a task is thought to take, those that it has run already apart."""
+        raise NotImplementedError
 
     def set_end(self, address: Address, at: float) -> None:
         """Hear when a worker ends."""
@@ -88,6 +91,7 @@ class Decider(Protocol):
 
     def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
         """Whether a task from the queue is to be given to a worker with a free slot."""
+        return True
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Hear a victim's answer: "ready" (given up), "running" or "gone"."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from dask.sizeof import sizeof
@@ -26,9 +27,11 @@ from dask_ferro.testing.emulated_device import OutOfMemory
 
 # What the worker that the others are compared to does: a core, as numpy uses it.
 CORE = Speed(1e11, 1e10)
+# Of a copy whose seconds are told: so many that its latency is nothing beside them.
 _LINK_BYTES = 64 * 2**20
 
 
+@dataclass(eq=False)
 class DeclaredDevice(WorkerPlugin):
     """A worker's declared device.
 
@@ -49,23 +52,16 @@ class DeclaredDevice(WorkerPlugin):
 
     name = DEVICE
 
-    def __init__(
-        self,
-        device: str = "gpu",
-        faster: float = 20.0,
-        total: int = 16 * 2**30,
-        bandwidth: float = OUT_OF_DEVICE.bandwidth,
-        spills: bool = False,
-        cached: int = 0,
-    ) -> None:
-        self.device = device
-        self.faster = faster
-        self.total = total
-        self.bandwidth = bandwidth
-        self.spills = spills
-        self.cached = cached
-        self.model = f"stand-in, {faster:g} times a core"
-        self.speed = Speed(CORE.flops * faster, CORE.bandwidth * faster)
+    device: str = "gpu"
+    faster: float = 20.0
+    total: int = 16 * 2**30
+    bandwidth: float = OUT_OF_DEVICE.bandwidth
+    spills: bool = False
+    cached: int = 0
+
+    def __post_init__(self) -> None:
+        self.model = f"stand-in, {self.faster:g} times a core"
+        self.speed = Speed(CORE.flops * self.faster, CORE.bandwidth * self.faster)
 
     def setup(self, worker: Worker) -> None:
         """Say what Dask says of a GPU as soon as the worker registers."""
@@ -102,6 +98,7 @@ class DeclaredDevice(WorkerPlugin):
             Where results, inputs and these bytes are more than there is.
         """
         here = list(worker.data.values())
+        # What was fetched for this task alone is in no store yet, and takes room all the same.
         known = {id(value) for value in here}
         live = _blocks(here) + _blocks(value for value in inputs if id(value) not in known)
         if live + nbytes > self.total and not self.spills:
@@ -165,6 +162,7 @@ def of(worker: Any) -> DeclaredDevice | None:
 def _copy(nbytes: int) -> None:
     """Take the time of a copy where this process is one worker with a declared device; clients have none."""
     workers = [worker for worker in upstream_worker.workers_here() if of(worker) is not None]
+    # Of several workers in one process nothing tells whose copy it is.
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":
         time.sleep(device.copying(nbytes))

@@ -23,6 +23,7 @@ from dask_ferro.kernels.device import Memory, Traffic
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"
 _UNARY = "neg pos abs invert"
+_READING = "bool int float index"
 _numbers = itertools.count()
 
 
@@ -34,7 +35,8 @@ class StandInArray:
     """An array on a stand-in; made by its namespace alone."""
 
     __slots__ = ("__weakref__", "_device", "_inner")
-    __array_ufunc__ = None  # numpy's operators leave it to ours, which refuse numpy arrays
+    # Numpy's operators leave it to ours, which refuse numpy arrays.
+    __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]  # as of every array
 
     def __init__(self, inner: Any, device: StandIn) -> None:
@@ -79,27 +81,20 @@ class StandInArray:
     def __repr__(self) -> str:
         return f"StandInArray({self.dtype}{list(self.shape)} on {self._device.name})"
 
-    def _read(self) -> Any:
-        self._device.traffic.read()
-        return self._inner
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __index__(self) -> int:
-        return int(self._read().__index__())
-
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: StandInArray, *others: Any) -> Any:
         result = getattr(self._inner, name)(*map(_unwrapped, others))
         return result if result is NotImplemented else self._device.wrapped(result)
+
+    method.__name__ = name
+    return method
+
+
+def _reading(name: str) -> Callable[[StandInArray], object]:
+    def method(self: StandInArray) -> object:
+        self._device.traffic.read()
+        return getattr(self._inner, name)()
 
     method.__name__ = name
     return method
@@ -118,6 +113,8 @@ for _name in _BINARY.split():
     setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
     setattr(StandInArray, f"__r{_name}__", _operator(f"__r{_name}__"))
     setattr(StandInArray, f"__i{_name}__", _in_place(f"__i{_name}__"))
+for _name in _READING.split():
+    setattr(StandInArray, f"__{_name}__", _reading(f"__{_name}__"))
 for _name in (*_COMPARING.split(), *_UNARY.split()):
     setattr(StandInArray, f"__{_name}__", _operator(f"__{_name}__"))
 
@@ -130,6 +127,7 @@ def _unwrapped(value: Any) -> Any:
 
 def _owner(inner: Any) -> np.ndarray[Any, Any]:
     """The array whose bytes a strict array, or a view of it, shows."""
+    # A slice is a view of a view: what the last one owns is what is allocated.
     owner = np.asarray(inner)
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -153,12 +151,15 @@ class _Namespace:
 
         def function(*arguments: Any, **options: Any) -> Any:
             if name == "asarray" and isinstance(
-                arguments[0], np.ndarray
-            ):  # also one that a kernel makes itself
+                arguments[0],
+                np.ndarray,
+                # Also one that a kernel makes itself.
+            ):
                 self._device.traffic.up(arguments[0].nbytes)
             result = found(*map(_unwrapped, arguments), **{k: _unwrapped(v) for k, v in options.items()})
             return self._device.wrapped(result)
 
+        # Looked up again, it is found without coming here.
         setattr(self, name, function)
         return function
 
@@ -185,10 +186,12 @@ class StandIn:
         self.streams: set[int] = set()  # one for each thread that ran something
         self._strict_type = type(array_api_strict.empty(0))
         self.dtypes = frozenset(
-            {"bool", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+            {"bool", "float32", "float64"}
+            | {f"{s}int{n}" for s, n in itertools.product(("", "u"), (8, 16, 32, 64))}
         )
         self._total = total
-        self._lock = threading.RLock()  # a collection may end another array while this one is accounted for
+        # A collection may end another array while this one is accounted for.
+        self._lock = threading.RLock()
         self._live: dict[int, list[int]] = {}  # owner of the bytes -> [bytes, arrays that share them]
         self._live_bytes = 0
 
@@ -226,6 +229,7 @@ class StandIn:
         """Return strict arrays as arrays of the device, in tuples and lists too."""
         if isinstance(value, self._strict_type):
             return StandInArray(value, self)
+        # What `unique_all` and the like return has a field for each array.
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self.wrapped, value))
         return type(value)(map(self.wrapped, value)) if type(value) in (tuple, list) else value
@@ -238,6 +242,7 @@ class StandIn:
             if not shared[1]:
                 self._claim(id(owner), owner.nbytes)
             shared[1] += 1
+        # When the process ends there is nobody to count for.
         weakref.finalize(array, self._left, id(owner)).atexit = False
 
     def _claim(self, owner: int, nbytes: int) -> None:

@@ -83,6 +83,7 @@ def submit(client: Client, graph: TaskGraph, **options: Any) -> list[Future]:
     if estimates:
         annotations["ferro"] = estimates.get
     if graph.pinned == "one":
+        # -1: all of them, where Dask tells of five; and the same one in every run.
         first = min(client.scheduler_info(n_workers=-1)["workers"])
         annotations["workers"] = {t.key: [first] for t in graph.tasks if not t.dependencies}.get
     layer = MaterializedLayer(tasks, annotations=annotations)
@@ -107,7 +108,8 @@ def run(
     start = time.perf_counter()
     futures = submit(client, graph, **options)
     submitted()
-    with client.as_current():  # wait() waits in the loop of the current client, whosever futures they are
+    # `wait` waits in the loop of the current client, whosever futures they are.
+    with client.as_current():
         done = wait(futures)
     seconds = time.perf_counter() - start
     failed = next((future for future in done.done if future.status == "error"), None)
@@ -176,7 +178,8 @@ def operand(i: int, j: int, rows: int) -> Any:
 
 
 def _linalg() -> Any:
-    return import_module("scipy.linalg")  # real kernels alone need it
+    # Real kernels alone need it.
+    return import_module("scipy.linalg")
 
 
 def _potrf(index: tuple[int, ...], rows: int, inputs: list[Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.policy.estimates import Durations, Link, Links
+from dask_ferro.policy.estimates import Link, Links
 from dask_ferro.policy.facts import Key, Move, Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState
@@ -103,17 +103,45 @@ def free_links() -> Links:
     return Links({kind: Link(0.0, 100.0 * MB) for kind in ("host", "hosts", "device")})
 
 
-def shown(entry: Entry, _row: WorkerLoad) -> TaskFacts:
-    """What a ledger shows of an entry."""
-    return TaskFacts(entry.key, entry.seconds, entry.known, origins=entry.origins)
+class Told:
+    """Facts of tasks without inputs, of which some may not move; `lying` are the bytes on devices."""
+
+    def __init__(self, lying: Mapping[str, int] | None = None) -> None:
+        self.bound: set[Key] = set()
+        self.refused: set[Key] = set()
+        self.looks: list[tuple[str, ...]] = []
+        self.described = 0
+        self.lying = lying or {}
+
+    def begin(self, thieves: Sequence[str]) -> None:
+        self.looks.append(tuple(thieves))
+
+    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
+        self.described += 1
+        allowed = frozenset((row.address,)) if entry.key in self.bound else None
+        return TaskFacts(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
+
+    def reserve(self, key: Key, victim: str, thief: str) -> bool:
+        return key not in self.refused
+
+    def unlocks(self, key: Key) -> bool:
+        return False
+
+    def live(self, address: str) -> int:
+        return self.lying.get(address, 0)
+
+    def holds(self, address: str) -> int:
+        return 0
+
+    def unbound(self, entries: list[Entry]) -> list[Entry]:
+        return [entry for entry in entries if entry.key not in self.bound]
 
 
 def ledger(threads: Mapping[str, int], **seconds: float) -> Ledger:
     """A ledger of workers on one host that knows the seconds of some prefixes."""
-    durations = Durations()
+    made = Ledger(Told())
     for prefix, each in seconds.items():
-        durations.add(prefix, "cpu", each)
-    made = Ledger(shown, durations)
+        made.durations.add(prefix, "cpu", each)
     for address, nthreads in threads.items():
         made.add_worker(address, nthreads, "h")
     return made

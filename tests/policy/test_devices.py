@@ -14,7 +14,7 @@ from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
-from tests.policy.facts import MB, Stand, decided, free_links, needs, shown, snapshot, stand, task, ways
+from tests.policy.facts import MB, Stand, Told, decided, free_links, needs, snapshot, stand, task, ways
 
 PLACEMENT = PlacementParameters(margin=0.002, transfer_margin=0.5, light=MB)
 SPEEDS = {"cpu": Speed(1e11, 1e10), "gpu": Speed(2e12, 1e12)}
@@ -99,7 +99,7 @@ def test_an_estimate_is_corrected_by_class() -> None:
 
 def test_what_was_projected_from_another_class_says_nothing_of_the_worker() -> None:
     """A tenth of the speed that its class promised: the tasks behind it are projected anew, and nobody is slow."""
-    book = Ledger(shown, taught())
+    book = Ledger(Told(), taught())
     book.durations.add("matmul", "cpu", 0.2)
     row = book.add_worker("a", 1, "h", "gpu")
     for key in range(12):
@@ -214,8 +214,7 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
     ("ready", "stands", "wanted"),
     [
         pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g")], "g", id="goes where it is faster"),
-        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c",
-            id="or where it is done earlier"),
+        pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=2.0)], "c", id="or where it is done earlier"),
         pytest.param(both("t", 1.0, 0.05), [stand("c"), gpu("g", running=0.5)], "g",
             id="waits in the queue of the faster one, if it is done earlier even so"),
         pytest.param(both("t", 1.0, 0.05, inputs=(needs(2 * MB, "c"),)), [stand("c"), stand("d"), gpu("g")], "g",
@@ -256,18 +255,12 @@ def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | None)
 @pytest.mark.parametrize(
     ("ready", "stands", "waits"),
     [
-        pytest.param(
-            both("t", 1.0, 0.05, nbytes=MB),
-            [gpu("g", room=0, most=MB, running=1.0)],
-            True,
-            id="bytes that are taken now",
-        ),
-        pytest.param(
-            both("t", 1.0, 0.05, must="gpu"), [stand("c")], False, id="not a class that is not there"
-        ),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=MB, running=1.0)], True,
+            id="bytes that are taken now"),
+        pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], False, id="not a class that is not there"),
         pytest.param(task("t"), [stand("c", accepts=False)], False, id="not a worker that is paused"),
     ],
-)
+)  # fmt: skip
 def test_who_gets_no_worker_waits_for(ready: TaskFacts, stands: list[Stand], waits: bool) -> None:
     workers = [s.worker for s in stands]
     assert PLACEMENT.choose(ready, workers, free_links(), {}) is None
@@ -320,9 +313,8 @@ def test_no_task_is_stolen_that_does_not_fit() -> None:
 
 def test_stolen_tasks_take_room_together_with_their_inputs() -> None:
     tasks = [on_gpu(f"t{n}", 0.1, inputs=(Replica(MB, frozenset("a"), "gpu", n),)) for n in range(8)]
-    moves = steps(
-        [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)], ["b"], reach=9.0, chunk=1.0
-    )
+    stands = [gpu("a", *tasks, running=0.1), gpu("b", room=3 * MB, most=9 * MB)]
+    moves = steps(stands, ["b"], reach=9.0, chunk=1.0)
     assert [(move.key, move.nbytes) for move in moves] == [("t0", MB), ("t1", MB), ("t2", MB)]
 
 
@@ -335,10 +327,7 @@ def test_an_input_that_many_read_takes_room_once() -> None:
 
 @pytest.mark.parametrize(
     ("readers", "moved"),
-    [
-        pytest.param(1, 0, id="not for one task"),
-        pytest.param(8, 1, id="for all that read it"),
-    ],
+    [pytest.param(1, 0, id="not for one task"), pytest.param(8, 1, id="for all that read it")],
 )
 def test_a_large_input_is_worth_its_way(readers: int, moved: int) -> None:
     """0.6 s of way, and 0.3 s of margin if one task has to bear it; 0.75 s until the last of the queue would start."""
@@ -393,15 +382,10 @@ def test_of_a_device_a_task_is_stolen(facts: dict[str, Any], thief: Stand, moved
 def test_what_moves_to_a_device_fits_there_all_together(
     rooms: list[int], sizes: list[tuple[int, int, bool]], informed: bool
 ) -> None:
-    tasks = [
-        on_gpu(
-            n,
-            0.1,
-            nbytes=nbytes,
-            inputs=(Replica(MB // 2, frozenset(("a",)), "gpu", block),) if reads else (),
-        )
-        for n, (nbytes, block, reads) in enumerate(sizes)
-    ]
+    tasks = []
+    for n, (nbytes, block, reads) in enumerate(sizes):
+        inputs = (Replica(MB // 2, frozenset("a"), "gpu", block),) if reads else ()
+        tasks.append(on_gpu(n, 0.1, nbytes=nbytes, inputs=inputs))
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
     policy: Policy = Informed(StealingParameters(reach=9.0)) if informed else LastVictim()
     hungry = [thief.worker.address for thief in thieves]
@@ -440,7 +424,7 @@ def test_nobody_with_something_to_do_is_given_what_does_not_fit(
 
 def book(live: dict[str, int], **most: int | None) -> Ledger:
     """A ledger of one-thread GPUs that knows what 10 ms tasks take."""
-    made = Ledger(shown, live=lambda address: live[address])
+    made = Ledger(Told(live))
     made.durations.add("t", "gpu", 0.01)
     for address, total in most.items():
         made.add_worker(address, 1, "h", "gpu")
@@ -501,7 +485,7 @@ def test_the_soonest_are_those_of_each_class_that_have_room(many: int) -> None:
 
 
 def test_a_snapshot_shows_the_neighbours_of_hungry_devices() -> None:
-    made = Ledger(shown)
+    made = Ledger(Told())
     made.durations.add("t", "gpu", 0.01)
     for n in range(14):
         made.add_worker(f"g{n:02d}", 1, "near" if n < 2 else "far", "gpu")

@@ -71,11 +71,7 @@ def test_an_estimate_of_no_use_corrects_nothing(estimate: float) -> None:
 def links() -> Links:
     """1 ms and 100 MB/s on a host, 10 ms and 10 MB/s between hosts, 1 GB/s out of a device."""
     return Links(
-        {
-            "host": Link(0.001, 100.0 * MB),
-            "hosts": Link(0.010, 10.0 * MB),
-            "device": Link(0.0, 1000.0 * MB),
-        }
+        {"host": Link(0.001, 100.0 * MB), "hosts": Link(0.010, 10.0 * MB), "device": Link(0.0, 1000.0 * MB)}
     )
 
 
@@ -90,16 +86,11 @@ def links() -> Links:
         pytest.param([needs(0, "b")], 0.001, id="nothing to move takes a message"),
         pytest.param([needs(MB)], 0.010 + 0.100, id="what nobody holds comes from afar"),
         pytest.param([needs(MB, "gone")], 0.010 + 0.100, id="as does what an unknown worker holds"),
-        pytest.param(
-            [needs(MB, "b"), needs(MB, "far")],
-            0.010 + 0.010 + 0.100,
-            id="bytes add up, messages go side by side",
-        ),
-        pytest.param(
-            [needs(MB, "b", device="gpu")], 0.001 + 0.010 + 0.001, id="out of a device on top of that"
-        ),
+        pytest.param([needs(MB, "b"), needs(MB, "far")], 0.010 + 0.010 + 0.100,
+            id="bytes add up, messages go side by side"),
+        pytest.param([needs(MB, "b", device="gpu")], 0.001 + 0.010 + 0.001, id="out of a device on top of that"),
     ],
-)
+)  # fmt: skip
 def test_moving_inputs_takes(inputs: list[Replica], wanted: float) -> None:
     assert links().seconds(inputs, HERE, HOSTS) == pytest.approx(wanted)
 
@@ -176,35 +167,18 @@ def carried(learning: Learning, nbytes: int, seconds: float) -> Link:
     [
         pytest.param(duration, {"newest": 0.5}, (1.1, 1.5), id="how much the newest counts"),
         pytest.param(lambda p: Durations(p).of("new", "cpu")[0], {"guess": 3.0}, (0.5, 3.0), id="the guess"),
-        pytest.param(
-            lambda p: slowness(p, 1.0, 3.0, 2), {"usual_tasks": 0.0}, (1.0, 3.0), id="two slow tasks"
-        ),
-        pytest.param(
-            lambda p: slowness(p, 1.0, 1.5), {"spread": 1.0}, (1.0, 1.357), id="what is the tasks' spread"
-        ),
-        pytest.param(
-            lambda p: slowness(p, 0.01, 9.0, 99), {"slowest": 4.0}, (32.0, 4.0), id="the slowest worker"
-        ),
-        pytest.param(
-            lambda p: slowness(p, 0.0002, 0.0009, 99),
-            {"usual_seconds": 1e-6},
-            (1.0, 3.5),
-            id="what measures the clock",
-        ),
-        pytest.param(
-            lambda p: carried(p, 1000, 0.102).latency, {"light": 100}, (0.012, 0.002), id="a light transfer"
-        ),
-        pytest.param(
-            lambda p: carried(p, 10**6, 0.002).bandwidth,
-            {"bytes_share": 1.0},
-            (8.734e8, 7.547e8),
-            id="its bytes' share",
-        ),
-        pytest.param(
-            lambda p: ResultSizes(learning=p).guess((), 80), {"unseen": 8}, (20, 10), id="what fills a device"
-        ),
+        pytest.param(lambda p: slowness(p, 1.0, 3.0, 2), {"usual_tasks": 0.0}, (1.0, 3.0), id="two slow tasks"),
+        pytest.param(lambda p: slowness(p, 1.0, 1.5), {"spread": 1.0}, (1.0, 1.357), id="what is the tasks' spread"),
+        pytest.param(lambda p: slowness(p, 0.01, 9.0, 99), {"slowest": 4.0}, (32.0, 4.0), id="the slowest worker"),
+        pytest.param(lambda p: slowness(p, 0.0002, 0.0009, 99), {"usual_seconds": 1e-6}, (1.0, 3.5),
+            id="what measures the clock"),
+        pytest.param(lambda p: carried(p, 1000, 0.102).latency, {"light": 100}, (0.012, 0.002), id="a light transfer"),
+        pytest.param(lambda p: carried(p, 10**6, 0.002).bandwidth, {"bytes_share": 1.0}, (8.734e8, 7.547e8),
+            id="its bytes' share"),
+        pytest.param(lambda p: ResultSizes(learning=p).guess((), 80), {"unseen": 8}, (20, 10),
+            id="what fills a device"),
     ],
-)
+)  # fmt: skip
 def test_a_parameter_of_learning_changes_what_is_believed(
     seen: Callable[[Learning], float], changed: dict[str, float], wanted: tuple[float, float]
 ) -> None:

@@ -22,63 +22,28 @@ def only(*addresses: str) -> frozenset[str]:
         pytest.param(task("t"), [], None, id="nowhere in an empty cluster"),
         pytest.param(task("t"), [stand("a", accepts=False)], None, id="not to a paused worker"),
         pytest.param(task("t"), [stand("a", running=0.1), stand("b")], "b", id="where it starts first"),
-        pytest.param(
-            task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b", id="where it ends first"
-        ),
+        pytest.param(task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b",
+            id="where it ends first"),
         pytest.param(task("t"), [stand("b"), stand("a")], "a", id="to the first by address, all else equal"),
-        pytest.param(
-            task("t"),
-            [stand("a", running=0.0), stand("b")],
-            "b",
-            id="to the worker with fewer busy threads, all else equal",
-        ),
-        pytest.param(
-            task("t", inputs=HELD), [stand("a", running=0.01), stand("b")], "a", id="to its inputs' holder"
-        ),
-        pytest.param(
-            task("t", inputs=HELD),
-            [stand("a", running=0.016), stand("b")],
-            "a",
-            id="to the holder, where leaving gains less than the margin",
-        ),
-        pytest.param(
-            task("t", inputs=HELD),
-            [stand("a", running=0.018), stand("b")],
-            "b",
-            id="away from the holder, where it gains more",
-        ),
-        pytest.param(
-            task("t", inputs=HELD),
-            [stand("a", running=0.5), stand("b", running=0.01)],
-            "b",
-            id="where the transfer hides behind what runs",
-        ),
-        pytest.param(
-            task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"
-        ),
-        pytest.param(
-            task("t", allowed=only("c")), [stand("a"), stand("b")], None, id="nowhere, if it may not"
-        ),
+        pytest.param(task("t"), [stand("a", running=0.0), stand("b")], "b",
+            id="to the worker with fewer busy threads, all else equal"),
+        pytest.param(task("t", inputs=HELD), [stand("a", running=0.01), stand("b")], "a", id="to its inputs' holder"),
+        pytest.param(task("t", inputs=HELD), [stand("a", running=0.016), stand("b")], "a",
+            id="to the holder, where leaving gains less than the margin"),
+        pytest.param(task("t", inputs=HELD), [stand("a", running=0.018), stand("b")], "b",
+            id="away from the holder, where it gains more"),
+        pytest.param(task("t", inputs=HELD), [stand("a", running=0.5), stand("b", running=0.01)], "b",
+            id="where the transfer hides behind what runs"),
+        pytest.param(task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"),
+        pytest.param(task("t", allowed=only("c")), [stand("a"), stand("b")], None, id="nowhere, if it may not"),
         pytest.param(task("t", allowed=only()), [stand("a")], None, id="nowhere, if nobody may"),
-        pytest.param(
-            task("t", allowed=only("a"), preferred=only("b")),
-            [stand("a"), stand("b")],
-            "a",
-            id="a must before a wish",
-        ),
-        pytest.param(
-            task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"
-        ),
-        pytest.param(
-            task("t", preferred=only("a")),
-            [stand("a", accepts=False), stand("b")],
-            "b",
-            id="elsewhere, where it likes is paused",
-        ),
+        pytest.param(task("t", allowed=only("a"), preferred=only("b")), [stand("a"), stand("b")], "a",
+            id="a must before a wish"),
+        pytest.param(task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"),
+        pytest.param(task("t", preferred=only("a")), [stand("a", accepts=False), stand("b")], "b",
+            id="elsewhere, where it likes is paused"),
         pytest.param(task("t", preferred=only("gone")), [stand("b")], "b", id="elsewhere, where it likes left"),
-        pytest.param(
-            task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"
-        ),
+        pytest.param(task("t", 0.5, known=False), [stand("a", running=0.1), stand("b")], "b", id="a guess as well"),
     ],
 )  # fmt: skip
 def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | None) -> None:
@@ -89,12 +54,10 @@ def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | 
     ("stands", "wanted"),
     [
         pytest.param([stand("a", running=9.0), stand("b")], "a", id="stays with it, however long the queue"),
-        pytest.param(
-            [stand("a", running=0.2), stand("c", running=0.1)], "c", id="goes to the freer of two holders"
-        ),
+        pytest.param([stand("a", running=0.2), stand("c", running=0.1)], "c", id="goes to the freer of two holders"),
         pytest.param([stand("a", accepts=False), stand("b")], "b", id="leaves holders that are paused"),
     ],
-)
+)  # fmt: skip
 def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
     large = task("t", inputs=(needs(2 * MB, "a", "c"), needs(10, "b")))
     assert PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {}) == wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -38,46 +38,13 @@ from dask_ferro.policy.events import (
     Wake,
     Withdrawn,
 )
-from dask_ferro.policy.facts import Key, Move, Outcome, TaskFacts
+from dask_ferro.policy.facts import Key, Move, Outcome
 from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.stealing.informed import Policy, StealingParameters
 from dask_ferro.policy.stealing.policies import POLICIES, named
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from tests.policy.facts import Told
 
 P = StealingParameters(threshold=0.01)
-
-
-class Told:
-    """Facts of tasks without inputs, of which some may not move."""
-
-    def __init__(self) -> None:
-        self.bound: set[Key] = set()
-        self.refused: set[Key] = set()
-        self.looks: list[tuple[str, ...]] = []
-        self.described = 0
-
-    def begin(self, thieves: Sequence[str]) -> None:
-        self.looks.append(tuple(thieves))
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        self.described += 1
-        allowed = frozenset((row.address,)) if entry.key in self.bound else None
-        return TaskFacts(entry.key, entry.seconds, entry.known, allowed=allowed, origins=entry.origins)
-
-    def reserve(self, key: Key, victim: str, thief: str) -> bool:
-        return key not in self.refused
-
-    def unlocks(self, key: Key) -> bool:
-        return False
-
-    def live(self, address: str) -> int:
-        return 0
-
-    def holds(self, address: str) -> int:
-        return 0
-
-    def unbound(self, entries: list[Entry]) -> list[Entry]:
-        return [entry for entry in entries if entry.key not in self.bound]
 
 
 class Scene:
@@ -126,9 +93,8 @@ def test_work_beside_a_thief_is_looked_at_when_events_have_gathered() -> None:
     scene = Scene(p=0.5)
     scene.workers("a", "b")
     assert scene.hear(Assigned(0, "a", "p", 0), now=1.0) == []
-    assert (
-        scene.hear(Assigned(1, "a", "p", 1), now=1.0) == []
-    )  # the one that was asked for as "b" came is due before
+    # The one that was asked for as "b" came is due before.
+    assert scene.hear(Assigned(1, "a", "p", 1), now=1.0) == []
     (due,) = {i.at for _, _, told in scene.history for i in told if isinstance(i, Wake)}
     assert due == module.COALESCE
     assert scene.asked(Due(due), now=1.001) == [(1, "a", "b")]
@@ -184,10 +150,8 @@ def test_short_tasks_behind_one_that_takes_long_are_looked_at_again_and_move() -
 
 def test_while_it_is_off_nothing_is_asked_for_but_at_a_tick() -> None:
     scene = piled()
-    assert (
-        scene.hear(Switched(False), AcceptsTasks("b", True), Finished(0, True, 0.5), Due(module.COALESCE))
-        == []
-    )
+    told = (AcceptsTasks("b", True), Finished(0, True, 0.5), Due(module.COALESCE))
+    assert scene.hear(Switched(False), *told) == []
     assert scene.asked(Tick()) == [(9, "a", "b")]
     assert scene.hear(Finished(1, True, 0.5)) == []
     assert scene.hear(Switched(True), now=5.0) == [Wake(5.0 + module.COALESCE)]
@@ -259,9 +223,8 @@ def test_thieves_are_served_by_the_victims_that_they_ask() -> None:
         scene.queue(address, [(address, k) for k in range(200)])
     scene.workers(*thieves)
     served = {thief: victim for _, victim, thief in scene.asked(Tick())}
-    assert (
-        len(served) == len(set(served.values())) == 3
-    )  # the fourth asks those that two others asked before it
+    # The fourth asks those that two others asked before it.
+    assert len(served) == len(set(served.values())) == 3
 
 
 # -- requests and what becomes of them ---------------------------------------------------------------------
@@ -459,9 +422,8 @@ def story(policy: Policy) -> Scene:
         if turn == 5:
             scene.hear(Left("c"), Joined("d", 1, "far"), AcceptsTasks("b", False), now=now)
         if turn == 8:
-            scene.hear(
-                AcceptsTasks("b", True), Assigned("new", "b", "q", (0,), 0.3, {"GPU": 1.0}, 7), now=now
-            )
+            new = Assigned("new", "b", "q", (0,), 0.3, {"GPU": 1.0}, 7)
+            scene.hear(AcceptsTasks("b", True), new, now=now)
     return scene
 
 
@@ -500,12 +462,8 @@ def test_what_a_worker_says_it_runs_is_believed_of_what_is_older_than_the_news(
     reported: float, runs: list[str]
 ) -> None:
     core = SchedulingCore(Told(), named("informed", P), learning=Learning(reported=reported))
-    for event in (
-        Joined("a", 1, "h"),
-        Assigned("first", "a", "p", 0),
-        Assigned("x", "a", "p", 1),
-        MessagesSent(),
-    ):
+    given = (Assigned(key, "a", "p", n) for n, key in enumerate(("first", "x")))
+    for event in (Joined("a", 1, "h"), *given, MessagesSent()):
         core.handle(event, 0.0)
     core.handle(Heard("a", 1.0, frozenset({"x"})), 1.1)
     assert sorted(core.ledger.rows["a"].running) == sorted({"x", *runs})

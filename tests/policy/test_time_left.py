@@ -31,36 +31,22 @@ GUESS = task("t", 8.0, known=False)
 @pytest.mark.parametrize(
     ("ready", "stands", "fresh", "wanted"),
     [
-        pytest.param(
-            LONG, [stand("a", ends_in=8.9), stand("b", running=5.0, ends_in=60.0)], 0.0, "b",
-            id="goes past a worker that ends before it",
-        ),
-        pytest.param(
-            LONG, [stand("a", ends_in=9.0), stand("b", running=5.0, ends_in=60.0)], 0.0, "a",
-            id="goes where the time just suffices",
-        ),
-        pytest.param(
-            LONG, [stand("a", running=2.0, ends_in=10.0), stand("b", running=5.0)], 0.0, "b",
-            id="counts what runs before it",
-        ),
-        pytest.param(
-            LONG, [stand("a", slowness=2.0, ends_in=12.0), stand("b", running=5.0)], 0.0, "b",
-            id="counts how slow the worker is",
-        ),
-        pytest.param(
-            HELD, [stand("a", ends_in=5.0), stand("b", ends_in=9.5), stand("c", ends_in=60.0)], 0.0, "c",
-            id="counts its inputs' way, and leaves their holder",
-        ),
-        pytest.param(
-            task("t", 8.0, preferred=frozenset("a")), [stand("a", ends_in=5.0), stand("b")], 0.0, "b",
-            id="gives up what it likes for it",
-        ),
+        pytest.param(LONG, [stand("a", ends_in=8.9), stand("b", running=5.0, ends_in=60.0)], 0.0, "b",
+            id="goes past a worker that ends before it"),
+        pytest.param(LONG, [stand("a", ends_in=9.0), stand("b", running=5.0, ends_in=60.0)], 0.0, "a",
+            id="goes where the time just suffices"),
+        pytest.param(LONG, [stand("a", running=2.0, ends_in=10.0), stand("b", running=5.0)], 0.0, "b",
+            id="counts what runs before it"),
+        pytest.param(LONG, [stand("a", slowness=2.0, ends_in=12.0), stand("b", running=5.0)], 0.0, "b",
+            id="counts how slow the worker is"),
+        pytest.param(HELD, [stand("a", ends_in=5.0), stand("b", ends_in=9.5), stand("c", ends_in=60.0)], 0.0, "c",
+            id="counts its inputs' way, and leaves their holder"),
+        pytest.param(task("t", 8.0, preferred=frozenset("a")), [stand("a", ends_in=5.0), stand("b")], 0.0, "b",
+            id="gives up what it likes for it"),
         pytest.param(LONG, [stand("a", ends_in=5.0)], 9.0, None, id="waits for a fresh worker"),
         pytest.param(LONG, [stand("a", ends_in=5.0)], 8.9, "a", id="waits for none that ends before it too"),
-        pytest.param(
-            LONG, [stand("a", ends_in=7.0, running=4.0), stand("b", ends_in=5.0)], 0.0, "b",
-            id="goes where most time is left, when nobody would come",
-        ),
+        pytest.param(LONG, [stand("a", ends_in=7.0, running=4.0), stand("b", ends_in=5.0)], 0.0, "b",
+            id="goes where most time is left, when nobody would come"),
         pytest.param(GUESS, [stand("a", ends_in=1.0)], 60.0, "a", id="of unknown length goes anywhere"),
     ],
 )  # fmt: skip
@@ -77,8 +63,7 @@ def many(count: int, seconds: float, **facts: object) -> list[TaskFacts]:
 
 @pytest.mark.parametrize("policy", [INFORMED, LastVictim(PARAMETERS)], ids=["informed", "last-victim"])
 @pytest.mark.parametrize(
-    ("ends_in", "taken"),
-    [pytest.param(3.9, False, id="stays"), pytest.param(4.1, True, id="moves")],
+    ("ends_in", "taken"), [pytest.param(3.9, False, id="stays"), pytest.param(4.1, True, id="moves")]
 )
 def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken: bool) -> None:
     stands = [stand("a", *many(4, 3.0), running=1.0), stand("b", ends_in=ends_in)]
@@ -88,37 +73,20 @@ def test_by_the_thief_s_time_a_task_of_3_s(policy: Policy, ends_in: float, taken
 @pytest.mark.parametrize(
     ("stands", "wanted"),
     [
-        pytest.param(
-            [stand("a", *many(20, 0.5), running=0.1), stand("b", task("x", 2.0), running=2.0, ends_in=3.0),
-             stand("c")],
-            ("x", "b", "c"),
-            id="from a worker that is about to end before the longest queue",
-        ),
-        pytest.param(
-            [stand("b", task("x", 0.001), running=0.0, ends_in=0.5), stand("c")], ("x", "b", "c"),
-            id="though it is short, and the last",
-        ),
-        pytest.param(
-            [stand("b", task("x", 2.0), running=0.1, ends_in=1.0), stand("c", slowness=3.0)], ("x", "b", "c"),
-            id="though the thief takes longer",
-        ),
-        pytest.param(
-            [stand("b", task("x", 2.0, preferred=frozenset("b")), running=1.0, ends_in=1.5), stand("c")],
-            ("x", "b", "c"),
-            id="though it would rather stay",
-        ),
-        pytest.param(
-            [stand("b", task("x", 0.5, known=False), running=0.3, ends_in=1.0), stand("c")], ("x", "b", "c"),
-            id="though nobody knows how long it takes",
-        ),
-        pytest.param(
-            [stand("b", task("x", 2.0), running=0.0, ends_in=60.0), stand("c")], None,
-            id="not from one that has the time",
-        ),
-        pytest.param(
-            [stand("b", task("x", 9.0), running=0.1, ends_in=1.0), stand("c", ends_in=5.0)], None,
-            id="not to another that ends before it",
-        ),
+        pytest.param([stand("a", *many(20, 0.5), running=0.1), stand("b", task("x", 2.0), running=2.0, ends_in=3.0),
+            stand("c")], ("x", "b", "c"), id="from a worker that is about to end before the longest queue"),
+        pytest.param([stand("b", task("x", 0.001), running=0.0, ends_in=0.5), stand("c")], ("x", "b", "c"),
+            id="though it is short, and the last"),
+        pytest.param([stand("b", task("x", 2.0), running=0.1, ends_in=1.0), stand("c", slowness=3.0)], ("x", "b", "c"),
+            id="though the thief takes longer"),
+        pytest.param([stand("b", task("x", 2.0, preferred=frozenset("b")), running=1.0, ends_in=1.5), stand("c")],
+            ("x", "b", "c"), id="though it would rather stay"),
+        pytest.param([stand("b", task("x", 0.5, known=False), running=0.3, ends_in=1.0), stand("c")], ("x", "b", "c"),
+            id="though nobody knows how long it takes"),
+        pytest.param([stand("b", task("x", 2.0), running=0.0, ends_in=60.0), stand("c")], None,
+            id="not from one that has the time"),
+        pytest.param([stand("b", task("x", 9.0), running=0.1, ends_in=1.0), stand("c", ends_in=5.0)], None,
+            id="not to another that ends before it"),
     ],
 )  # fmt: skip
 def test_a_task_is_taken_first(stands: list[Stand], wanted: tuple[str, str, str] | None) -> None:

@@ -94,9 +94,7 @@ def test_equal_seeds_print_equal_figures():
     [
         pytest.param((), "give either --workload NAME or --graph FILE", id="nothing to simulate"),
         pytest.param(("--workload", "nothing"), "workload: got 'nothing'", id="no such workload"),
-        pytest.param(
-            ("--workload", "skew", "--param", "size=3"), "no parameter size", id="no such parameter"
-        ),
+        pytest.param(("--workload", "skew", "--param", "size=3"), "no parameter size", id="no such parameter"),
         pytest.param(("--workload", "skew", "--param", "tasks=0"), "which it cannot have", id="no tasks"),
         pytest.param(("--workload", "skew", "--param", "mean=-1"), "s, wanted 0 to", id="negative seconds"),
         pytest.param(("--workload", "skew", "--policy", "best"), "no policy 'best'", id="no such policy"),
@@ -104,7 +102,7 @@ def test_equal_seeds_print_equal_figures():
         pytest.param(("--graph", "THIS"), "THIS", id="a file that is no graph"),
         pytest.param(("--graph", "THIS", "--param", "a=1"), "--param goes with --workload", id="both kinds"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_simulated_is_one_line_and_status_two(tmp_path, arguments, message):
     path = tmp_path / "THIS.json"
     path.write_text("[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,22 +16,20 @@ from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.graphs.tiled_linalg import cholesky, gemm, matmul_parallel, sparse_gemm
+from tests.simulate.test_engine import NO_OVERHEAD, took
 
 MB = 1_000_000
 # No message, no thought and no latency: what is left is computing and moving bytes.
-FREE = {
-    "wire": 0.0, "to_worker": 0.0, "to_scheduler": 0.0, "per_result": 0.0, "per_send": 0.0, "per_step": 0.0,
-    "per_call": 0.0, "per_submitted": 0.0, "before": 0.0, "after": 0.0, "same_host": Link(0.0, 100.0 * MB),
-    "other_host": Link(0.0, 50.0 * MB), "out_of_device": Link(0.0, 200.0 * MB),
+FREE: dict[str, Any] = NO_OVERHEAD | {
+    "same_host": Link(0.0, 100.0 * MB), "other_host": Link(0.0, 50.0 * MB), "out_of_device": Link(0.0, 200.0 * MB),
 }  # fmt: skip
 PEER = Link(0.0, 1000.0 * MB)
 
 
 def graph_of(*tasks: tuple[str, float, int, tuple[str, ...]]) -> TaskGraph:
     """Tasks by name, seconds, bytes and dependencies."""
-    return TaskGraph(
-        "own", tuple(TaskSpec((n, 0), n, n, s, b, tuple((d, 0) for d in a)) for n, s, b, a in tasks)
-    )
+    specs = (TaskSpec((n, 0), n, n, s, b, tuple((d, 0) for d in after)) for n, s, b, after in tasks)
+    return TaskGraph("own", tuple(specs))
 
 
 # ---- the cluster -------------------------------------------------------------------------------------------
@@ -60,9 +59,8 @@ def test_a_hundred_megabytes_take(
 ) -> None:
     """Both hold a block, and one of them needs both: either way takes the same."""
     workers = (VirtualWorker("a", 1, *source), VirtualWorker("b", 1, *to))
-    graph = graph_of(
-        ("one", 1.0, 100 * MB, ()), ("other", 1.0, 100 * MB, ()), ("both", 1.0, 0, ("one", "other"))
-    )
+    blocks = (("one", 1.0, 100 * MB, ()), ("other", 1.0, 100 * MB, ()))
+    graph = graph_of(*blocks, ("both", 1.0, 0, ("one", "other")))
     (moved,) = simulate(graph, VirtualCluster(workers, peer=peer, **FREE), policy="stock-none").of("transfer")
     assert moved.seconds == pytest.approx(seconds)
 
@@ -78,15 +76,11 @@ MIXED = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None, **FREE)
     [
         pytest.param(graph_of(), 0.0, id="nothing takes nothing"),
         pytest.param(graph_of(("a", 1.0, 0, ())), 0.05, id="one task takes the fastest worker"),
-        pytest.param(
-            graph_of(("a", 1.0, 0, ()), ("b", 1.0, 0, ("a",))), 0.1, id="a chain stays on the fastest worker"
-        ),
-        pytest.param(
-            graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(24))), 1.0, id="what one has no time for goes aside"
-        ),
-        pytest.param(
-            graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(19))), 0.95, id="but not where it would be late"
-        ),
+        pytest.param(graph_of(("a", 1.0, 0, ()), ("b", 1.0, 0, ("a",))), 0.1,
+            id="a chain stays on the fastest worker"),
+        pytest.param(graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(24))), 1.0,
+            id="what one has no time for goes aside"),
+        pytest.param(graph_of(*((f"t{n}", 1.0, 0, ()) for n in range(19))), 0.95, id="but not where it would be late"),
     ],
 )  # fmt: skip
 def test_the_plan_takes(graph: TaskGraph, seconds: float) -> None:
@@ -96,16 +90,9 @@ def test_the_plan_takes(graph: TaskGraph, seconds: float) -> None:
 def test_a_gap_between_two_tasks_is_used() -> None:
     """Both workers have made a block at 1.0 s; the second waits 0.9 s for the other's, and runs what needs nothing."""
     two = VirtualCluster((VirtualWorker("a"), VirtualWorker("b")), **FREE)
-    plan = heft(
-        graph_of(
-            ("y", 1.0, 90 * MB, ()),
-            ("x", 1.0, 90 * MB, ()),
-            ("v", 6.0, 0, ("y",)),
-            ("z", 5.0, 0, ("x", "y")),
-            ("small", 0.5, 0, ()),
-        ),
-        two,
-    )
+    blocks = (("y", 1.0, 90 * MB, ()), ("x", 1.0, 90 * MB, ()))
+    readers = (("v", 6.0, 0, ("y",)), ("z", 5.0, 0, ("x", "y")))
+    plan = heft(graph_of(*blocks, *readers, ("small", 0.5, 0, ())), two)
     assert (plan.slots["z", 0].start, plan.slots["z", 0].worker) == (pytest.approx(1.9), "b")
     assert (plan.slots["small", 0].start, plan.slots["small", 0].worker) == (pytest.approx(1.0), "b")
     assert plan.makespan == pytest.approx(7.0)
@@ -120,12 +107,8 @@ def test_a_gap_between_two_tasks_is_used() -> None:
 def test_a_plan_keeps_the_order_and_runs_one_task_a_thread(
     seconds: list[float], reads: list[list[int]], nbytes: int
 ) -> None:
-    graph = graph_of(
-        *(
-            (f"t{n}", each, nbytes, tuple(dict.fromkeys(f"t{d}" for d in reads[n] if d < n)))
-            for n, each in enumerate(seconds)
-        )
-    )
+    inputs = [tuple(dict.fromkeys(f"t{d}" for d in read if d < n)) for n, read in enumerate(reads)]
+    graph = graph_of(*((f"t{n}", each, nbytes, inputs[n]) for n, each in enumerate(seconds)))
     plan = heft(graph, MIXED)
     for task in graph.tasks:
         assert all(plan.slots[d].stop <= plan.slots[task.key].start + 1e-9 for d in task.dependencies)
@@ -143,9 +126,8 @@ def test_a_mix_of_sizes_is_done_soon_after_hefts_plan(seconds: float) -> None:
     graph = matmul_parallel(seconds=seconds)
     cluster = VirtualCluster.devices(1, 1, faster=20.0, cores=4, peer=None)
     plan = heft(graph, cluster).makespan
-    ours, stock = (simulate(graph, cluster, policy=p).counts["elapsed"] for p in ("informed", "stock"))
-    assert ours <= 1.15 * plan
-    assert stock >= 1.5 * ours
+    assert (ours := took(graph, cluster)) <= 1.15 * plan
+    assert took(graph, cluster, "stock") >= 1.5 * ours
 
 
 def roots(count: int = 200, seconds: float = 0.5) -> TaskGraph:
@@ -177,19 +159,13 @@ def of_gpus(hosts: int) -> VirtualCluster:
 def test_stealing_gains_on_a_block_sparse_product(hosts: int, tiles: int) -> None:
     """John and Milthorpe gain 16 to 45 % there."""
     graph = sparse_gemm(tiles, seconds=1.0, tile_bytes=8 * MB)
-    without, stealing = (
-        simulate(graph, of_gpus(hosts), policy=p).counts["elapsed"] for p in ("none", "informed")
-    )
-    assert without >= 1.45 * stealing
+    assert took(graph, of_gpus(hosts), "none") >= 1.45 * took(graph, of_gpus(hosts))
 
 
 @pytest.mark.parametrize("make", [gemm, cholesky], ids=["dense product", "Cholesky"])
 def test_stealing_costs_nothing_on_a(make: object) -> None:
     graph = make(14, seconds=1.0, tile_bytes=8 * MB)  # type: ignore[operator]
-    without, stealing = (
-        simulate(graph, of_gpus(4), policy=p).counts["elapsed"] for p in ("none", "informed")
-    )
-    assert stealing <= 1.005 * without
+    assert took(graph, of_gpus(4)) <= 1.005 * took(graph, of_gpus(4), "none")
 
 
 # ---- memory ------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The simulator's mechanics: what takes which time, and what happens when workers come, stop and go."""
 
+from dataclasses import replace
+
 import pytest
 
 from dask_ferro.policy.estimates import Learning, Link
@@ -12,11 +14,12 @@ from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.virtual_tasks import Roots, depth_first, jobs_of
 
-FREE = dict.fromkeys(
-    ("wire", "to_worker", "to_scheduler", "per_result", "per_send", "per_step", "per_call", "per_submitted"),
-    0.0,
-)
-NO_OVERHEAD = {**FREE, "before": 0.0, "after": 0.0}
+NO_OVERHEAD = dict.fromkeys(
+    ("wire", "to_worker", "to_scheduler", "per_result", "per_send", "per_step", "per_call", "per_submitted",
+     "before", "after"), 0.0,
+)  # fmt: skip
+# Two workers, and six that join when all there is lies with those.
+LATE = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
 
 
 def cluster(*threads, changes=(), **costs):
@@ -36,6 +39,10 @@ def independent(count, seconds, name="inc"):
     return graph(*(task(f"{name}-{i}", seconds, group=name) for i in range(count)))
 
 
+def took(graph, cluster, policy="informed", **options):
+    return simulate(graph, cluster, policy=policy, **options).counts["elapsed"]
+
+
 def computed(trace):
     return [span.key for span in trace.of("compute")]
 
@@ -48,17 +55,11 @@ def computed(trace):
     ("tasks", "threads", "seconds"),
     [
         pytest.param([task("a", 1.0)], (1,), 1.0, id="one task takes its seconds"),
-        pytest.param(
-            [task("a", 1.0), task("b", 2.0, "a"), task("c", 3.0, "b")], (1, 1), 6.0, id="a chain is a sum"
-        ),
-        pytest.param(
-            [task("a", 1.0), task("b", 1.0), task("c", 1.0)], (3,), 1.0, id="threads run side by side"
-        ),
-        pytest.param(
-            [task("a", 1.0), task("b", 1.0), task("c", 1.0)], (1, 1, 1), 1.0, id="workers run side by side"
-        ),
+        pytest.param([task("a", 1.0), task("b", 2.0, "a"), task("c", 3.0, "b")], (1, 1), 6.0, id="a chain is a sum"),
+        pytest.param([task("a", 1.0), task("b", 1.0), task("c", 1.0)], (3,), 1.0, id="threads run side by side"),
+        pytest.param([task("a", 1.0), task("b", 1.0), task("c", 1.0)], (1, 1, 1), 1.0, id="workers run side by side"),
     ],
-)
+)  # fmt: skip
 def test_without_costs_time_is_the_tasks_seconds(policy, tasks, threads, seconds):
     trace = simulate(graph(*tasks), cluster(*threads, **NO_OVERHEAD), policy=policy)
     assert trace.counts["elapsed"] == pytest.approx(seconds)
@@ -67,14 +68,13 @@ def test_without_costs_time_is_the_tasks_seconds(policy, tasks, threads, seconds
 
 def test_a_worker_of_speed_two_takes_half_of_the_seconds():
     fast = VirtualCluster((VirtualWorker("w", speed=2.0),), **NO_OVERHEAD)
-    assert simulate(graph(task("a", 1.0)), fast).counts["elapsed"] == pytest.approx(0.5)
+    assert took(graph(task("a", 1.0)), fast) == pytest.approx(0.5)
 
 
 def test_a_hop_costs_two_wires_the_scheduler_and_the_worker():
     costs = {"wire": 0.25, "per_result": 0.03, "per_send": 0.01, "before": 0.002, "after": 0.001}
-    trace = simulate(
-        graph(task("a", 1.0), task("b", 1.0, "a")), cluster(1, to_worker=0.0, to_scheduler=0.0, **costs)
-    )
+    one = cluster(1, to_worker=0.0, to_scheduler=0.0, **costs)
+    trace = simulate(graph(task("a", 1.0), task("b", 1.0, "a")), one)
     first, second = trace.of("compute")
     assert second.start - first.stop == pytest.approx(0.001 + 0.25 + 0.03 + 0.01 + 0.25 + 0.002)
 
@@ -82,16 +82,14 @@ def test_a_hop_costs_two_wires_the_scheduler_and_the_worker():
 def test_on_a_slowed_cluster_a_hop_takes_so_many_times_as_long():
     chain = graph(*(task(f"c-{i}", 0.0, *([f"c-{i - 1}"] if i else [])) for i in range(10)))
     quick = cluster(1, to_worker=0.0, to_scheduler=0.0)
-    took = [simulate(chain, c).counts["elapsed"] for c in (quick, quick.slowed(3.0))]
-    assert took[1] == pytest.approx(3.0 * took[0])
+    assert took(chain, quick.slowed(3.0)) == pytest.approx(3.0 * took(chain, quick))
 
 
 def test_a_fetch_costs_latency_and_bytes_over_bandwidth():
     roots = [task("a", 1.0, nbytes=100), task("b", 1.0, nbytes=100)]
     link = Link(0.5, 100.0)
-    trace = simulate(
-        graph(*roots, task("c", 1.0, "a", "b")), cluster(1, 1, same_host=link, **NO_OVERHEAD), policy="none"
-    )
+    two = cluster(1, 1, same_host=link, **NO_OVERHEAD)
+    trace = simulate(graph(*roots, task("c", 1.0, "a", "b")), two, policy="none")
     (moved,) = trace.of("transfer")
     assert moved.seconds == pytest.approx(0.5 + 100 / 100.0)
     assert trace.counts == trace.counts | {"bytes_moved": 100.0, "elapsed": pytest.approx(1.0 + 1.5 + 1.0)}
@@ -99,11 +97,8 @@ def test_a_fetch_costs_latency_and_bytes_over_bandwidth():
 
 def test_two_fetches_into_one_worker_share_its_bandwidth():
     roots = [task(f"{name}", 1.0, nbytes=100) for name in "abc"]
-    trace = simulate(
-        graph(*roots, task("d", 1.0, *"abc")),
-        cluster(1, 1, 1, same_host=Link(0.0, 100.0), **NO_OVERHEAD),
-        policy="none",
-    )
+    three = cluster(1, 1, 1, same_host=Link(0.0, 100.0), **NO_OVERHEAD)
+    trace = simulate(graph(*roots, task("d", 1.0, *"abc")), three, policy="none")
     assert sorted(span.stop for span in trace.of("transfer")) == pytest.approx([2.0, 3.0])
 
 
@@ -160,32 +155,24 @@ def test_what_idle_processes_take_makes_all_last_longer_and_chance_keeps_the_mea
 @pytest.mark.parametrize("policy", ["informed", "stock"])
 def test_on_few_cores_short_tasks_wait_for_them_and_long_ones_do_not(policy):
     short, long = build("xlarge-wide"), build("balanced-roots")
-    took = {}
-    for cores in (None, 2, 1):
-        local = VirtualCluster.local(8, cores=cores)
-        took[cores] = [simulate(graph, local, policy=policy).counts["elapsed"] for graph in (short, long)]
-    assert took[2][1] < 1.05 * took[None][1]
+    free, two, one = (VirtualCluster.local(8, cores=cores) for cores in (None, 2, 1))
+    assert took(long, two, policy) < 1.05 * took(long, free, policy)
     if policy == "informed":  # stock leaves all on one worker, which has a core
-        assert took[1][0] > 1.5 * took[2][0] > 2.0 * took[None][0]
-        assert took[2][0] > 641 * 1.5e-3 / 2  # measured: no task took all processes less CPU than that
+        assert took(short, one) > 1.5 * took(short, two) > 2.0 * took(short, free)
+        assert took(short, two) > 641 * 1.5e-3 / 2  # measured: no task took all processes less CPU than that
 
 
 @pytest.mark.parametrize("policy", ["none", "stock-none"])
 def test_what_was_measured_before_is_known_from_the_start(policy):
     tasks = graph(task("long-0", 1.0), *(task(f"brief-{i}", 0.2) for i in range(4)))
-    took = [
-        simulate(tasks, cluster(1, 1, **NO_OVERHEAD), policy=policy, known=known).counts["elapsed"]
-        for known in (None, {"long": 1.0, "brief": 0.2})
-    ]
-    assert took == pytest.approx([1.4, 1.0])
+    two = cluster(1, 1, **NO_OVERHEAD)
+    assert took(tasks, two, policy) == pytest.approx(1.4)
+    assert took(tasks, two, policy, known={"long": 1.0, "brief": 0.2}) == pytest.approx(1.0)
 
 
 def test_messages_to_a_worker_that_has_plenty_are_gathered():
-    every, none = (
-        simulate(build("chains"), VirtualCluster(VirtualCluster.local(8).workers, to_worker=seconds))
-        for seconds in (None, 0.001)
-    )
-    assert every.counts["elapsed"] > none.counts["elapsed"]
+    local = VirtualCluster.local(8)
+    assert took(build("chains"), local) > took(build("chains"), replace(local, to_worker=0.001))
 
 
 def test_equal_times_keep_the_order_in_which_they_were_asked_for():
@@ -227,13 +214,10 @@ def test_queued_tasks_leave_by_priority():
 
 
 def test_stock_piles_dependents_on_the_holder_and_ours_does_not():
-    tree = build("cholesky")
-    bound = tree.lower_bound(8)
-    took = {
-        policy: simulate(tree, VirtualCluster.local(8), policy=policy).counts["elapsed"] / bound
-        for policy in ("informed", "stock", "stock-none")
-    }
-    assert took["stock-none"] > 6 > 3 > took["stock"] > 1.8 > 1.4 > took["informed"]
+    tree, local = build("cholesky"), VirtualCluster.local(8)
+    policies = ("stock-none", "stock", "informed")
+    none, stock, ours = (took(tree, local, policy) / tree.lower_bound(8) for policy in policies)
+    assert none > 6 > 3 > stock > 1.8 > 1.4 > ours
 
 
 def test_depth_first_finishes_what_it_began():
@@ -273,8 +257,7 @@ def test_stock_steals_what_its_placement_hoards():
 
 @pytest.mark.parametrize("policy", ["informed", "last-victim"])
 def test_who_joins_late_is_given_work_by_stealing(policy):
-    late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
-    with_, without = (simulate(hoard(200), late, policy=p) for p in (policy, "none"))
+    with_, without = (simulate(hoard(200), LATE, policy=p) for p in (policy, "none"))
     assert with_.counts["confirmed"] >= 40
     assert with_.makespan < 0.6 * without.makespan
     steals = list(with_.of("steal"))
@@ -283,8 +266,7 @@ def test_who_joins_late_is_given_work_by_stealing(policy):
 
 
 def test_every_request_ends_in_one_way():
-    late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
-    counts = simulate(hoard(200, 0.02), late).counts
+    counts = simulate(hoard(200, 0.02), LATE).counts
     ended = counts["confirmed"] + counts["refused"] + counts["stale"]
     assert 0 < ended <= counts["requests"] <= ended + 2
 
@@ -358,13 +340,11 @@ def test_what_is_set_of_learning_and_of_wide_graphs_reaches_the_simulation():
     seen = []
 
     def attach(site):
-        decider = site.scheduler.decider
-        seen.append(
-            (decider.ledger.durations.learning, decider.links.learning, decider.candidates.placement.wide)
-        )
+        seen.append(site.scheduler.decider)
 
-    rules = SimulatedSettings(
-        learning=Learning(guess=2.0, newest=0.5), placement=PlacementParameters(wide=1.0)
-    )
+    learning, placement = Learning(guess=2.0, newest=0.5), PlacementParameters(wide=1.0)
+    rules = SimulatedSettings(learning=learning, placement=placement)
     simulate(hoard(8), VirtualCluster.local(2), rules=rules, attach=attach)
-    assert seen == [(rules.learning, rules.learning, 1.0)]
+    (decider,) = seen
+    assert (decider.ledger.durations.learning, decider.links.learning) == (learning, learning)
+    assert decider.candidates.placement.wide == 1.0

@@ -103,8 +103,7 @@ def test_a_zero_bubble_schedule_takes_no_less_than_the_formula(name, p, m, secon
 
 
 @pytest.mark.parametrize(
-    ("name", "bubble"),
-    [("gpipe", 9), ("1f1b", 9), ("interleaved", 4.5), ("zb-h1", 3), ("zb-v", 1.5)],
+    ("name", "bubble"), [("gpipe", 9), ("1f1b", 9), ("interleaved", 4.5), ("zb-h1", 3), ("zb-v", 1.5)]
 )
 def test_every_stage_of_four_idles_for(name, bubble):
     trace = run(name, 4, 8)
@@ -130,10 +129,8 @@ def test_inference_takes_its_forwards():
         pytest.param([["0F0", "1F0", "1B0", "0B0"]], {"transfer": 10}, 6, id="none on the same stage"),
         pytest.param([["0F0", "1F0", "1B0", "0B0"]], {"hop": 10}, 36, id="a hop at each edge"),
         pytest.param([["0F0", "0B0"], ["1F0", "1B0"]], {"transfer": 10, "hop": 1}, 29, id="both add up"),
-        pytest.param(
-            [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 11,
-            id="a transfer beside computation",
-        ),
+        pytest.param([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], {"transfer": 1}, 11,
+            id="a transfer beside computation"),
     ],
 )  # fmt: skip
 def test_seconds(rows, costs, span):

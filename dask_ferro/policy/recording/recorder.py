@@ -173,7 +173,7 @@ def head_of(core: SchedulingCore, policy: str, *, fresh: bool) -> dict[str, Json
     return {
         FORM: VERSION,
         "policy": policy,
-        "seed": getattr(core.policy, "seed", 0),
+        "seed": core.policy.seed,
         "parameters": _named(core.policy.parameters),
         "learning": _named(core.ledger.durations.learning),
         "coalesce": core.coalesce,

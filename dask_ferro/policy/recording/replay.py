@@ -150,19 +150,9 @@ class Replayed(NamedTuple):
 class _BesideAnother(SchedulingCore):
     """A core that asks another policy at each step as well, and does nothing of what it says."""
 
-    def __init__(
-        self,
-        facts: RecordedFacts,
-        policy: Policy,
-        other: Policy,
-        *,
-        coalesce: float,
-        tick: float,
-        learning: Learning,
-    ) -> None:
-        super().__init__(facts, policy, coalesce=coalesce, tick=tick, learning=learning)
-        self.other = other
-        self.recorded_facts = facts
+    def beside(self, other: Policy, facts: RecordedFacts) -> None:
+        """Ask that policy as well, by the facts that the core asks."""
+        self.other, self.recorded_facts = other, facts
         self.decisions: list[StepDecisions] = []
 
     def _decide(self, thieves: Sequence[Address], now: float) -> tuple[Move, ...]:
@@ -264,11 +254,10 @@ def _core_of(
     learning = Learning(**{name: decode(read) for name, read in head["learning"].items()})
     seed, coalesce, tick = int(head["seed"]), float(head["coalesce"]), float(head["tick"])
     own = named(head["policy"], parameters, seed)
-    if policy is None and not others:
-        core = SchedulingCore(facts, own, coalesce=coalesce, tick=tick, learning=learning)
-    else:
-        other = named(policy or head["policy"], replace(parameters, **(others or {})), seed)
-        core = _BesideAnother(facts, own, other, coalesce=coalesce, tick=tick, learning=learning)
+    make = SchedulingCore if policy is None and not others else _BesideAnother
+    core = make(facts, own, coalesce=coalesce, tick=tick, learning=learning)
+    if isinstance(core, _BesideAnother):
+        core.beside(named(policy or head["policy"], replace(parameters, **(others or {})), seed), facts)
     if head["core"] is not None:
         restore(core, head["core"])
     return core

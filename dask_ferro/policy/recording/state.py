@@ -24,7 +24,7 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 _OBJECTS = {
     cls.__name__: cls
-    for cls in (SchedulingCore, Ledger, IdleOrder, WorkerLoad, Entry, Durations, Mean, Links, Link, Learning)
+    for cls in (SchedulingCore, Ledger, IdleOrder, WorkerLoad, Entry, Durations, Mean, Links, Learning)
 }
 # How each is made anew, empty.
 _CONTAINERS: dict[str, Callable[[], Json]] = {
@@ -37,11 +37,13 @@ _CONTAINERS: dict[str, Callable[[], Json]] = {
 # Held by identity: an entry stands in its queue and in the book of all entries, and is one.
 _SHARED = {*_OBJECTS.values(), dict, list, set, deque, defaultdict}
 _PLAIN = {str, int, bool, type(None)}
-_TUPLES = {cls.__name__: cls for cls in (Estimate, Speed, Outcome, PendingArrival, PendingAsk, StealingState)}
+_TUPLES = {
+    cls.__name__: cls for cls in (Estimate, Link, Speed, Outcome, PendingArrival, PendingAsk, StealingState)
+}
 # What a core is given by who makes it, and what it has told its caller and does not read again.
 _LEFT_OUT = {
     "SchedulingCore": {"facts", "policy", "found", "coalesce", "tick", "_handlers"},
-    "Ledger": {"_describe", "_unlocks", "_live", "_holds", "_unbound"},
+    "Ledger": {"facts"},
 }
 
 
@@ -143,7 +145,8 @@ def _fill(one: Json, content: list[Json], names: list[str], objects: list[Json])
         if not known >= set(names):
             raise ValueError(f"another version's {type(one).__name__}, with {', '.join(names)}")
         for name, each in zip(names, content, strict=True):
-            object.__setattr__(one, name, _value(each, objects))  # parameters are frozen
+            # Parameters are frozen.
+            object.__setattr__(one, name, _value(each, objects))
 
 
 def _value(read: Json, objects: list[Json]) -> Json:

@@ -22,10 +22,11 @@ measured seconds from a request to the stolen task's start, so that the task com
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE
@@ -146,18 +147,22 @@ class StealingState(NamedTuple):
     turns: int = 0
 
 
-class Policy(Protocol):
-    """A stealing policy: a value, that decides by what it is shown and by what is remembered."""
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A stealing policy: a value, that decides by what it is shown and by what is remembered.
 
-    @property
-    def parameters(self) -> StealingParameters:
-        """Its parameters."""
-        ...
+    Attributes
+    ----------
+    parameters : StealingParameters
+    seed : int
+        Of what it leaves to chance.
+    projects : bool
+        Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue.
+    """
 
-    @property
-    def projects(self) -> bool:
-        """Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue."""
-        ...
+    parameters: StealingParameters = StealingParameters()
+    seed: int = 0
+    projects: ClassVar[bool] = True
 
     def asks(
         self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState
@@ -169,11 +174,11 @@ class Policy(Protocol):
         everyone : sequence of addresses
             All workers, sorted.
         """
-        ...
+        return None
 
+    @abstractmethod
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return the moves to make now."""
-        ...
 
 
 def threshold_of(state: StealingState, worker: Address, parameters: StealingParameters) -> float:
@@ -225,20 +230,8 @@ def is_starving(worker: Worker, threshold: float) -> bool:
     return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
 
 
-@dataclass(frozen=True)
-class Informed:
-    """Looks at the longest queues of the cluster, and moves what gains.
-
-    Attributes
-    ----------
-    parameters : StealingParameters
-    """
-
-    parameters: StealingParameters = StealingParameters()
-    projects: ClassVar[bool] = True
-
-    def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> None:
-        """Want the longest queues."""
+class Informed(Policy):
+    """Looks at the longest queues of the cluster, and moves what gains."""
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return moves from the longest queues to the workers that run dry first."""
@@ -297,7 +290,8 @@ class Informed:
                 continue
             here = self._at_victim(task, victim)
             if self._stays(task, thief, victim, here, 0.0):
-                continue  # even if its transfer took no time
+                # Even if its transfer took no time.
+                continue
             tried += 1
             # In full for each, though the second reader of an input waits for it no longer than the first one does:
             # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
@@ -330,10 +324,12 @@ class Informed:
         """Return in how many seconds the thief would be done with a task; None: it cannot be told, or is too late."""
         p = self.parameters
         runs = task.on(thief)
-        if runs is None:  # nobody knows what it takes on such a device
+        # Nobody knows what it takes on such a device.
+        if runs is None:
             if here.sure < self._long(transfer):
                 return None
-            runs = task.seconds  # but that it does not start where it is
+            # But that it does not start where it is.
+            runs = task.seconds
         if task.overdue and not task.known and thief.device == victim.device:
             # A guess, times the slowness seen in a few short tasks, holds nothing back.
             runs = min(runs, here.seconds)

@@ -4,44 +4,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move, Worker
-from dask_ferro.policy.stealing.informed import (
-    Asked,
-    StealingParameters,
-    StealingState,
-    is_starving,
-    threshold_of,
-)
+from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState, is_starving, threshold_of
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, returns
 
 
 @dataclass(frozen=True)
-class LastVictim:
+class LastVictim(Policy):
     """The policy of John and Milthorpe, "Elasticity in a Task-based Dataflow Runtime Through Inter-node GPU Work
     Stealing": a request is forwarded over at most `hops` workers and takes half of what the victim can spare.
 
     Attributes
     ----------
     hops : int
-    seed : int
-        Of chance.
     """
 
-    parameters: StealingParameters = field(default_factory=StealingParameters)
-    seed: int = 0
     hops: int = 3
     projects: ClassVar[bool] = False
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
         """Return for each thief those over whom its request is forwarded."""
-        return {
-            thief: tuple(self._forwarded(number, thief, everyone, state))
-            for number, thief in enumerate(thieves)
-        }
+        numbered = enumerate(thieves)
+        return {thief: tuple(self._forwarded(n, thief, everyone, state)) for n, thief in numbered}
 
     def _forwarded(
         self, number: int, thief: Address, everyone: Sequence[Address], state: StealingState

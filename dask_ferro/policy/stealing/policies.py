@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move
 from dask_ferro.policy.stealing.informed import Asked, Informed, Policy, StealingParameters, StealingState
@@ -12,12 +10,8 @@ from dask_ferro.policy.stealing.last_victim import LastVictim
 from dask_ferro.policy.stealing.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class NoStealing:
+class NoStealing(Policy):
     """Moves nothing."""
-
-    parameters: StealingParameters = field(default_factory=StealingParameters)
-    projects: ClassVar[bool] = True
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
         """Want nothing of anybody: no queue is described."""
@@ -30,9 +24,9 @@ class NoStealing:
 
 # By name: called with the parameters and the seed of what it leaves to chance.
 POLICIES: dict[str, Callable[[StealingParameters, int], Policy]] = {
-    "informed": lambda parameters, seed: Informed(parameters),
+    "informed": Informed,
     "last-victim": LastVictim,
-    "none": lambda parameters, seed: NoStealing(parameters),
+    "none": NoStealing,
 }
 
 

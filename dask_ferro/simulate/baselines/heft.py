@@ -96,11 +96,4 @@ def _gap(taken: Iterable[tuple[float, float]], ready: float, seconds: float) -> 
 def _moving(source: VirtualWorker, to: VirtualWorker, nbytes: int, cluster: VirtualCluster) -> float:
     if source.address == to.address:
         return 0.0
-    kind, link = cluster.link(source, to)
-    seconds = link.latency + nbytes / link.bandwidth
-    # Devices that reach each other copy directly; else through the memory of both hosts.
-    if kind != "peer":
-        copy = cluster.out_of_device
-        copies = (source.device != "cpu") + (to.device != "cpu")
-        seconds += copies * (copy.latency + nbytes / copy.bandwidth)
-    return seconds
+    return cluster.link(source, to)[1].latency + cluster.moving(source, to, nbytes)

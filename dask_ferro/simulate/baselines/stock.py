@@ -5,15 +5,15 @@ What it sums up of each worker (occupancy, who is idle, who saturated) is what i
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 from dask_ferro.policy.facts import Address
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.simulate.virtual_worker import WorkerTask
-from dask_ferro.simulate.worker_record import WorkerRecord
+from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 
 BANDWIDTH = 100e6
 UNKNOWN = 0.5
@@ -23,22 +23,20 @@ SMART = 20
 _TELLING = 1e6
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Page:
     """What the scheduler sums up of a worker."""
 
-    __slots__ = ("bandwidth", "coming", "coming_seconds", "nbytes", "network", "prefixes", "record")
-
-    def __init__(self, record: WorkerRecord) -> None:
-        self.record = record
-        self.prefixes: dict[str, int] = {}
-        self.network = 0  # bytes that its tasks lack
-        self.nbytes = 0
-        self.bandwidth = BANDWIDTH
-        self.coming = 0  # tasks by moves that are in flight
-        self.coming_seconds = 0.0
+    record: WorkerRecord
+    prefixes: dict[str, int] = field(default_factory=dict)
+    network: int = 0  # bytes that its tasks lack
+    nbytes: int = 0
+    bandwidth: float = BANDWIDTH
+    coming: int = 0  # tasks by moves that are in flight
+    coming_seconds: float = 0.0
 
 
-class Stock:
+class Stock(Decider):
     """A decider as stock Dask is one with `distributed.scheduler.work-stealing` off."""
 
     def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
@@ -46,12 +44,13 @@ class Stock:
         self.longest: dict[str, float] = {}
         self.bandwidth = BANDWIDTH
         self.pages: dict[Address, Page] = {}
-        self._given = seed  # tasks that it gave to workers; a scheduler has seen others before these
+        # Tasks that it gave to workers; a scheduler has seen others before these.
+        self._given = seed
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._total: dict[str, int] = {}
         self._network = 0
-        self._idle: list[Address] = []
+        self._idle: set[Address] = set()
         self._saturated: dict[Address, None] = {}
         self._touched: dict[Address, None] = {}
 
@@ -73,7 +72,7 @@ class Stock:
     def left(self, record: WorkerRecord) -> None:
         """Close the worker's page."""
         del self.pages[record.address]
-        self._forget_idle(record.address)
+        self._idle.discard(record.address)
         self._saturated.pop(record.address, None)
         self._touched.pop(record.address, None)
 
@@ -91,7 +90,8 @@ class Stock:
         self.settled()
         self._given += 1
         self._count(job, record, +1)
-        self.settled()  # as of now: what is placed next changes what the average worker has
+        # As of now: what is placed next changes what the average worker has.
+        self.settled()
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Average the duration: the newest counts for half."""
@@ -195,25 +195,14 @@ class Stock:
         if occupancy is None:
             occupancy = self.occupancy(page)
         self._saturated.pop(record.address, None)
-        if not record.accepts:
-            self._forget_idle(record.address)
-            return
+        self._idle.discard(record.address)
         tasks, threads = len(record.processing), record.nthreads
-        if self._is_unoccupied(page, occupancy, tasks):
-            index = bisect_left(self._idle, record.address)
-            if index == len(self._idle) or self._idle[index] != record.address:
-                insort(self._idle, record.address)
-            return
-        self._forget_idle(record.address)
-        if tasks > threads:
+        if record.accepts and self._is_unoccupied(page, occupancy, tasks):
+            self._idle.add(record.address)
+        elif record.accepts and tasks > threads:
             pending = occupancy * (tasks - threads) / (tasks * threads)
             if 0.4 < pending > 1.9 * self._average():
                 self._saturated[record.address] = None
-
-    def _forget_idle(self, address: Address) -> None:
-        index = bisect_left(self._idle, address)
-        if index < len(self._idle) and self._idle[index] == address:
-            del self._idle[index]
 
     # ---- placement -----------------------------------------------------------------------------------------
 
@@ -235,7 +224,7 @@ class Stock:
         return self.occupancy(page) / page.record.nthreads + self._comm(job, page), page.nbytes
 
     def _for_root(self, turn: int) -> Address | None:
-        pool = self._idle or [address for address, page in self.pages.items() if page.record.accepts]
+        pool = sorted(self._idle) or [address for address, page in self.pages.items() if page.record.accepts]
         if not pool:
             return None
         if len(pool) >= SMART:
@@ -249,16 +238,3 @@ class Stock:
     def projected(self, job: VirtualTask) -> float:
         """Return the prefix's average."""
         return self.seconds(job.spec.prefix)
-
-    def set_end(self, address: Address, at: float) -> None:
-        """Stock Dask does not ask."""
-
-    def set_fresh(self, seconds: float) -> None:
-        """Nor this."""
-
-    def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
-        """Any worker is as good as another."""
-        return True
-
-    def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
-        """Nobody was asked."""

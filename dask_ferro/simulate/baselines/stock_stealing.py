@@ -38,9 +38,8 @@ class StockStealing(Stock):
         self._add = scheduler.world.add
         self._seed = seed
         self._in_flight: dict[int, _Request] = {}  # by task
-        self._level_of: dict[
-            int, int
-        ] = {}  # of tasks that may be asked for: one that was, is not asked for again
+        # Of tasks that may be asked for: one that was, is not asked for again.
+        self._level_of: dict[int, int] = {}
         self._unknown: dict[str, set[int]] = {}  # by prefix: those whose level rests on no measured duration
         self._asked = 0
 
@@ -86,7 +85,7 @@ class StockStealing(Stock):
         self._add("steps")
         self._scheduler.think(self._scheduler.world.cluster.per_step)
         work = {address: self.occupancy(page) for address, page in self.pages.items()}
-        thieves = dict.fromkeys(self._idle)
+        thieves = dict.fromkeys(sorted(self._idle))
         # As Dask: where all are idle, nobody has what another could take.
         if not thieves or len(thieves) == len(self.pages):
             return
@@ -100,7 +99,8 @@ class StockStealing(Stock):
                 for job in levels[address].get(level, ()):
                     if thieves:
                         self._consider(job, page, thieves, work)
-                if level in levels[address]:  # less than nothing is taken for unknown, as there
+                # Less than nothing is taken for unknown, as there.
+                if level in levels[address]:
                     left = work[address] + page.coming_seconds
                     self._judge(page, left if left >= 0 else None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -59,26 +60,24 @@ class VirtualPool(NamedTuple):
         )  # fmt: skip
 
 
+@dataclass(eq=False)
 class VirtualJob:
     """One job.  States: pending, booting, running, leaving, gone."""
 
-    __slots__ = ("due", "ends_at", "name", "order", "pool", "since", "started", "state", "stopped", "workers")
+    order: int
+    pool: VirtualPool
+    since: float
+    due: float
+    state: str = PENDING
+    started: float = inf
+    stopped: float = inf
+    ends_at: float = inf
 
-    def __init__(self, order: int, pool: VirtualPool, now: float, due: float) -> None:
-        self.order = order
-        self.name: Name = f"{pool.name}-{order}"
-        self.pool = pool
-        self.state = PENDING
-        self.since = now
-        self.due = due
-        self.started = inf
-        self.stopped = inf
-        self.ends_at = inf
+    def __post_init__(self) -> None:
+        pool, self.name = self.pool, f"{self.pool.name}-{self.order}"
         host = f"host-{self.name}"
-        self.workers = tuple(
-            VirtualWorker(f"{host}-{i:02d}", pool.threads, host, pool.device, pool.speed)
-            for i in range(pool.processes)
-        )
+        rest = pool.threads, host, pool.device, pool.speed
+        self.workers = tuple(VirtualWorker(f"{host}-{i:02d}", *rest) for i in range(pool.processes))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -90,6 +89,7 @@ class VirtualJob:
         return max(min(self.stopped, now) - self.started, 0.0) if self.started < inf else 0.0
 
 
+@dataclass
 class BatchSystem:
     """Starts and ends jobs.
 
@@ -107,35 +107,31 @@ class BatchSystem:
         A running estimate of the queue wait in seconds.
     """
 
-    def __init__(
-        self,
-        pools: Iterable[VirtualPool],
-        clock: Clock,
-        seed: int,
-        connected: Callable[[VirtualJob], None],
-        expired: Callable[[VirtualJob], None],
-    ) -> None:
-        self.pools = {pool.name: pool for pool in pools}
-        self.jobs: dict[Name, VirtualJob] = {}
-        self.over: list[VirtualJob] = []
-        self.waits = {pool.name: pool.queue_wait for pool in self.pools.values()}
-        self._clock = clock
-        self._chance = random.Random(seed)
-        self._connected = connected
-        self._expired = expired
-        self._busy = dict.fromkeys(self.pools, 0)
+    pools: Iterable[VirtualPool]
+    clock: Clock
+    seed: int
+    connected: Callable[[VirtualJob], None]
+    expired: Callable[[VirtualJob], None]
+    jobs: dict[Name, VirtualJob] = field(default_factory=dict)
+    over: list[VirtualJob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pools = {pool.name: pool for pool in self.pools}
+        self.waits = {name: pool.queue_wait for name, pool in self._pools.items()}
+        self._chance = random.Random(self.seed)
+        self._busy = dict.fromkeys(self._pools, 0)
         self._order = 0
 
     def submit(self, pool: Name, count: int) -> None:
         """Queue jobs."""
         for _ in range(count):
-            job = self._new(self.pools[pool], self._wait(self.pools[pool]))
-            self._clock.at(job.due, self._start_next, job.pool)
+            job = self._new(self._pools[pool], self._wait(self._pools[pool]))
+            self.clock.at(job.due, self._start_next, job.pool)
 
     def start(self, pool: Name, count: int) -> None:
         """Have jobs run at once: those that were there before anything happened."""
         for _ in range(count):
-            job = self._new(self.pools[pool], 0.0)
+            job = self._new(self._pools[pool], 0.0)
             self._started(job)
             self._boots(job)
 
@@ -145,13 +141,13 @@ class BatchSystem:
             return
         if job.started < inf:
             self._busy[job.pool.name] -= 1
-        job.state, job.stopped = GONE, self._clock.now
+        job.state, job.stopped = GONE, self.clock.now
         self.over.append(job)
         self._start_next(job.pool)
 
     def node_seconds(self) -> float:
         """Return the seconds of all nodes so far."""
-        now = self._clock.now
+        now = self.clock.now
         return sum(job.node_seconds(now) for job in (*self.over, *self.jobs.values()))
 
     def _wait(self, pool: VirtualPool) -> float:
@@ -161,14 +157,14 @@ class BatchSystem:
         return pool.queue_wait * self._chance.lognormvariate(-0.5 * pool.sigma**2, pool.sigma)
 
     def _new(self, pool: VirtualPool, wait: float) -> VirtualJob:
-        now = self._clock.now
+        now = self.clock.now
         job = VirtualJob(self._order, pool, now, now + wait)
         self._order += 1
         self.jobs[job.name] = job
         return job
 
     def _start_next(self, pool: VirtualPool) -> None:
-        now = self._clock.now
+        now = self.clock.now
         # First come, first served: a job whose wait is over starts when there is a slot for it.
         for job in list(self.jobs.values()):
             if self._busy[pool.name] >= pool.slots:
@@ -178,21 +174,21 @@ class BatchSystem:
                 # A controller sees what was measured, not what is drawn next.
                 self.waits[pool.name] += _NEWEST * (waited - self.waits[pool.name])
                 self._started(job)
-                self._clock.at(now + pool.start_up, self._boots, job)
+                self.clock.at(now + pool.start_up, self._boots, job)
 
     def _started(self, job: VirtualJob) -> None:
-        now = self._clock.now
+        now = self.clock.now
         self._busy[job.pool.name] += 1
         job.state, job.since, job.started = BOOTING, now, now
         job.ends_at = now + job.pool.walltime
         if job.ends_at < inf:
             # In the background: a simulation does not go on for the end of a walltime alone.
-            self._clock.background(job.ends_at, self._is_over, job)
+            self.clock.background(job.ends_at, self._is_over, job)
 
     def _boots(self, job: VirtualJob) -> None:
         if job.state == BOOTING:
-            job.state, job.since = RUNNING, self._clock.now
-            self._connected(job)
+            job.state, job.since = RUNNING, self.clock.now
+            self.connected(job)
 
     def _is_over(self, job: VirtualJob) -> None:
         if job.name in self.jobs:
@@ -200,4 +196,4 @@ class BatchSystem:
             self.end(job)
             # Its workers were there only then.
             if was in (RUNNING, LEAVING):
-                self._expired(job)
+                self.expired(job)

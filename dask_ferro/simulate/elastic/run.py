@@ -8,25 +8,15 @@ dies with what it holds.  Equal arguments give equal runs.  Durations are second
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from typing import NamedTuple
 
 from dask_ferro.policy.facts import Address, Key
 from dask_ferro.policy.replication.evacuation import spread
-from dask_ferro.policy.scaling.facts import (
-    BOOTING,
-    LEAVING,
-    PENDING,
-    RUNNING,
-    Cancel,
-    Drain,
-    Job,
-    Name,
-    Recall,
-    ScalingFacts,
-    Submit,
-)
+from dask_ferro.policy.scaling import facts
+from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.elastic.controllers import Controller, Scaling
@@ -83,37 +73,21 @@ class ElasticRun(NamedTuple):
         return float(self.trace.counts["elapsed"])
 
 
+@dataclass
 class ElasticDriver:
     """The driver: facts to the controller, its decisions to the batch system and the scheduler.
 
-    Parameters
-    ----------
-    pools : iterable of VirtualPool
-    controller : Controller
-    at_start : mapping of pool to int
-        Jobs that are there when the graph is submitted.
-    receivers : callable
-        `policy.replication.evacuation.spread`, or what it is compared with.
-    limit : float
-        Seconds after which a run is given up.
+    Its parameters are those of `simulate_elastic`.
     """
 
-    def __init__(
-        self,
-        pools: Iterable[VirtualPool],
-        controller: Controller,
-        *,
-        at_start: Mapping[Name, int] | None = None,
-        receivers: Spread = spread,
-        seed: int = 0,
-        limit: float = LIMIT,
-    ) -> None:
-        self._pools = tuple(pools)
-        self._controller = controller
-        self._at_start = at_start or {}
-        self._receivers = receivers
-        self._seed = seed
-        self._limit = limit
+    pools: tuple[VirtualPool, ...]
+    controller: Controller
+    at_start: Mapping[Name, int]
+    receivers: Spread
+    seed: int
+    limit: float
+
+    def __post_init__(self) -> None:
         self._idle_since: dict[Name, float] = {}
         self._memory: dict[Address, int] = {}
         self._looks = False
@@ -125,11 +99,11 @@ class ElasticDriver:
         self.scheduler = site.scheduler
         self._clock = site.world.clock
         self._work = Remaining(site.scheduler)
-        self.batch = BatchSystem(self._pools, self._clock, self._seed, self._connected, self._expired)
-        for pool, count in self._at_start.items():
+        self.batch = BatchSystem(self.pools, self._clock, self.seed, self._connected, self._expired)
+        for pool, count in self.at_start.items():
             self.batch.start(pool, count)
         self.scheduler.decider.set_fresh(
-            max((pool.walltime - pool.start_up for pool in self._pools), default=0.0)
+            max((pool.walltime - pool.start_up for pool in self.pools), default=0.0)
         )
         self._clock.background(TICK, self._tick)
 
@@ -141,7 +115,7 @@ class ElasticDriver:
             if job.ends_at < inf:
                 self.scheduler.decider.set_end(worker.address, job.ends_at)
             self.site.join(worker)
-        there = sum(other.state in (RUNNING, LEAVING) for other in self.batch.jobs.values())
+        there = sum(other.state in (facts.RUNNING, facts.LEAVING) for other in self.batch.jobs.values())
         self.counts["peak"] = max(self.counts["peak"], there)
 
     def _expired(self, job: VirtualJob) -> None:
@@ -153,23 +127,24 @@ class ElasticDriver:
 
     def _tick(self) -> None:
         scheduler = self.scheduler
-        if self._clock.now > self._limit:
-            raise Stuck(f"{scheduler.remaining} tasks are left after {self._limit:.0f} s")
+        if self._clock.now > self.limit:
+            raise Stuck(f"{scheduler.remaining} tasks are left after {self.limit:.0f} s")
         scheduler.retry()
-        for action in self._controller.decide(self.staff(), scheduler):
-            if isinstance(action, Submit):
+        acts = {facts.Cancel: self._cancel, facts.Recall: self._recall, facts.Drain: self._drain}
+        for action in self.controller.decide(self.staff(), scheduler):
+            if isinstance(action, facts.Submit):
                 self.batch.submit(action.pool, action.count)
-            elif isinstance(action, Cancel):
-                self._cancel(action.jobs)
-            elif isinstance(action, Recall):
-                self._recall(action.jobs)
-            elif isinstance(action, Drain):
-                self._drain(action.jobs)
+                continue
+            for name in action.jobs:
+                if name in self.batch.jobs:
+                    acts[type(action)](self.batch.jobs[name])
+            if isinstance(action, facts.Drain) and not self._looks:
+                self._look()
         self._clock.background(self._clock.now + TICK, self._tick)
 
     def staff(self) -> ScalingFacts:
         """Return the facts of now."""
-        pools = tuple(pool.as_seen(self.batch.waits[pool.name]) for pool in self._pools)
+        pools = tuple(pool.as_seen(self.batch.waits[pool.name]) for pool in self.pools)
         jobs = tuple(self._fact(job) for job in self.batch.jobs.values())
         return ScalingFacts(self._clock.now, pools, jobs, self._work.demands())
 
@@ -196,38 +171,30 @@ class ElasticDriver:
 
     # ---- what it decides -----------------------------------------------------------------------------------
 
-    def _cancel(self, names: Iterable[Name]) -> None:
-        for name in names:
-            job = self.batch.jobs.get(name)
-            if job is not None and job.state not in (RUNNING, LEAVING):
-                self.counts["cancelled"] += job.state == PENDING
-                self.batch.end(job)
+    def _cancel(self, job: VirtualJob) -> None:
+        if job.state in (facts.PENDING, facts.BOOTING):
+            self.counts["cancelled"] += job.state == facts.PENDING
+            self.batch.end(job)
 
-    def _drain(self, names: Iterable[Name]) -> None:
-        for name in names:
-            job = self.batch.jobs.get(name)
-            if job is not None and job.state == BOOTING:
-                self.batch.end(job)
-            elif job is not None and job.state == RUNNING:
-                job.state, job.since = LEAVING, self._clock.now
-                self.counts["drained"] += 1
-                for record in self._seats(job):
-                    self.scheduler.receive(self.scheduler.leaving, record.address)
-        if not self._looks:
-            self._look()
+    def _drain(self, job: VirtualJob) -> None:
+        if job.state == facts.BOOTING:
+            self.batch.end(job)
+        elif job.state == facts.RUNNING:
+            job.state, job.since = facts.LEAVING, self._clock.now
+            self.counts["drained"] += 1
+            for record in self._seats(job):
+                self.scheduler.receive(self.scheduler.leaving, record.address)
 
-    def _recall(self, names: Iterable[Name]) -> None:
-        for name in names:
-            job = self.batch.jobs.get(name)
-            if job is not None and job.state == LEAVING:
-                job.state, job.since = RUNNING, self._clock.now
-                self.counts["recalled"] += 1
-                for record in self._seats(job):
-                    self.scheduler.receive(self.scheduler.paused, record.address, False)
+    def _recall(self, job: VirtualJob) -> None:
+        if job.state == facts.LEAVING:
+            job.state, job.since = facts.RUNNING, self._clock.now
+            self.counts["recalled"] += 1
+            for record in self._seats(job):
+                self.scheduler.receive(self.scheduler.paused, record.address, False)
 
     def _look(self) -> None:
         """Move what only those that leave hold, and close who holds and runs nothing that is needed."""
-        leaving = [job for job in self.batch.jobs.values() if job.state == LEAVING]
+        leaving = [job for job in self.batch.jobs.values() if job.state == facts.LEAVING]
         self._looks = bool(leaving)
         going = set(chain.from_iterable(job.addresses for job in leaving))
         alone = {job.name: self._alone(job, going) for job in leaving}
@@ -252,15 +219,15 @@ class ElasticDriver:
             return
         staying = [record for address, record in self.scheduler.records.items() if address not in going]
         coming = set(chain.from_iterable(record.live.coming() for record in staying))
-        items = {task.number: task for task in alone if task.number not in coming}
+        items: dict[Key, tasks.VirtualTask] = {t.number: t for t in alone if t.number not in coming}
         if not items:
             return
         free = {record.address: self._room(record) for record in staying if record.accepts}
-        found = self._receivers([(number, task.spec.nbytes) for number, task in items.items()], free)
+        found = self.receivers([(number, task.spec.nbytes) for number, task in items.items()], free)
         for number, address in (found or {}).items():
             record = self.scheduler.records[address]
-            self.scheduler.world.add("bytes_spread", items[int(str(number))].spec.nbytes)
-            self._clock.at(self._clock.now, record.live.replicate, items[int(str(number))])
+            self.scheduler.world.add("bytes_spread", items[number].spec.nbytes)
+            self._clock.at(self._clock.now, record.live.replicate, items[number])
 
     def _room(self, record: WorkerRecord) -> int:
         """Return the bytes that a worker takes over."""
@@ -315,9 +282,7 @@ def simulate_elastic(
     Stuck
         Where tasks are left and nobody comes to run them, or after the limit.
     """
-    elastic = ElasticDriver(
-        pools, controller or Scaling(), at_start=at_start, receivers=receivers, seed=seed, limit=limit
-    )
+    elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, receivers, seed, limit)
     cluster = cluster if cluster is not None else VirtualCluster(())
     trace = simulate(graph, cluster, policy=policy, seed=seed, attach=elastic.attach)
     begins = elastic.scheduler.submissions

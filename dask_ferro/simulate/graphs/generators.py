@@ -12,7 +12,7 @@ Each generator says which side of that line it is on.  Durations are seconds, si
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from math import floor
 from typing import Any
@@ -28,12 +28,22 @@ _KB, _MB = 1024, 1024**2
 # ---- independent tasks -------------------------------------------------------------------------------------
 
 
-def _lognormal(count: int, sigma: float, mean: float, most: float, rng: random.Random) -> list[float]:
+def _independent(builder: GraphBuilder, seconds: Iterable[float], nbytes: int) -> TaskGraph:
+    for index, each in enumerate(seconds):
+        builder.add(builder.name, index, seconds=each, nbytes=nbytes)
+    return builder.graph()
+
+
+def _lognormal(count: int, sigma: float, mean: float, most: float, seed: int) -> list[float]:
     """Lognormal durations of the given mean, none longer than `most` means."""
-    drawn = [rng.lognormvariate(0.0, sigma) for _ in range(count)]
+    chance = random.Random(seed)
+    drawn = [chance.lognormvariate(0.0, sigma) for _ in range(count)]
     average = sum(drawn) / count
     cut = [min(value, most * average) for value in drawn]
     return [value * mean * count / sum(cut) for value in cut]
+
+
+# A graph's keys are made of its arguments by name, which `locals()` has where nothing else was named yet.
 
 
 def skew(
@@ -43,10 +53,7 @@ def skew(
 
     Root-ish.
     """
-    builder = GraphBuilder("skew", tasks=tasks, sigma=sigma, mean=mean, nbytes=nbytes, seed=seed)
-    for index, seconds in enumerate(_lognormal(tasks, sigma, mean, 5.0, random.Random(seed))):
-        builder.add("skew", index, seconds=seconds, nbytes=nbytes)
-    return builder.graph()
+    return _independent(GraphBuilder("skew", **locals()), _lognormal(tasks, sigma, mean, 5.0, seed), nbytes)
 
 
 def lognormal(
@@ -56,18 +63,14 @@ def lognormal(
 
     As there, the longest are cut, at 9.5 means.  Root-ish.
     """
-    builder = GraphBuilder("lognormal", tasks=tasks, sigma=sigma, mean=mean, nbytes=nbytes, seed=seed)
-    for index, seconds in enumerate(_lognormal(tasks, sigma, mean, 9.5, random.Random(seed))):
-        builder.add("lognormal", index, seconds=seconds, nbytes=nbytes)
-    return builder.graph()
+    return _independent(
+        GraphBuilder("lognormal", **locals()), _lognormal(tasks, sigma, mean, 9.5, seed), nbytes
+    )
 
 
 def straggler(tasks: int = 200, seconds: float = 0.05, nbytes: int = _KB) -> TaskGraph:
     """Return equal independent tasks, for a cluster of which one worker is ten times slower.  Root-ish."""
-    builder = GraphBuilder("straggler", tasks=tasks, seconds=seconds, nbytes=nbytes)
-    for index in range(tasks):
-        builder.add("straggler", index, seconds=seconds, nbytes=nbytes)
-    return builder.graph()
+    return _independent(GraphBuilder("straggler", **locals()), [seconds] * tasks, nbytes)
 
 
 # ---- tasks that read what others made ----------------------------------------------------------------------
@@ -82,7 +85,7 @@ def _readers(
 
 def hot_block(tasks: int = 800, seconds: float = 0.02, block_bytes: int = 16 * _MB) -> TaskGraph:
     """Return many tasks that all read one big block.  Root-ish: one dependency."""
-    builder = GraphBuilder("hot-block", tasks=tasks, seconds=seconds, block_bytes=block_bytes)
+    builder = GraphBuilder("hot-block", **locals())
     block = builder.add("block", 0, seconds=0.01, nbytes=block_bytes)
     _readers(builder, [block], tasks, "hot", seconds)
     return builder.graph()
@@ -90,7 +93,7 @@ def hot_block(tasks: int = 800, seconds: float = 0.02, block_bytes: int = 16 * _
 
 def short(tasks: int = 1000, roots: int = 40, seconds: float = 0.01) -> TaskGraph:
     """Return short tasks: a few root-ish ones, and many that each read one of those and are not."""
-    builder = GraphBuilder("short", tasks=tasks, roots=roots, seconds=seconds)
+    builder = GraphBuilder("short", **locals())
     made = [builder.add("short-root", index, seconds=seconds, nbytes=_KB) for index in range(roots)]
     _readers(builder, made, tasks - roots, "short", seconds)
     return builder.graph()
@@ -103,9 +106,7 @@ def balanced_roots(
 
     The readers are not root-ish: each root's readers run where the root is.
     """
-    builder = GraphBuilder(
-        "balanced-roots", per_thread=per_thread, threads=threads, seconds=seconds, root_bytes=root_bytes
-    )
+    builder = GraphBuilder("balanced-roots", **locals())
     made = [builder.add("balanced-root", i, seconds=0.02, nbytes=root_bytes) for i in range(threads)]
     _readers(builder, made, per_thread * threads, "balanced", seconds)
     return builder.graph()
@@ -113,7 +114,7 @@ def balanced_roots(
 
 def scale_up(tasks: int = 400, roots: int = 8, seconds: float = 0.05, nbytes: int = 8 * _KB) -> TaskGraph:
     """Return tasks that all sit with their roots on the first workers when others join.  Not root-ish."""
-    builder = GraphBuilder("scale-up", tasks=tasks, roots=roots, seconds=seconds, nbytes=nbytes)
+    builder = GraphBuilder("scale-up", **locals())
     made = [builder.add("scale-up-root", index, seconds=0.01, nbytes=nbytes) for index in range(roots)]
     _readers(builder, made, tasks, "scale-up", seconds)
     return builder.graph()
@@ -124,7 +125,7 @@ def pinned(tasks: int = 40, roots: int = 6, seconds: float = 0.1, nbytes: int = 
 
     Not root-ish, therefore more than one root.
     """
-    builder = GraphBuilder("pinned", tasks=tasks, roots=roots, seconds=seconds, nbytes=nbytes)
+    builder = GraphBuilder("pinned", **locals())
     made = [builder.add("pinned-root", index, seconds=0.001, nbytes=nbytes) for index in range(roots)]
     _readers(builder, made, tasks, "pinned", seconds)
     return builder.graph("one")
@@ -140,7 +141,7 @@ def chains(
 
     Only the first op of a chain is a root; its group holds the whole of all chains, so it is not root-ish.
     """
-    builder = GraphBuilder("chains", count=count, length=length, seconds=seconds, fast=fast, every=every)
+    builder = GraphBuilder("chains", **locals())
     for chain in range(count):
         last: list[Key] = []
         for step in range(length):
@@ -162,24 +163,16 @@ def random_dag(
 
     One prefix, one group a layer, of which the first is root-ish on up to 11 threads.
     """
-    builder = GraphBuilder(
-        "random-dag", layers=layers, width=width, least=least, most=most, nbytes=nbytes, seed=seed
-    )
+    builder = GraphBuilder("random-dag", **locals())
     rng = random.Random(seed)
     before: list[Key] = []
     for layer in range(layers):
         now: list[Key] = []
         for index in range(width):
             read = sorted(rng.sample(range(width), rng.randint(1, min(3, width)))) if before else []
+            after, takes = [before[i] for i in read], rng.uniform(least, most)
             now.append(
-                builder.add(
-                    "random-dag",
-                    index,
-                    seconds=rng.uniform(least, most),
-                    nbytes=nbytes,
-                    after=[before[i] for i in read],
-                    part=layer,
-                )
+                builder.add("random-dag", index, seconds=takes, nbytes=nbytes, after=after, part=layer)
             )
         before = now
     return builder.graph()
@@ -190,7 +183,7 @@ def fork_join(stages: int = 5, width: int = 40, seconds: float = 0.05, nbytes: i
 
     The forks of a stage read the join before them and are root-ish.
     """
-    builder = GraphBuilder("fork-join", stages=stages, width=width, seconds=seconds, nbytes=nbytes)
+    builder = GraphBuilder("fork-join", **locals())
     join: list[Key] = []
     for stage in range(stages):
         forks = [
@@ -226,8 +219,9 @@ def xlarge_wide(
 
 
 def _branches(name: str, branches: int, length: int, skew: float, slow: float, fast: float) -> TaskGraph:
-    builder = GraphBuilder(name, branches=branches, length=length, skew=skew, slow=slow, fast=fast)
-    slow_ones = floor(branches * skew + 0.5)  # half up, as ferroflow rounds
+    builder = GraphBuilder(**locals())
+    # Half up, as ferroflow rounds.
+    slow_ones = floor(branches * skew + 0.5)
     root = builder.add("wide-root", 0, seconds=0.0, nbytes=_KB)
     for branch in range(branches):
         kind, seconds = ("wide-slow", slow) if branch < slow_ones else ("wide-fast", fast)
@@ -241,9 +235,7 @@ def imbalanced(
     long: int = 4, short: int = 200, long_seconds: float = 0.2, short_seconds: float = 0.001
 ) -> TaskGraph:
     """Return ferroflow's "imbalanced": a few long ops and many short ones on one root, the long ones first."""
-    builder = GraphBuilder(
-        "imbalanced", long=long, short=short, long_seconds=long_seconds, short_seconds=short_seconds
-    )
+    builder = GraphBuilder("imbalanced", **locals())
     root = builder.add("imbalanced-root", 0, seconds=0.0, nbytes=_KB)
     for count, kind, seconds in ((long, "long", long_seconds), (short, "brief", short_seconds)):
         _readers(builder, [root], count, f"imbalanced-{kind}", seconds)

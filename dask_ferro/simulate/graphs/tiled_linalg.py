@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from dask_ferro.simulate.graphs.graph_builder import GraphBuilder
@@ -27,7 +28,7 @@ def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> 
     seconds : float
         Of a triangular solve; the other kernels take what their shape suggests at small tiles.
     """
-    builder = GraphBuilder("cholesky", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
+    builder = GraphBuilder("cholesky", **locals())
     _factorize(builder, nt, seconds, tile_bytes, {}, None)
     return builder.graph()
 
@@ -70,19 +71,16 @@ def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskG
 
     The tiles of A and B are root-ish, the products are not.
     """
-    builder = GraphBuilder("gemm", nt=nt, seconds=seconds, tile_bytes=tile_bytes)
-    ids = range(nt)
-    places = list(product(ids, ids))
+    builder = GraphBuilder("gemm", **locals())
+    add = partial(builder.add, "product", seconds=seconds, nbytes=tile_bytes, kernel="product")
+    places = list(product(range(nt), range(nt)))
     a = _tiles(builder, "tile-a", places, tile_bytes)
     b = _tiles(builder, "tile-b", places, tile_bytes)
     for i, j in places:
         last: list[Key] = []
-        for k in ids:
+        for k in range(nt):
             after = [a[i, k], b[k, j], *last]
-            key = builder.add(
-                "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product"
-            )
-            last = [key]
+            last = [add(i, j, k, after=after)]
     return builder.graph()
 
 
@@ -99,9 +97,7 @@ def sparse_gemm(
     density : float
         Share of tiles that are there; of A's rows it runs from 0.2 to 1.8 times that.
     """
-    builder = GraphBuilder(
-        "sparse-gemm", nt=nt, density=density, seconds=seconds, tile_bytes=tile_bytes, seed=seed
-    )
+    builder = GraphBuilder("sparse-gemm", **locals())
     rng = random.Random(seed)
     b = {at for at in product(range(nt), repeat=2) if rng.random() < density}
     shares = [min(density * (0.2 + 1.6 * (i + 0.5) / nt), 1.0) for i in range(nt)]
@@ -120,10 +116,7 @@ def sparse_gemm(
 
 
 def matmul_parallel(
-    chains: int = 32,
-    length: int = 4,
-    sizes: Sequence[int] = (512, 1024, 2048),
-    seconds: float = 1.0,
+    chains: int = 32, length: int = 4, sizes: Sequence[int] = (512, 1024, 2048), seconds: float = 1.0
 ) -> TaskGraph:
     """Return chains of products of square float32 matrices, of several sizes, which share one factor a size.
 
@@ -135,7 +128,7 @@ def matmul_parallel(
         Of a product of the largest size on a worker of speed 1; the others take what their volume is less.
     """
     sizes = tuple(sizes)
-    builder = GraphBuilder("matmul-parallel", chains=chains, length=length, sizes=sizes, seconds=seconds)
+    builder = GraphBuilder("matmul-parallel", **locals())
     weights = {n: builder.add("weight", n, seconds=0.001, nbytes=4 * n * n) for n in sizes}
     for chain in range(chains):
         n = sizes[chain % len(sizes)]
@@ -155,23 +148,18 @@ def iterated_gemm(
 
     The first phase makes the tiles of A, B and C, the others are the iterations.
     """
-    builder = GraphBuilder(
-        "iterated-gemm", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
-    )
-    ids = range(nt)
-    places = list(product(ids, ids))
+    builder = GraphBuilder("iterated-gemm", **locals())
+    add = partial(builder.add, "product", seconds=seconds, nbytes=tile_bytes, kernel="product")
+    places = list(product(range(nt), range(nt)))
     a = _tiles(builder, "tile-a", places, tile_bytes)
     b = _tiles(builder, "tile-b", places, tile_bytes)
     c = _tiles(builder, "tile-c", places, tile_bytes)
     phases = [len(builder.tasks)]
     for step in range(iterations):
         for i, j in places:
-            for k in ids:
+            for k in range(nt):
                 after = [a[i, k], b[k, j], c[i, j]]
-                c[i, j] = builder.add(
-                    "product", i, j, k, seconds=seconds, nbytes=tile_bytes, after=after, kernel="product",
-                    part=step,
-                )  # fmt: skip
+                c[i, j] = add(i, j, k, after=after, part=step)
         phases.append(nt**3)
     return replace(builder.graph(), phases=tuple(phases))
 
@@ -183,9 +171,7 @@ def iterated_cholesky(
 
     The first phase makes the tiles, the others are the iterations.
     """
-    builder = GraphBuilder(
-        "iterated-cholesky", nt=nt, iterations=iterations, seconds=seconds, tile_bytes=tile_bytes
-    )
+    builder = GraphBuilder("iterated-cholesky", **locals())
     lower = [(i, j) for i, j in product(range(nt), repeat=2) if j <= i]
     made = _tiles(builder, "tile-a", lower, tile_bytes)
     phases = [len(builder.tasks)]

@@ -31,7 +31,6 @@ _MOST_FILE = 1 << 50
 
 
 class _Task(NamedTuple):
-    name: str
     kind: str
     seconds: float
     nbytes: int
@@ -109,7 +108,8 @@ class _WorkflowReader:
             if task_id in names:
                 self._problems.append(f"task {task_id}: stands there twice")
             names[task_id] = task_id
-        for task_id, row in rows:  # before 1.5, parents go by name
+        # Before 1.5, parents go by name.
+        for task_id, row in rows:
             names.setdefault(str(row.get("name")), task_id)
         children: dict[str, set[str]] = {}
         for task_id, row in rows:
@@ -118,13 +118,8 @@ class _WorkflowReader:
         for task_id, row in rows:
             parents = {*self._ids(row, "parents", task_id, names), *children.get(task_id, ())}
             name = str(row.get("name") or task_id)
-            found[task_id] = _Task(
-                name,
-                _kind(name),
-                self._seconds(task_id, row),
-                self._written(task_id, row),
-                frozenset(parents),
-            )
+            costs = self._seconds(task_id, row), self._written(task_id, row)
+            found[task_id] = _Task(_kind(name), *costs, frozenset(parents))
         if not rows:
             self._problems.append("no tasks in it")
         return found

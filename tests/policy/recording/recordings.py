@@ -9,12 +9,9 @@ from typing import Any
 
 from dask_ferro.policy.recording.recorder import Lines, Record, Recorder
 from dask_ferro.policy.recording.values import text
-from dask_ferro.simulate.cluster import Change, VirtualCluster
 from dask_ferro.simulate.core_adapter import CoreAdapter
 from dask_ferro.simulate.engine import VirtualSite, simulate
-from tests.simulate.test_engine import hoard
-
-LATE = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
+from tests.simulate.test_engine import LATE, hoard
 
 
 class InMemory:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move
-from dask_ferro.policy.stealing.informed import (
-    Asked,
-    StealingParameters,
-    StealingState,
-    is_starving,
-    threshold_of,
-)
+from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState, is_starving, threshold_of
 from dask_ferro.policy.stealing.last_victim import drawn
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, returns
 
 
-@dataclass(frozen=True)
-class RandomVictims:
+class RandomVictims(Policy):
     """Each starving worker asks one worker by chance, and takes a task."""
 
-    parameters: StealingParameters = field(default_factory=StealingParameters)
-    seed: int = 0
     projects: ClassVar[bool] = False
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:

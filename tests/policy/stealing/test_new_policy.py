@@ -18,36 +18,19 @@ POLICIES["random"] = RandomVictims
 """
 
 SIMULATOR = """
-from dask_ferro.simulate.cluster import Change, VirtualCluster
 from dask_ferro.simulate.engine import simulate
-from tests.simulate.test_engine import hoard
-late = VirtualCluster.local(8, changes=[Change(1.0, "join", f"w{i:05d}") for i in range(2, 8)])
-trace = simulate(hoard(200), late, policy="random")
+from tests.simulate.test_engine import LATE, hoard
+trace = simulate(hoard(200), LATE, policy="random")
 assert trace.counts["confirmed"] > 0, trace.counts
 """
 
-PLUGIN = """
-import time
-from distributed import Client, LocalCluster
-import dask_ferro as ff
-from dask_ferro.runtime.plugin.install import figures
-with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
-    with Client(cluster) as client:
-        ff.install(client, stealing="random")
-        where = {"workers": [min(cluster.scheduler.workers)], "allow_other_workers": True}
-        futures = client.map(lambda i: time.sleep(0.02) or i, range(30), pure=False, **where)
-        assert client.gather(futures) == list(range(30))
-        found = figures(client)
-assert found["stealing"] == "random"
-assert found["counts"]["confirmed"] > 0, found
-"""
-
-REPLAY = """
+PLUGIN_AND_REPLAY = """
 import os, tempfile, time
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
 import dask_ferro as ff
 from dask_ferro.commands.replay import replay
+from dask_ferro.runtime.plugin.install import figures
 path = os.path.join(tempfile.mkdtemp(), "run.events")
 with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
     with Client(cluster) as client:
@@ -55,7 +38,10 @@ with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_
         where = {"workers": [min(cluster.scheduler.workers)], "allow_other_workers": True}
         futures = client.map(lambda i: time.sleep(0.02) or i, range(30), pure=False, **where)
         assert client.gather(futures) == list(range(30))
+        found = figures(client)
         ff.uninstall(client)
+assert found["stealing"] == "random"
+assert found["counts"]["confirmed"] > 0, found
 done = CliRunner().invoke(replay, ["--events", path, "--policy", "random"])
 assert done.exit_code == 0, done.output
 assert "events under random" in done.output and "the same" in done.output, done.output
@@ -75,8 +61,7 @@ assert pytest.main([*tests, "-q", "-k", "random", "-p", "no:cacheprovider"]) == 
     "script",
     [
         pytest.param(SIMULATOR, id="simulator"),
-        pytest.param(PLUGIN, id="plugin"),
-        pytest.param(REPLAY, id="replay"),
+        pytest.param(PLUGIN_AND_REPLAY, id="plugin and replay"),
         pytest.param(PROPERTIES, id="tests of every policy"),
     ],
 )

@@ -22,18 +22,9 @@ from dask_ferro.policy.stealing.policies import NoStealing, named
 from tests.policy.facts import MB, Stand, decided, needs, snapshot, stand, task, ways
 
 P = StealingParameters(
-    threshold=0.01,
-    threshold_least=0.001,
-    threshold_most=0.25,
-    reserve=1.5,
-    chunk=0.5,
-    reach=0.1,
-    margin=0.002,
-    transfer_margin=0.5,
-    shortest=0.002,
-    guesses=2,
-    tries=8,
-)
+    threshold=0.01, threshold_least=0.001, threshold_most=0.25, reserve=1.5, chunk=0.5, reach=0.1, margin=0.002,
+    transfer_margin=0.5, shortest=0.002, guesses=2, tries=8,
+)  # fmt: skip
 INFORMED = Informed(P)
 LAST_VICTIM = LastVictim(P)
 POLICIES = [
@@ -213,9 +204,8 @@ def test_a_task_of_unknown_duration(stands: Sequence[Stand], wanted: int) -> Non
 
 def test_unknown_ones_at_the_end_of_a_queue_hide_no_known_one() -> None:
     queue = [task(("guess", n), 0.5, known=False, origins=("c",)) for n in range(20)]
-    assert moves(INFORMED, stand("a", *queue, task("known"), running=1.0), stand("b")) == [
-        ("known", "a", "b")
-    ]
+    found = moves(INFORMED, stand("a", *queue, task("known"), running=1.0), stand("b"))
+    assert found == [("known", "a", "b")]
 
 
 def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
@@ -227,39 +217,32 @@ def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
 # -- Informed: whose, and for whom -------------------------------------------------------------------------
 
 
-def test_the_fullest_victim_gives_first() -> None:
-    stands = [stand("a", *many(3), running=0.1), stand("b", task("x"), *many(9), running=0.1), stand("c")]
-    assert moves(INFORMED, *stands)[0] == ("x", "b", "c")
-
-
-def test_the_next_victim_gives_when_the_first_may_not() -> None:
-    pinned = many(9, allowed=frozenset({"a"}))
-    stands = [stand("a", *pinned, running=0.1), stand("b", task("x"), task("y"), running=0.1), stand("c")]
-    assert moves(INFORMED, *stands) == [("x", "b", "c")]
-
-
-def test_the_first_to_run_dry_is_fed_first() -> None:
-    found = moves(INFORMED, stand("a", *many(4), running=0.05), stand("b", running=0.009), stand("c"))
-    assert found[0] == ("t0", "a", "c")
+@pytest.mark.parametrize(
+    ("stands", "first", "count"),
+    [
+        pytest.param([stand("a", *many(3), running=0.1), stand("b", task("x"), *many(9), running=0.1), stand("c")],
+            ("x", "b", "c"), 2, id="from the fullest victim first"),
+        pytest.param([stand("a", *many(9, allowed=frozenset({"a"})), running=0.1),
+            stand("b", task("x"), task("y"), running=0.1), stand("c")], ("x", "b", "c"), 1,
+            id="from the next victim when the first may not give"),
+        pytest.param([stand("a", *many(4), running=0.05), stand("b", running=0.009), stand("c")], ("t0", "a", "c"), 3,
+            id="for the first to run dry first"),
+        pytest.param([stand("a", *many(4), running=0.0), *(stand(t) for t in "bcdefg")], ("t0", "a", "b"), 3,
+            id="and leave a victim its threshold, for many thieves together"),
+        pytest.param([stand("a", *many(30, 0.5), running=0.5), stand("b", nthreads=4)], ("t0", "a", "b"), 4,
+            id="one for each thread of a thief"),
+        pytest.param([stand("a", task("t", 0.001), accepts=False), stand("b")], ("t", "a", "b"), 1,
+            id="from a paused victim, even its last short one"),
+    ],
+)  # fmt: skip
+def test_tasks_move(stands: Sequence[Stand], first: tuple[Key, str, str], count: int) -> None:
+    found = moves(INFORMED, *stands)
+    assert (found[0], len(found)) == (first, count)
 
 
 def test_work_is_spread_over_all_thieves() -> None:
     found = moves(INFORMED, stand("a", *many(30, 0.2), running=0.2), *(stand(t) for t in "bcdef"))
     assert sorted(thief for _, _, thief in found) == ["b", "c", "d", "e", "f"]
-
-
-def test_many_thieves_together_leave_a_victim_its_threshold() -> None:
-    found = moves(INFORMED, stand("a", *many(4), running=0.0), *(stand(t) for t in "bcdefg"))
-    assert len(found) == 3
-
-
-def test_a_thief_with_four_threads_takes_one_task_for_each() -> None:
-    found = moves(INFORMED, stand("a", *many(30, 0.5), running=0.5), stand("b", nthreads=4))
-    assert len(found) == 4
-
-
-def test_a_paused_victim_gives_even_its_last_short_task() -> None:
-    assert moves(INFORMED, stand("a", task("t", 0.001), accepts=False), stand("b")) == [("t", "a", "b")]
 
 
 def test_a_thief_with_a_lower_threshold_waits_for_longer() -> None:
@@ -332,64 +315,52 @@ def test_nothing_heard_is_nothing_learned() -> None:
 # -- LastVictim --------------------------------------------------------------------------------------------
 
 
-def test_the_last_victim_is_asked_first() -> None:
-    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
-    for victim in "abcdefgh":
-        found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": victim}), hungry=["t"])
-        assert {v for _, v, _ in found} == {victim}
+FULL = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
+# Chance alone would hardly find b.
+HIDDEN = [stand("a", running=1.0), stand("b", *many(8), running=1.0), stand("t"),
+          *(stand(f"x{n}", running=1.0) for n in range(50))]  # fmt: skip
+# Each worker's last victim is the next one, and only the last of them has anything.
+CHAIN = [stand(a, running=1.0) for a in "abcd"] + [stand("e", *many(8), running=1.0), stand("t")]
+VICTIMS = {"t": "a", "a": "b", "b": "c", "c": "d", "d": "e"}
 
 
-def test_a_request_goes_on_to_the_victim_s_own_victim() -> None:
-    stands = [stand("a", running=1.0), stand("b", *many(8), running=1.0), stand("t")]
-    stands += [stand(f"x{n}", running=1.0) for n in range(50)]  # chance alone would hardly find b
-    found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "a": "b"}), hungry=["t"])
-    assert {v for _, v, _ in found} == {"b"}
+@pytest.mark.parametrize(
+    ("stands", "hops", "victims", "asked"),
+    [
+        *(pytest.param(FULL, 3, {"t": victim}, {victim}, id=f"the last victim, {victim}") for victim in "abcdefgh"),
+        pytest.param(HIDDEN, 3, {"t": "a", "a": "b"}, {"b"}, id="the last victim's own"),
+        pytest.param(CHAIN, 3, VICTIMS, set(), id="nobody after so many hops"),
+        pytest.param(CHAIN, 4, VICTIMS, {"e"}, id="one hop further"),
+        pytest.param([FULL[0], FULL[-1]], 40, {"t": "gone"}, {"a"}, id="no victim that left"),
+    ],
+)  # fmt: skip
+def test_a_request_asks(stands: list[Stand], hops: int, victims: dict[str, str], asked: set[str]) -> None:
+    found = moves(LastVictim(P, hops=hops), *stands, state=StealingState(victims=victims), hungry=["t"])
+    assert {victim for _, victim, _ in found} == asked
 
 
-def test_half_of_the_waiting_tasks_go_the_last_to_start_first() -> None:
-    found = moves(
-        LAST_VICTIM, stand("a", *many(9), running=1.0), stand("t"), state=StealingState(victims={"t": "a"})
-    )
-    assert found == [(f"t{n}", "a", "t") for n in range(4)]
-
-
-def test_the_next_thief_takes_half_of_what_is_left() -> None:
-    stands = [stand("a", *many(9), running=1.0), stand("t"), stand("u")]
+@pytest.mark.parametrize(
+    ("stands", "taken"),
+    [
+        pytest.param([stand("a", *many(9), running=1.0), stand("t")], [(f"t{n}", "t") for n in range(4)],
+            id="half of what waits, the last to start first"),
+        pytest.param([stand("a", *many(9), running=1.0), stand("t"), stand("u")],
+            [*((f"t{n}", "t") for n in range(4)), ("t4", "u"), ("t5", "u")], id="the next thief half of what is left"),
+        pytest.param([stand("a", task("x"), running=1.0), stand("t")], [], id="not a lone one"),
+    ],
+)  # fmt: skip
+def test_of_a_last_victim_thieves_take(stands: list[Stand], taken: list[tuple[Key, str]]) -> None:
     found = moves(LAST_VICTIM, *stands, state=StealingState(victims={"t": "a", "u": "a"}))
-    assert [thief for _, _, thief in found] == ["t"] * 4 + ["u"] * 2
-
-
-def test_a_lone_waiting_task_stays() -> None:
-    lone = stand("a", task("x"), running=1.0)
-    assert moves(LAST_VICTIM, lone, stand("t"), state=StealingState(victims={"t": "a"})) == []
-
-
-def test_a_request_ends_after_so_many_hops() -> None:
-    stands = [stand(a, running=1.0) for a in "abcd"] + [stand("e", *many(8), running=1.0), stand("t")]
-    chain = StealingState(victims={"t": "a", "a": "b", "b": "c", "c": "d", "d": "e"})
-    assert moves(LastVictim(P, hops=3), *stands, state=chain, hungry=["t"]) == []
-    assert moves(LastVictim(P, hops=4), *stands, state=chain, hungry=["t"]) != []
-
-
-def test_a_last_victim_that_left_is_asked_no_more() -> None:
-    stands = [stand("a", *many(8), running=1.0), stand("t")]
-    policy, state = LastVictim(P, hops=40), StealingState(victims={"t": "gone"})
-    assert {v for _, v, _ in moves(policy, *stands, state=state)} == {"a"}
+    assert [(key, thief) for key, _, thief in found] == taken
 
 
 def test_chance_asks_everyone_in_turn() -> None:
-    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
-    asked = {
-        victim
-        for turn in range(200)
-        for _, victim, _ in moves(LAST_VICTIM, *stands, state=StealingState(turns=turn), hungry=["t"])
-    }
-    assert asked == set("abcdefgh")
+    turns = (moves(LAST_VICTIM, *FULL, state=StealingState(turns=turn), hungry=["t"]) for turn in range(200))
+    assert {victim for found in turns for _, victim, _ in found} == set("abcdefgh")
 
 
 def test_another_seed_asks_others() -> None:
-    stands = [stand(a, *many(8), running=1.0) for a in "abcdefgh"] + [stand("t")]
-    found = {str(moves(LastVictim(P, seed=seed), *stands, hungry=["t"])) for seed in range(20)}
+    found = {str(moves(LastVictim(P, seed=seed), *FULL, hungry=["t"])) for seed in range(20)}
     assert len(found) > 4
 
 
@@ -440,8 +411,7 @@ def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     ("waiting", "bears"),
     [
         pytest.param(task("t", 0.0), P.bears * P.shortest, id="a short one"),
-        pytest.param(task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST,
-            id="and its input lies there"),
+        pytest.param(task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST, id="and its input lies there"),
         pytest.param(task("t", 0.5, known=False), P.bears * P.shortest, id="one of unknown duration"),
         pytest.param(task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"),
         pytest.param(task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"),

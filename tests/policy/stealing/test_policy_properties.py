@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from dask_ferro.policy.estimates import Durations, is_duration
+from dask_ferro.policy import idle_order, ledger_view
+from dask_ferro.policy import ledger as ledger_module
+from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
-from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
@@ -28,7 +36,7 @@ from dask_ferro.policy.stealing.informed import (
     is_starving,
     threshold_of,
 )
-from tests.policy.facts import Stand, decided, free_links, needs, shown, snapshot, stand, task
+from tests.policy.facts import Stand, decided, free_links, ledger, needs, snapshot, stand, task
 
 ADDRESSES = [f"w{i}" for i in range(6)]
 KEYS = ["x", "y", ("x", 0), ("x", 1), *range(14)]
@@ -41,7 +49,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.book = Ledger(shown, Durations())
+        self.book = ledger({})
         self.at: dict[object, str] = {}
         self.way: dict[object, str] = {}
 
@@ -236,13 +244,13 @@ def _first(workers: list[Worker], count: int) -> list[float]:
     return sorted(found)
 
 
-TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+@pytest.mark.parametrize("few", [2, idle_order.FEW], ids=["kept in order", "looked through"])
+def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (idle_order, ledger_module, ledger_view):
+        monkeypatch.setattr(module, "FEW", few)
+    skipped = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    steps = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=skipped)
+    run_state_machine_as_test(LedgerMachine, settings=steps)
 
 
 # -- policies on any snapshot ------------------------------------------------------------------------------
@@ -308,16 +316,9 @@ def states(draw: st.DrawFn) -> StealingState:
     )
 
 
+kinds = st.sampled_from(["started", "refused", "stale"])
 outcomes = st.lists(
-    st.builds(
-        Outcome,
-        st.sampled_from(["started", "refused", "stale"]),
-        addresses,
-        addresses,
-        st.floats(0, 2),
-        st.booleans(),
-    ),
-    max_size=3,
+    st.builds(Outcome, kinds, addresses, addresses, st.floats(0, 2), st.booleans()), max_size=3
 )
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -383,33 +384,22 @@ def test_every_informed_move_gains(stands: list[Stand], state: StealingState) ->
         assert move.cost >= 0.0
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> list[Stand]:
+    """Up to six workers of equal queues."""
+    seconds, running = draw(st.lists(SECONDS, max_size=5)), draw(st.none() | SECONDS)
+    facts = {"nthreads": draw(st.integers(1, 4)), "running": (running or 0.0) if seconds else running}
+    queues = {
+        a: [task((a, n), s) for n, s in enumerate(seconds)] for a in ADDRESSES[: draw(st.integers(1, 6))]
+    }
+    return [stand(address, *queue, **facts) for address, queue in queues.items()]
+
+
 @policies
-@given(
-    workers=st.integers(1, 6),
-    nthreads=st.integers(1, 4),
-    seconds=st.lists(SECONDS, max_size=5),
-    running=st.none() | SECONDS,
-    state=states(),
-)
 @properties
-def test_nothing_moves_when_balanced(
-    policy: Policy,
-    workers: int,
-    nthreads: int,
-    seconds: list[float],
-    running: float | None,
-    state: StealingState,
-) -> None:
-    alike = [
-        stand(
-            address,
-            *(task((address, n), s) for n, s in enumerate(seconds)),
-            nthreads=nthreads,
-            running=(running or 0.0) if seconds else running,
-        )
-        for address in ADDRESSES[:workers]
-    ]
-    assert decided(policy, alike, state) == ()
+@given(stands=alike(), state=states())
+def test_nothing_moves_when_balanced(policy: Policy, stands: list[Stand], state: StealingState) -> None:
+    assert decided(policy, stands, state) == ()
 
 
 @policies
@@ -452,12 +442,11 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
 ) -> None:
     workers = [s.worker for s in stands]
     ready = task("t", 0.05, allowed=some, inputs=(needs(10**6, "w0"),))
-    chosen = PlacementParameters().choose(ready, workers, free_links(), {})
+    mixed = (workers, chance.sample(workers, len(workers)))
+    chosen, again = (PlacementParameters().choose(ready, each, free_links(), {}) for each in mixed)
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
     assert chosen in open_ if open_ else chosen is None
-    assert (
-        PlacementParameters().choose(ready, chance.sample(workers, len(workers)), free_links(), {}) == chosen
-    )
+    assert again == chosen
 
 
 @properties

@@ -96,18 +96,18 @@ async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(
 async def test_links_are_taken_when_they_come_and_once(s: Site) -> None:
     ws = s.scheduler.workers[s.workers[1].address]
     row = told(s, s.workers[1])
-    known, link = s.stealing.devices, s.stealing.links.classes["device"]
+    known, classes = s.stealing.devices, s.stealing.links.classes
     known.left(ws.address)
-    first = link.bandwidth
+    first = classes["device"].bandwidth
     for links, moved in (
         ([], False),
         ([("device", 2**26, 1.0)], True),
         ([("device", 2**26, 9.0)], False),
     ):
-        before = link.bandwidth
+        before = classes["device"]
         known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}})
-        assert (link.bandwidth != before) is moved
-    assert link.bandwidth < first
+        assert (classes["device"] != before) is moved
+    assert classes["device"].bandwidth < first
 
 
 @on_site(CPU, DeclaredDevice("gpu", 20.0, total=4 * MB))

@@ -126,37 +126,20 @@ def broken(change):
         pytest.param({"workflow": 3}, 'no "workflow" in it', id="the workflow is no object"),
         pytest.param({"workflow": {"tasks": []}}, "no tasks in it", id="an empty workflow"),
         pytest.param({"workflow": {"tasks": [3]}}, "tasks is not a list of objects", id="a task that is none"),
-        pytest.param(
-            broken(lambda tasks, _: tasks[0].update(parents=["look_up_ID09"])),
-            "task merge_ID04: parents has 'look_up_ID09', which is no task",
-            id="an unknown parent",
-        ),
-        pytest.param(
-            broken(lambda tasks, _: tasks[0].update(parents="split_ID01")),
-            "task merge_ID04: parents is 'split_ID01', wanted a list",
-            id="parents that are no list",
-        ),
-        pytest.param(
-            broken(lambda tasks, _: tasks.append(tasks[0])), "task merge_ID04: stands there twice", id="a task twice"
-        ),
-        pytest.param(
-            broken(lambda tasks, _: tasks[1].update(parents=["merge_ID04"])),
-            "tasks wait for each other",
-            id="a circle",
-        ),
-        pytest.param(
-            broken(lambda _, measured: measured.pop()), "task merge_ID04: no runtimeInSeconds", id="never measured"
-        ),
-        pytest.param(
-            broken(lambda _, measured: measured[0].update(runtimeInSeconds=-1)),
-            "task split_ID01: runtimeInSeconds is -1, wanted seconds >= 0",
-            id="a negative duration",
-        ),
-        pytest.param(
-            broken(lambda tasks, _: tasks[0].update(outputFiles=["lost"])),
-            "task merge_ID04: file 'lost' has size None, wanted bytes >= 0",
-            id="a file without a size",
-        ),
+        pytest.param(broken(lambda tasks, _: tasks[0].update(parents=["look_up_ID09"])),
+            "task merge_ID04: parents has 'look_up_ID09', which is no task", id="an unknown parent"),
+        pytest.param(broken(lambda tasks, _: tasks[0].update(parents="split_ID01")),
+            "task merge_ID04: parents is 'split_ID01', wanted a list", id="parents that are no list"),
+        pytest.param(broken(lambda tasks, _: tasks.append(tasks[0])), "task merge_ID04: stands there twice",
+            id="a task twice"),
+        pytest.param(broken(lambda tasks, _: tasks[1].update(parents=["merge_ID04"])), "tasks wait for each other",
+            id="a circle"),
+        pytest.param(broken(lambda _, measured: measured.pop()), "task merge_ID04: no runtimeInSeconds",
+            id="never measured"),
+        pytest.param(broken(lambda _, measured: measured[0].update(runtimeInSeconds=-1)),
+            "task split_ID01: runtimeInSeconds is -1, wanted seconds >= 0", id="a negative duration"),
+        pytest.param(broken(lambda tasks, _: tasks[0].update(outputFiles=["lost"])),
+            "task merge_ID04: file 'lost' has size None, wanted bytes >= 0", id="a file without a size"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused_with_what_is_wrong(written, content, told):
