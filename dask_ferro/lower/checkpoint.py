@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Future, get_client, wait
+from distributed.scheduler import TaskState
 
 from dask_ferro.graph.redistribute import Mesh
 from dask_ferro.graph.shard_parts import Port
@@ -103,7 +104,7 @@ def desired(names: list[str], client: str, dask_scheduler: Any) -> dict[str, set
     return {name: _holders(dask_scheduler.tasks[name]) for name in names}
 
 
-def _holders(ts: Any) -> set[str]:
+def _holders(ts: TaskState) -> set[str]:
     return {ws.address for ws in ts.who_has or ()}
 
 
