@@ -158,17 +158,11 @@ def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
     ("jobs", "actions", "line"),
     [
         pytest.param({}, [], "no jobs", id="nothing there"),
-        pytest.param(
-            {"running": 3, "pending": 1}, [], "1 pending, 3 running", id="in the order of their lives"
-        ),
-        pytest.param(
-            {"running": 2, "leaving": 1},
-            ["drain default-3: idle for 40 s"],
-            "2 running, 1 leaving; drain default-3: idle for 40 s",
-            id="with what is done, and why",
-        ),
+        pytest.param({"running": 3, "pending": 1}, [], "1 pending, 3 running", id="in the order of their lives"),
+        pytest.param({"running": 2, "leaving": 1}, ["drain default-3: idle for 40 s"],
+            "2 running, 1 leaving; drain default-3: idle for 40 s", id="with what is done, and why"),
     ],
-)
+)  # fmt: skip
 def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
     assert summary({"jobs": jobs, "actions": actions}) == line
 

@@ -65,28 +65,16 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
-        pytest.param(
-            "from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages",
-            set(),
-            id="nor does handing views to the runtime",
-        ),
-        pytest.param(
-            "import dask_ferro.cli",
-            {"click"},
-            id="the command line loads click alone, for `dask` loads it always",
-        ),
-        pytest.param(
-            "import dask_ferro.graph.load",
-            {"numpy", "onnx", "onnx_ir"},
-            id="graphs load neither dask nor an engine",
-        ),
-        pytest.param(
-            "import dask_ferro.lower",
-            {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
-            id="the collection does without distributed",
-        ),
+        pytest.param("from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages", set(),
+            id="nor does handing views to the runtime"),
+        pytest.param("import dask_ferro.cli", {"click"},
+            id="the command line loads click alone, for `dask` loads it always"),
+        pytest.param("import dask_ferro.graph.load", {"numpy", "onnx", "onnx_ir"},
+            id="graphs load neither dask nor an engine"),
+        pytest.param("import dask_ferro.lower", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
+            id="the collection does without distributed"),
     ],
-)
+)  # fmt: skip
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
 

@@ -24,36 +24,21 @@ IMPORTS = [
     pytest.param({"a/x": "import dask_ferro.a.y", "a/y": "from dask_ferro.a import x"}, True, id="at the head"),
     pytest.param({"a/x": "from dask_ferro.a.y import f", "a/y": "from . import x"}, True, id="relative"),
     pytest.param({"a/x": "from .y import f", "a/y": "from ..a.x import g"}, True, id="relative, from a parent"),
-    pytest.param(
-        {"a/x": "def f():\n    from dask_ferro.a.y import g", "a/y": "import dask_ferro.a.x"}, True, id="in a function"
-    ),
-    pytest.param(
-        {"a/x": "if TYPE_CHECKING:\n    import dask_ferro.a.y", "a/y": "import dask_ferro.a.x"}, True, id="for a type"
-    ),
-    pytest.param(
-        {"a/x": "import_module('dask_ferro.a.y').f()", "a/y": "import dask_ferro.a.x"}, True, id="by import_module"
-    ),
-    pytest.param(
-        {"a/x": "importlib.import_module('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, True, id="of importlib"
-    ),
-    pytest.param(
-        {"a/x": "load('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, False, id="a name in words is no import"
-    ),
+    pytest.param({"a/x": "def f():\n    from dask_ferro.a.y import g", "a/y": "import dask_ferro.a.x"}, True,
+        id="in a function"),
+    pytest.param({"a/x": "if TYPE_CHECKING:\n    import dask_ferro.a.y", "a/y": "import dask_ferro.a.x"}, True,
+        id="for a type"),
+    pytest.param({"a/x": "import_module('dask_ferro.a.y').f()", "a/y": "import dask_ferro.a.x"}, True,
+        id="by import_module"),
+    pytest.param({"a/x": "importlib.import_module('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, True,
+        id="of importlib"),
+    pytest.param({"a/x": "load('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, False,
+        id="a name in words is no import"),
     pytest.param({"a/x": "import dask_ferro.a.y", "a/y": "import os"}, False, id="one way"),
-    pytest.param(
-        {
-            "a/__init__": "from dask_ferro.a.x import f",
-            "a/x": "from dask_ferro.b import y",
-            "b/y": "from dask_ferro.a import x",
-        },
-        True,
-        id="of a module in a package, which is not the package",
-    ),
-    pytest.param(
-        {"a/__init__": "from dask_ferro.a.x import f", "a/x": "import dask_ferro.a.y", "a/y": "import os"},
-        False,
-        id="that a package's __init__ runs first does not count",
-    ),
+    pytest.param({"a/__init__": "from dask_ferro.a.x import f", "a/x": "from dask_ferro.b import y",
+        "b/y": "from dask_ferro.a import x"}, True, id="of a module in a package, which is not the package"),
+    pytest.param({"a/__init__": "from dask_ferro.a.x import f", "a/x": "import dask_ferro.a.y", "a/y": "import os"},
+        False, id="that a package's __init__ runs first does not count"),
 ]  # fmt: skip
 
 

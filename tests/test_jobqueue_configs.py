@@ -73,15 +73,9 @@ RENDERED = {
     "slurm-gpu": ["-p gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=32G", "-t 01:00:00"],
     "narval": ["-A def-someuser", "--gpus=a100:1", "--cpus-per-task=12", "--mem=124G", "-t 03:00:00"],
     "nibi": ["-A def-someuser", "--gpus=h100:1", "--cpus-per-task=14", "--mem=250G", "-t 03:00:00"],
-    "gadi-gpu": [
-        "-q gpuvolta",
-        "-P ab12",
-        "-l ncpus=12,ngpus=1,mem=95GB,jobfs=100GB",
-        "-l walltime=02:00:00",
-        "-l storage=scratch/ab12",
-        "-l wd",
-    ],
-}
+    "gadi-gpu": ["-q gpuvolta", "-P ab12", "-l ncpus=12,ngpus=1,mem=95GB,jobfs=100GB", "-l walltime=02:00:00",
+        "-l storage=scratch/ab12", "-l wd"],
+}  # fmt: skip
 COMMANDS = {
     "local-test": "--nthreads 1 --memory-limit 500.00MiB --nanny --death-timeout 60 --local-directory /tmp/ferro-test"
     " --interface lo",

@@ -265,16 +265,10 @@ class TestNumbersAndPlacementsThatContradict:
     @pytest.mark.parametrize(
         ("plan", "said"),
         [
-            pytest.param(
-                {
-                    "mesh": {"tensor": 2},
-                    "inputs": {"l1.weight": {"tensor": 0}},
-                    "l1": {"shard": {"weight": 1}},
-                },
+            pytest.param({"mesh": {"tensor": 2}, "inputs": {"l1.weight": {"tensor": 0}},
+                "l1": {"shard": {"weight": 1}}},
                 r"inputs.l1.weight: 'l1.weight' is placed as \{'tensor': 0\}, and by a region's `shard` as \{'tensor':"
-                r" 1\}; keep one",
-                id="another dimension",
-            ),
+                r" 1\}; keep one", id="another dimension"),
             pytest.param({"mesh": {"tensor": 2}, "inputs": {"*.weight": "whole"}, "l1": {"shard": {"weight": 1}}},
                 r"inputs.\*.weight: 'l1.weight' is placed as whole", id="whole against split, by a pattern"),
             pytest.param({"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2, ...",
@@ -293,19 +287,11 @@ class TestNumbersAndPlacementsThatContradict:
     @pytest.mark.parametrize(
         "plan",
         [
-            pytest.param(
-                {
-                    "mesh": {"tensor": 2},
-                    "inputs": {"l1.weight": {"tensor": 1}},
-                    "l1": {"shard": {"weight": 1}},
-                },
-                id="the same twice",
-            ),
+            pytest.param({"mesh": {"tensor": 2}, "inputs": {"l1.weight": {"tensor": 1}},
+                "l1": {"shard": {"weight": 1}}}, id="the same twice"),
             pytest.param({"l2": {"stage": 1}}, id="the rest is stage 0"),
-            pytest.param(
-                {"l1": {"stage": 0, "workers": [1]}, "l2": {"stage": 1, "workers": [0]}}, id="in any order"
-            ),
+            pytest.param({"l1": {"stage": 0, "workers": [1]}, "l2": {"stage": 1, "workers": [0]}}, id="in any order"),
         ],
-    )
+    )  # fmt: skip
     def test_others_are_taken(self, plan):
         assert apply(network(), plan).plan is not None

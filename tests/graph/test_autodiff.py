@@ -207,19 +207,13 @@ def test_a_norm_of_halves_is_differentiated_in_float32(name, dtype):
     [
         pytest.param(nn.relu, 0.0, 0.0, id="relu has slope 0 at 0"),
         pytest.param(abs, 0.0, 0.0, id="|x| has slope 0 at 0"),
-        pytest.param(
-            lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"
-        ),
-        pytest.param(
-            lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))),
-            1.0,
-            0.0,
-            id="the branch not taken adds nothing, though g is infinite",
-        ),
+        pytest.param(lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"),
+        pytest.param(lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))), 1.0, 0.0,
+            id="the branch not taken adds nothing, though g is infinite"),
         pytest.param(lambda x: x**0, 0.0, 0.0, id="x ** 0 is flat at 0 too"),
         pytest.param(lambda x: x * x, 3.0, 6.0, id="both uses of a value count"),
     ],
-)
+)  # fmt: skip
 def test_slopes_at_a_point(fn, x, slope):
     t = argument("x", (), np.float64)
     assert values({"g": grad(fn(t), t)}, {"x": np.array(x)})["g"] == slope

@@ -100,32 +100,26 @@ KINKS = {
     },
     "Celu far out": Case("Celu", (FAR,), {"alpha": 0.7}, declared=FLOAT),
     "Swish far out": Case("Swish", (FAR,), opset=24),
-    "HardSigmoid at its ends and at infinity": Case(
-        "HardSigmoid", (np.array([-INF, -1.0, 0.0, 1.0, INF]),), {"alpha": 0.5, "beta": 0.5}
-    ),
+    "HardSigmoid at its ends and at infinity": Case("HardSigmoid", (np.array([-INF, -1.0, 0.0, 1.0, INF]),),
+        {"alpha": 0.5, "beta": 0.5}),
     "ReduceL2 of zeros": Case("ReduceL2", (np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([1]))),
     "ReduceMax shared": Case("ReduceMax", (np.array([[1.0, 2.0, 2.0]]), np.array([1]))),
     "ReduceProd of zeros": Case("ReduceProd", (np.array([[0.0, 0.0, 2.0], [0.0, 3.0, 2.0]]), np.array([1]))),
     "CumProd of zeros": Case("CumProd", (np.array([0.0, 2.0, 0.0, 0.0, 3.0]), np.array(0)), opset=26),
     "Max shared by two": Case("Max", (np.array([1.0, 2.0]), np.array([1.0, 3.0]))),
     "Relu at 0": Case("Relu", (np.array([-0.0, 0.0]),)),
-    "Clip on its bounds": Case(
-        "Clip", (np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), np.array(-1.0), np.array(1.0))
-    ),
+    "Clip on its bounds": Case("Clip", (np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), np.array(-1.0), np.array(1.0))),
     "Clip by bounds that cross": Case("Clip", (np.array([-2.0, 0.0, 2.0]), np.array(1.0), np.array(-1.0))),
     "Clip by equal bounds": Case("Clip", (np.array([-2.0, 1.0, 2.0]), np.array(1.0), np.array(1.0))),
-    "ScatterElements shared by data and updates": Case(
-        "ScatterElements",
-        (np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]), np.array([2.0, 2.0, 5.0])),
-        {"reduction": "max"},
-    ),
+    "ScatterElements shared by data and updates": Case("ScatterElements",
+        (np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]), np.array([2.0, 2.0, 5.0])), {"reduction": "max"}),
     "Pow of 0": Case("Pow", (np.array([0.0, 0.0, 2.0]), np.array([2.0, 0.0, 0.0]))),
     "GlobalLpPool of zeros": Case("GlobalLpPool", (np.zeros((1, 2, 3)),), opset=22),
     "Attention, a query that sees nothing": Case(
         "Attention",
         (*(normal(1, 1, 3, 2) for _ in range(3)), np.array([[True, False, True], [False] * 3, [True] * 3])),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINKS)

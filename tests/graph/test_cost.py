@@ -368,13 +368,9 @@ def test_a_profile_travels() -> None:
             id="a value that is kept"),
         pytest.param("(float[10] x) => (float[10] a, float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 120,
             id="an output stays"),
-        pytest.param(
-            "(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
+        pytest.param("(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
             " y = If(c) <then_branch = t () => (float[10] u) { u = Add(a, d) },"
-            " else_branch = e () => (float[10] v) { v = Neg(d) }> }",
-            121,
-            id="a value that a branch captures",
-        ),
+            " else_branch = e () => (float[10] v) { v = Neg(d) }> }", 121, id="a value that a branch captures"),
     ],
 )  # fmt: skip
 def test_peak_bytes(text: str, peak: int) -> None:

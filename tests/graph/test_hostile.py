@@ -405,17 +405,8 @@ ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
     ("refuses external data in an attribute", write(external_in_attribute), ModelError,
         ["the_constant", "attribute"]),
     ("refuses external data above, in a body", write(external_in_body), ModelError, ["'w2'", "leaves"]),
-    (
-        "refuses external strings",
-        weight(
-            lambda t: (
-                t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
-                refer(t, location="weights.bin"),
-            )
-        ),
-        ModelError,
-        ["strings cannot be external"],
-    ),
+    ("refuses external strings", weight(lambda t: (t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
+        refer(t, location="weights.bin"))), ModelError, ["strings cannot be external"]),
     (
         "refuses external data of a model in memory",
         lambda folder: external("weights.bin", beside)(folder).read_bytes(),  # type: ignore[attr-defined]
@@ -470,18 +461,8 @@ ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
     ("bounds Resize",
         sized("Resize", "w - - s", array("w", np.ones((1, 1, 2, 2))), array("s", [1, 1, 1 << 20, 1 << 20], np.int64)),
         ModelError, ["the_resize"]),
-    (
-        "bounds what a body makes",
-        write(
-            lambda: with_condition(
-                helper.make_graph(
-                    [node("ConstantOfShape", "s", "b")], "b", [], [info("b")], [array("s", [HUGE], np.int64)]
-                )
-            )
-        ),
-        ModelError,
-        ["the_constantofshape", "the_if"],
-    ),
+    ("bounds what a body makes", write(lambda: with_condition(helper.make_graph([node("ConstantOfShape", "s", "b")],
+        "b", [], [info("b")], [array("s", [HUGE], np.int64)]))), ModelError, ["the_constantofshape", "the_if"]),
     ("bounds a chain that doubles", write(lambda: doubled(40)), ModelError, ["value_bytes"]),
     ("bounds ranks that double", write(lambda: ranks("Gather", 60)), ModelError, ["dimensions", "64"]),
     ("bounds ranks that grow in steps", write(lambda: ranks("Unsqueeze", 3000)), ModelError, ["dimensions", "64"]),

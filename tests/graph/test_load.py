@@ -328,32 +328,23 @@ def test_a_function_of_another_opset_is_converted() -> None:
             ["Mul"], id="constants are initializers"),
         pytest.param("(float[N, 4] x) => (y, float c) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
             ["Constant", "Mul"], id="a constant that is an output stays"),
-        pytest.param(
-            '(float[N, 4] x) => (string s) { s0 = Constant<value_strings = ["a", "b"]>()  s = Identity(s0) }',
-            ["Constant", "Identity"],
-            id="strings stay",
-        ),
-        pytest.param(
-            """(float[N, 4] x, bool c) => (float[N, 4] y) {
+        pytest.param('(float[N, 4] x) => (string s) { s0 = Constant<value_strings = ["a", "b"]>()  s = Identity(s0) }',
+            ["Constant", "Identity"], id="strings stay"),
+        pytest.param("""(float[N, 4] x, bool c) => (float[N, 4] y) {
                 k = Constant<value_float = 2.0>()
                 z = Neg(x)
                 y = If (c) <
                     then_branch = a () => (t) { t = Mul(z, k) }, else_branch = b () => (e) { e = Relu(x) }
                 >
             }""",
-            ["Neg", "If"],
-            id="what only bodies use is needed",
-        ),
-        pytest.param(
-            """(float[N, 4] x, bool c) => (float[N, 4] y) {
+            ["Neg", "If"], id="what only bodies use is needed"),
+        pytest.param("""(float[N, 4] x, bool c) => (float[N, 4] y) {
                 y = If (c) <
                     then_branch = a () => (t) { t = Neg(z) }, else_branch = b () => (e) { e = Relu(x) }
                 >
                 z = Tanh(x)
             }""",
-            ["Tanh", "If"],
-            id="what a body captures comes before it",
-        ),
+            ["Tanh", "If"], id="what a body captures comes before it"),
     ],
 )  # fmt: skip
 def test_form(text: str, wanted: list[str]) -> None:

@@ -51,18 +51,14 @@ TRANSPOSED = [helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0]), PRODUCT]
 LAST = helper.make_node("MatMul", ["h", "w"], ["y"])
 MODELS = {
     "a weight that is made": (proto([*generated(), PRODUCT]), 16),
-    "two, and one that only they read": (
-        proto([*generated("v"), *generated("u"), helper.make_node("Add", ["v", "u"], ["w"]), PRODUCT]),
-        16,
-    ),
+    "two, and one that only they read": (proto([*generated("v"), *generated("u"),
+        helper.make_node("Add", ["v", "u"], ["w"]), PRODUCT]), 16),
     "a stored weight, read transposed": (proto(TRANSPOSED, [stored("v")]), 16),
     "a made weight, read transposed": (proto([*generated("v"), *TRANSPOSED]), 16),
-    "two made weights": (
-        proto([*generated("v"), helper.make_node("MatMul", ["x", "v"], ["h"]), *generated("w", 0.25), LAST]),
-        32,
-    ),
+    "two made weights": (proto([*generated("v"), helper.make_node("MatMul", ["x", "v"], ["h"]), *generated("w", 0.25),
+        LAST]), 32),
     "no constant": (proto([helper.make_node("Relu", ["x"], ["y"])]), 0),
-}
+}  # fmt: skip
 
 
 def built(model: onnx.ModelProto, folder, mapped: bool = True, **options) -> SessionRun:

@@ -366,38 +366,28 @@ def own_and(path, *make):
 
 FOREIGN = {
     "an array that somebody saved": ("y.npy", lambda: np.save("y.npy", SIX)),
-    "one of the same shape over ours": (
-        "y.npy", lambda: own_and("y.npy", lambda: np.save("y.npy", np.ones((ROWS, 3), np.float32))),
-    ),
+    "one of the same shape over ours": ("y.npy",
+        lambda: own_and("y.npy", lambda: np.save("y.npy", np.ones((ROWS, 3), np.float32)))),
     "a text": ("y.npy", lambda: Path("y.npy").write_text("thesis")),
     "a folder": ("y.npy", lambda: (Path("y.npy").mkdir(), Path("y.npy/thesis").touch())),
     "an empty folder": ("y.npy", lambda: Path("y.npy").mkdir()),
-    "a link to a file": (
-        "y.npy", lambda: (Path("thesis.npy").write_text("all"), Path("y.npy").symlink_to("thesis.npy")),
-    ),
-    "a file beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/thesis.tex").write_text("all")),
-    ),
-    "a table beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/2020.parquet").write_text("all")),
-    ),
-    "a temporary file beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/.mine.tmp").write_text("all")),
-    ),
-    "a link beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/more").symlink_to("/etc")),
-    ),
-    "a folder beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/d.parquet").mkdir()),
-    ),
-    "a folder of tables": (
-        "y.parquet", lambda: (Path("y.parquet").mkdir(), Path("y.parquet/part-000000.parquet").write_text("all")),
-    ),
+    "a link to a file": ("y.npy",
+        lambda: (Path("thesis.npy").write_text("all"), Path("y.npy").symlink_to("thesis.npy"))),
+    "a file beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/thesis.tex").write_text("all"))),
+    "a table beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/2020.parquet").write_text("all"))),
+    "a temporary file beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/.mine.tmp").write_text("all"))),
+    "a link beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/more").symlink_to("/etc"))),
+    "a folder beside ours": ("y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/d.parquet").mkdir())),
+    "a folder of tables": ("y.parquet",
+        lambda: (Path("y.parquet").mkdir(), Path("y.parquet/part-000000.parquet").write_text("all"))),
     "one table": ("y.parquet", lambda: pq.write_table(pa.table({"a": [1]}), "y.parquet")),
     "a group": ("y.zarr", lambda: zarr.create_group("y.zarr").create_array("a", data=SIX)),
-    "a file in ours, of zarr": (
-        "y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/notes.txt").write_text("all")),
-    ),
+    "a file in ours, of zarr": ("y.zarr",
+        lambda: own_and("y.zarr", lambda: Path("y.zarr/notes.txt").write_text("all"))),
     "a file among chunks": ("y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/c/notes").write_text("all"))),
 }  # fmt: skip
 

@@ -354,21 +354,16 @@ def rows_that_vanish():
         pytest.param({"source": X[0]}, "wanted 2 axes", id="axes"),
         pytest.param({"sink": "no/y.npy"}, "folder '.*/no' does not exist", id="no folder"),
         pytest.param({"sink": "no/out"}, "folder '.*/no' does not exist", id="no folder for the folder"),
-        pytest.param(
-            {"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"
-        ),
+        pytest.param({"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"),
         pytest.param({"batch": 0}, "batch=0, wanted", id="batch"),
         pytest.param({"batch": True}, "batch=True, wanted", id="batch of a kind"),
         pytest.param({"model": ff.from_onnx(mlp(), X)}, "has its inputs already", id="a model with inputs"),
         pytest.param({"model": scalar_output(), "output": "y"}, "does not carry the batch", id="no rows out"),
         pytest.param({"model": no_inputs()}, "has no inputs", id="no inputs"),
-        pytest.param(
-            {"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},
-            "sources differ in rows: {'x': 50, 'm': 9}",
-            id="lengths",
-        ),
+        pytest.param({"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},
+            "sources differ in rows: {'x': 50, 'm': 9}", id="lengths"),
     ],
-)
+)  # fmt: skip
 def test_refused_before_anything_is_made(call, said):
     before = sorted(os.listdir("."))
     with pytest.raises(ff.ConfigError, match=said):
