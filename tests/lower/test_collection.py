@@ -17,16 +17,12 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro import lower
 from dask_ferro.graph.load import load
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.waiting import BOUND_S, ended
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 SCHEDULERS = ["sync", "threads"]
 GRANULARITIES = ["auto", "op", "model", 1e-9, 10.0]
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -142,13 +138,6 @@ def test_without_inputs_it_runs_on_seeded_ones_and_says_so():
     np.testing.assert_array_equal(first, again)
 
 
-def test_annotations_reach_the_layer():
-    with dask.annotate(priority=7):
-        y = ff.from_onnx(mlp(), X, granularity="op")
-        graph = y.__dask_graph__()
-    assert {layer.annotations["priority"] for layer in graph.layers.values()} == {7}
-
-
 @pytest.mark.needs("dot")
 def test_visualize_draws(tmp_path):
     pytest.importorskip("graphviz", reason="needs the visualize extra")
@@ -262,11 +251,8 @@ def test_rows_that_depend_on_each_other_are_not_cut():
 
 def add(rows):
     """Return a[rows, 3] + b[rows, 3]."""
-    return ff.from_onnx(
-        model(
-            [helper.make_node("Add", ["a", "b"], ["y"])], {"a": [rows, 3], "b": [rows, 3]}, {"y": [rows, 3]}
-        )
-    )
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    return ff.from_onnx(model(nodes, {"a": [rows, 3], "b": [rows, 3]}, {"y": [rows, 3]}))
 
 
 @pytest.mark.parametrize("rows", ["N", 1])
@@ -301,10 +287,10 @@ def test_a_model_whose_outputs_are_bundles_of_their_own_composes_as_dask_arrays(
 
 def test_annotations_are_those_of_the_call():
     with dask.annotate(priority=7):
-        inside = ff.from_onnx(mlp(), X)
+        inside = ff.from_onnx(mlp(), X, granularity="op")
     with dask.annotate(priority=8):
-        (layer,) = inside.__dask_graph__().layers.values()
-    assert layer.annotations == {"priority": 7}
+        layers = inside.__dask_graph__().layers.values()
+    assert [layer.annotations for layer in layers] == [{"priority": 7}] * len(layers)
 
 
 def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
@@ -318,19 +304,14 @@ def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
 
 
 def test_random_numbers_in_a_body_are_drawn_once():
-    body = helper.make_graph(
-        [helper.make_node("RandomUniform", [], ["r"], shape=[3])],
-        "body",
-        [],
-        [helper.make_tensor_value_info("r", 1, [3])],
+    text = (
+        "(float[3] x) => (float[3] y) { noise = If (yes)"
+        " <then_branch = t () => (r) { r = RandomUniform <shape = [3]> () },"
+        " else_branch = e () => (s) { s = RandomUniform <shape = [3]> () }>"
+        " p = Add (x, noise) q = Sub (x, noise) y = Add (p, q) }"
     )
-    nodes = [
-        helper.make_node("If", ["yes"], ["noise"], then_branch=body, else_branch=body),
-        helper.make_node("Add", ["x", "noise"], ["p"]),
-        helper.make_node("Sub", ["x", "noise"], ["q"]),
-        helper.make_node("Add", ["p", "q"], ["y"]),
-    ]
-    twice = ff.from_onnx(model(nodes, {"x": [3]}, {"y": [3]}, {"yes": np.bool_(True)}), granularity="op")
+    made = written(text, {"yes": True})
+    twice = ff.from_onnx(made, granularity="op")
     close(twice(X[0, :3]).compute(scheduler="sync"), 2 * X[0, :3])
 
 

@@ -11,14 +11,13 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import dask_ferro as ff
-from tests.graphs import model
+from tests.graphs import model, written
 
 GRANULARITIES = ("op", "auto", "model", 0.5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:model .* its rows may depend"
-)  # of a Pad of unknown axes, before it is run
+# Of a Pad of unknown axes, before it is run.
+@pytest.mark.filterwarnings("ignore:model .* its rows may depend")
 @pytest.mark.parametrize("pads", [[1], [1, 1], [0, 1, 0, 1, 1, 1]])
 def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
     node = helper.make_node("Pad", ["x", "p"], ["y"], name="widened")
@@ -26,10 +25,9 @@ def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
     for given in (np.ones((300, 4), np.float32), np.ones((40_000, 4), np.float32)):
         with pytest.raises((ff.ModelError, RuntimeError), match="widened"):
             ff.from_onnx(made)(given).compute(scheduler="sync")
+    x = da.ones((40_000, 4), chunks=(20_000, 4), dtype=np.float32)
     with pytest.raises((ff.ModelError, ff.ConfigError), match="widened"):
-        ff.from_onnx(made)(da.ones((40_000, 4), chunks=(20_000, 4), dtype=np.float32)).compute(
-            scheduler="sync"
-        )
+        ff.from_onnx(made)(x).compute(scheduler="sync")
 
 
 @pytest.mark.parametrize("op", ["Div", "Mod"])
@@ -116,12 +114,8 @@ def test_a_body_that_divides_by_a_constant_stays_in_the_session():
 
 
 def test_a_constant_divisor_that_cannot_trap_stays_in_the_session():
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Div", ["s", "two"], ["h"]),
-        helper.make_node("Reshape", ["x", "h"], ["y"]),
-    ]
-    made = model(nodes, {"x": ["N", 4]}, {"y": None}, {"two": np.array([2, 1], np.int64)})
+    nodes = "s = Shape (x) h = Div (s, two) y = Reshape (x, h)"
+    made = written(f"(float[N,4] x) => (y) {{ {nodes} }}", {"two": [2, 1]})
     opened = ff.from_onnx(made)._opened
     assert [row.engines[0] for row in opened.support] == ["onnxruntime"] * 3
 
@@ -142,9 +136,8 @@ def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
     axes = (0, *range(2, len(shape)))
     channel = (1, -1) + (1,) * (len(shape) - 2)
     centred = x - x.mean(axes, keepdims=True)
-    wanted = centred / np.sqrt(x.var(axes, keepdims=True) + 1e-5) * scale.reshape(channel) + bias.reshape(
-        channel
-    )
+    scale_, bias_ = scale.reshape(channel), bias.reshape(channel)
+    wanted = centred / np.sqrt(x.var(axes, keepdims=True) + 1e-5) * scale_ + bias_
     call = ff.from_onnx(made)
     for _ in range(3):
         np.testing.assert_allclose(call(x).compute(scheduler="sync"), wanted, rtol=1e-4, atol=1e-5)

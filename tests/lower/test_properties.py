@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
@@ -58,23 +58,14 @@ def graphs(draw) -> onnx.ModelProto:
 
 def _conditional(i: int, a: str, b: str, name: str) -> list[onnx.NodeProto]:
     """Both branches capture values from outside."""
-    then = helper.make_graph(
-        [helper.make_node("Add", [a, b], [f"t{i}"])],
-        "then",
-        [],
-        [helper.make_tensor_value_info(f"t{i}", 1, None)],
+    then = f"then_branch = then () => (t{i}) {{ t{i} = Add ({a}, {b}) }}"
+    other = f"else_branch = other () => (e{i}) {{ e{i} = Sub ({b}, {a}) }}"
+    texts = (
+        f"s{i} = ReduceSum <keepdims = 0> ({a})",
+        f"c{i} = Greater (s{i}, zero)",
+        f"{name} = If (c{i}) <{then}, {other}>",
     )
-    other = helper.make_graph(
-        [helper.make_node("Sub", [b, a], [f"e{i}"])],
-        "else",
-        [],
-        [helper.make_tensor_value_info(f"e{i}", 1, None)],
-    )
-    return [
-        helper.make_node("ReduceSum", [a], [f"s{i}"], keepdims=0),
-        helper.make_node("Greater", [f"s{i}", "zero"], [f"c{i}"]),
-        helper.make_node("If", [f"c{i}"], [name], then_branch=then, else_branch=other),
-    ]
+    return [parser.parse_node(text) for text in texts]
 
 
 GRANULARITY = st.one_of(st.sampled_from(["auto", "op", "model"]), st.floats(1e-7, 1e-4))

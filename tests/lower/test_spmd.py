@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import dask
@@ -12,6 +13,7 @@ import dask.array as da
 import numpy as np
 import onnx_ir as ir
 import pytest
+from distributed import futures_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -412,8 +414,6 @@ class TestStages:
     @pytest.mark.cluster
     @pytest.mark.parametrize("numbered", [True, False])
     def test_a_stage_runs_on_its_workers(self, numbered):
-        from distributed import futures_of
-
         plan = {"mesh": {"tensor": 2}}
         for name, region in STAGES.items():
             left_out = {"device"} if numbered else {"device", "workers"}
@@ -441,10 +441,8 @@ class TestStages:
 # On workers.
 
 
-def processes(workers):
-    from distributed import LocalCluster
-
-    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", silence_logs=60)
+def persisted(out):
+    return dict(zip(out, dask.persist(*out.values()), strict=True))
 
 
 def killed_during(client, begin):
@@ -463,18 +461,12 @@ def killed_during(client, begin):
 
 @pytest.mark.cluster
 def test_a_worker_that_is_killed_in_a_step_changes_no_bit(step):
-    from distributed import Client
-
     ranks = Ranks(step.spmd(tensor=2))
     wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 3)
     found, inputs = [], {**step.batch, **step.start}
-    with processes(2) as cluster, Client(cluster) as client:
+    with running(2, silence_logs=60) as client:
         for number in range(3):
-            out = ranks(inputs)
-
-            def begin(out=out):
-                return dict(zip(out, dask.persist(*out.values()), strict=True))
-
+            begin = partial(persisted, ranks(inputs))
             # What it holds of the first step is lost with it, and half of this one.
             out = killed_during(client, begin) if number == 1 else begin()
             found.append(float(out["loss"].compute()))
@@ -491,11 +483,9 @@ class Regression:
         w = {"w": asarray(rng.standard_normal((2048, 4)), name="w")}
         loss = nn.mse(x @ w["w"], t)
         new, _ = SGD(0.5).step(w, grad(loss, w), {})
-        built = build({"loss": loss, "new": new["w"]}, [x, t, *w.values()])
-        model = built.model
+        model, self.start = build({"loss": loss, "new": new["w"]}, [x, t, *w.values()])
         given = {"x": {"data": S(0)}, "t": {"data": S(0)}}
         self.ranks = Ranks(lower(propagate(model, infer(model), Mesh({"data": 2}), given)))
-        self.start = built.bound
 
     def batch(self, number):
         rng = np.random.default_rng(number)
@@ -517,16 +507,10 @@ def regression():
 
 @pytest.mark.cluster
 def test_large_inputs_that_die_with_their_worker_are_sent_again(regression):
-    from distributed import Client
-
     found, inputs = [], dict(regression.start)
-    with processes(2) as cluster, Client(cluster) as client:
+    with running(2, silence_logs=60) as client:
         for number in range(4):
-            out = regression.ranks({**regression.batch(number), **inputs})
-
-            def begin(out=out):
-                return dict(zip(out, dask.persist(*out.values()), strict=True))
-
+            begin = partial(persisted, regression.ranks({**regression.batch(number), **inputs}))
             out = killed_during(client, begin) if number == 2 else begin()
             found.append(float(out["loss"].compute()))
             inputs = {"w": out["new"]}
@@ -535,16 +519,14 @@ def test_large_inputs_that_die_with_their_worker_are_sent_again(regression):
 
 @pytest.mark.cluster
 def test_an_array_that_was_changed_since_is_not_sent_again_for_what_it_was(regression):
-    from distributed import Client
+    batch = regression.batch(0)
 
-    with processes(2) as cluster, Client(cluster) as client:
-        batch = regression.batch(0)
+    def begin():
+        batch["x"][:] = 0
+        return out.persist()
+
+    with running(2, silence_logs=60) as client:
         out = regression.ranks({**batch, **regression.start})["loss"]
-
-        def begin():
-            batch["x"][:] = 0
-            return out.persist()
-
         loss = killed_during(client, begin)
         with pytest.raises(ConfigError, match="have been changed since"):
             loss.compute()
@@ -553,23 +535,19 @@ def test_an_array_that_was_changed_since_is_not_sent_again_for_what_it_was(regre
 @pytest.mark.cluster
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
-    from distributed import Client
-
     ranks = Ranks(step.spmd(tensor=2))
-    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 30)
+    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 18)
     found, inputs, tasks = [], {**step.batch, **step.start}, []
     with (
         dask.config.set({"ferro.ranks.checkpoint-calls": 5}),
-        processes(workers) as cluster,
-        Client(cluster) as client,
+        running(workers, silence_logs=60) as client,
     ):
-        for number in range(30):
-            out = ranks(inputs)
-            out = dict(zip(out, dask.persist(*out.values()), strict=True))
+        for number in range(18):
+            out = persisted(ranks(inputs))
             found.append(float(out["loss"].compute()))
             inputs = step.next(out)
             tasks.append(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
-            if number == 22:  # two steps after a cut; it takes parameters along, and their steps since
+            if number == 12:  # two steps after a cut; it takes parameters along, and their steps since
                 pids = client.run(os.getpid)
                 victim = min(pids)
                 os.kill(pids[victim], signal.SIGKILL)
@@ -584,8 +562,6 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
 
 @pytest.mark.cluster
 def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
-    from distributed import futures_of
-
     x = argument("x", (512, 2100), np.float64)  # 8.6 MB: more than travels in a graph
     model = to_model(x * 2.0)
     spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)}, outputs={"y": S(0)}))
