@@ -86,9 +86,7 @@ X = RNG.standard_normal((8, 160)).astype(F)
 
 
 @pytest.mark.parametrize("granularity", ["model", "op"])
-def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(
-    granularity: str, on: Residency
-) -> None:
+def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(granularity, on):
     """And the weight and the bias once, whether the chain is one task or twenty."""
     model = chain()
     y = computed(model, X, granularity=granularity)

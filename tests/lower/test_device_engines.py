@@ -98,9 +98,7 @@ def test_batched_products_of_the_array_table_do_not_round_to_tf32(op: str) -> No
 @pytest.mark.parametrize(
     ("right", "engines"),
     [
-        pytest.param(
-            (2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds, and the table needs no session"
-        ),
+        pytest.param((2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds without a session"),
         pytest.param((8, 2048, 2048), (("onnxruntime-device", 1),), id="stacks: only a session rounds"),
     ],
 )
@@ -174,7 +172,6 @@ def test_a_choice_survives_that_another_thread_forgets_them_all(monkeypatch: pyt
 
     monkeypatch.setattr(device_engines, "_choices", Forgetful())
     with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
-        found = chosen_engines(
-            StandIn(), lambda: load(norms(8)).model, ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
-        )
+        bundle, arrays = ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
+        found = chosen_engines(StandIn(), lambda: load(norms(8)).model, bundle, arrays)
     assert found == (("onnxruntime-device", 8),)

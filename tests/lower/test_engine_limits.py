@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import dask.array as da
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import helper
 
 import dask_ferro as ff
 from tests.graphs import model, written
+from tests.programs import ran
 
 GRANULARITIES = ("op", "auto", "model", 0.5)
 
@@ -67,7 +67,7 @@ for dtype in ("int32", "int64"):
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_the_least_integer_by_minus_1_wraps_and_ends_no_process(op):
     code = IN_A_CHILD.format(op=op)  # it ended the process
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = ran([sys.executable, "-c", code])
     wanted = []
     for dtype in ("int32", "int64"):
         least = int(np.iinfo(dtype).min)
@@ -92,10 +92,8 @@ BODIES = {
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
     text = BODIES[name].replace("e = Div", f"e = {op}").replace("t = Div", f"t = {op}")
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a, int64[N] d) => (int64[N] y) {'
-        f" {text.replace('u = Div', f'u = {op}')} }}"
-    )
+    nodes = text.replace("u = Div", f"u = {op}")
+    made = written(f"(int64 n, bool c, int64[N] a, int64[N] d) => (int64[N] y) {{ {nodes} }}", opset=17)
     call = ff.from_onnx(made)
     assert [row.engines for row in call._opened.support] == [("reference",)]
     least = np.iinfo(np.int64).min
@@ -105,11 +103,10 @@ def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
 
 
 def test_a_body_that_divides_by_a_constant_stays_in_the_session():
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a) => (int64[N] y) {'
-        " y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)"
-        " {co = Identity (ci) k = Constant <value_int = 2> () p = Neg (s) t = Div (p, k)}> }"
-    )
+    text = """(int64 n, bool c, int64[N] a) => (int64[N] y) {
+        y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)
+        {co = Identity (ci) k = Constant <value_int = 2> () p = Neg (s) t = Div (p, k)}> }"""
+    made = written(text, opset=17)
     assert ff.from_onnx(made)._opened.support[0].engines[0] == "onnxruntime"
 
 
@@ -154,21 +151,14 @@ def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
 def test_nan_gives_the_same_wherever_a_model_is_cut(op):
     x = np.random.default_rng(5).standard_normal((64, 600)).astype(np.float32)
     x[np.arange(64), np.arange(64) * 9] = np.nan
-    second = {"Max": ["z"], "Min": ["z"], "TopK": ["k"]}.get(op, [])
-    weights = {"Max": {"z": np.zeros(1, np.float32)}, "Min": {"z": np.zeros(1, np.float32)},
-               "TopK": {"k": np.array([3], np.int64)}}.get(op, {})  # fmt: skip
-    attributes = {"axis": 1} if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else {}
-    outputs = ["y", "places"] if op == "TopK" else ["y"]
-    nodes = [
-        helper.make_node("Identity", ["x"], ["i"]),
-        helper.make_node(op, ["i", *second], outputs, **attributes),
-    ]
-    made = model(nodes, {"x": ["N", 600]}, {"y": None}, weights)
-    made.graph.output[0].type.tensor_type.elem_type = 7 if op.startswith("Arg") else TensorProto.FLOAT
+    weights = {"Max": {"z": np.float32([0])}, "Min": {"z": np.float32([0])}, "TopK": {"k": [3]}}.get(op, {})
+    attributes = "<axis = 1>" if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else ""
+    outputs = "y, places" if op == "TopK" else "y"
+    nodes = f"i = Identity (x) {outputs} = {op} {attributes} ({', '.join(['i', *weights])})"
+    dtype = "int64" if op.startswith("Arg") else "float"
+    made = written(f"(float[N,600] x) => ({dtype}[] y) {{ {nodes} }}", weights)
     for rows in (64, 2):  # large enough for a session, and small enough for the array table
-        results = [
-            np.asarray(ff.from_onnx(made, granularity=g)(x[:rows]).compute(scheduler="sync"))
-            for g in GRANULARITIES
-        ]
+        calls = [ff.from_onnx(made, granularity=granularity) for granularity in GRANULARITIES]
+        results = [np.asarray(call(x[:rows]).compute(scheduler="sync")) for call in calls]
         for other in results[1:]:
             np.testing.assert_array_equal(results[0], other)

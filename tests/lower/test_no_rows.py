@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import dask
@@ -16,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import dask_ferro as ff
 from dask_ferro.lower.no_rows import TAKES_NOTHING
 from tests.graphs import model, written
+from tests.programs import ran
 
 GRANULARITIES = ("op", "auto", "model", 0.5)
 RNG = np.random.default_rng(4)
@@ -73,7 +73,7 @@ for granularity in ("op", "model"):
 def test_no_rows_give_no_rows(name):
     wanted = (0, *MODELS[name]()[2])
     code = IN_A_CHILD.format(name=name)  # it ended the process
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = ran([sys.executable, "-c", code])
     assert done.stdout.split("\n") == [f"{wanted} float32"] * 2 + [""], (done.returncode, done.stderr[-400:])
 
 
@@ -111,27 +111,19 @@ SOMETHING = {
 def test_what_makes_something_of_nothing_gives_what_the_reference_gives(op):
     given, attributes = SOMETHING[op]
     names = [f"x{i}" for i in range(len(given))]
-    graph = helper.make_graph(
-        [helper.make_node(op, names, ["y"], name="node", **attributes)],
-        "graph",
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
-            for n, x in zip(names, given, strict=True)
-        ],
-        [helper.make_tensor_value_info("y", _result_of(op), None)],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     feeds = dict(zip(names, given, strict=True))
+    node = helper.make_node(op, names, ["y"], name="node", **attributes)
+    made = model([node], {name: [None] * x.ndim for name, x in feeds.items()}, {"y": None})
+    for value, x in zip(made.graph.input, given, strict=True):
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(x.dtype)
+    if op in ("Shape", "Size", "NonZero"):
+        made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
     with np.errstate(all="ignore"):
         wanted = ReferenceEvaluator(made).run(None, feeds)[0]
     for granularity in ("op", "model"):
         got = ff.from_onnx(made, granularity=granularity)(feeds).compute(scheduler="sync")
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_array_equal(got, wanted)
-
-
-def _result_of(op):
-    return TensorProto.INT64 if op in ("Shape", "Size", "NonZero") else TensorProto.FLOAT
 
 
 def test_a_classifier_of_no_rows_gives_no_labels_no_scores_and_no_dicts():
@@ -145,9 +137,8 @@ def test_a_classifier_of_no_rows_gives_no_labels_no_scores_and_no_dicts():
     scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, None))
     made.graph.output.append(helper.make_value_info("z", helper.make_sequence_type_proto(scores)))
     for granularity in GRANULARITIES:
-        got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, 4), np.float32)).compute(
-            scheduler="sync"
-        )
+        late = ff.from_onnx(made, granularity=granularity)(np.zeros((0, 4), np.float32))
+        got = late.compute(scheduler="sync")
         assert (got["l"].shape, got["l"].dtype) == ((0,), np.int64)
         assert (got["p"].shape, got["p"].dtype) == ((0, 2), np.float32)
         assert got["z"] == []

@@ -188,9 +188,8 @@ def test_two_inputs_of_unknown_chunk_sizes_are_taken_chunk_by_chunk():
 def test_an_output_in_chunks_is_named_with_its_remedy():
     first = ff.from_onnx(mlp())(X, batch=5)
     second = ff.from_onnx(model([node("Relu", ["s"], ["y"])], {"s": ["N", 3]}, {"y": ["N", 3]}))
-    with pytest.raises(
-        ff.ConfigError, match=r"input 's' is taken whole and comes in 2 chunks; make it without"
-    ):
+    said = r"input 's' is taken whole and comes in 2 chunks; make it without"
+    with pytest.raises(ff.ConfigError, match=said):
         second(first.outputs["scores"]).compute(scheduler="sync")
 
 
