@@ -210,9 +210,8 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_wrong_cells_are_told_by_line_and_cell():
-    with pytest.raises(
-        ConfigError, match=r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
-    ):
+    said = r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
+    with pytest.raises(ConfigError, match=said):
         Schedule.parse("0F0,0G0\n1F0\n(0F7;7B3)OVERLAP_F_B\n")
 
 
