@@ -66,33 +66,17 @@ WEIGHTS = {
     "gru_r": _random(1, 9, 3) / 3,
     "rnn_w": _random(1, 3, 4) / 3,
     "rnn_r": _random(1, 3, 3) / 3,
-    "zero": np.array(0, np.int64),
-    "one": np.array(1, np.int64),
-    "two": np.array(2, np.int64),
-    "three": np.array(3, np.int64),
-    "four": np.array(4, np.int64),
-    "f0": np.float32(0),
-    "f1": np.float32(1),
-    "f3": np.float32(3),
+    **{name: np.array(i, np.int64) for i, name in enumerate(["zero", "one", "two", "three", "four"])},
+    **{f"f{n}": np.float32(n) for n in (0, 1, 3)},
     "half": np.float32(0.5),
     "yes": np.array(True),
     "no": np.array(False),
-    "v0": _ints(0),
-    "v1": _ints(1),
-    "v2": _ints(2),
-    "v3": _ints(3),
-    "v4": _ints(4),
-    "v300": _ints(300),
-    "m1": _ints(-1),
-    "m2": _ints(-2),
-    "m3": _ints(-3),
-    "m300": _ints(-300),
+    **{f"v{n}": _ints(n) for n in (0, 1, 2, 3, 4, 300)},
+    **{f"m{n}": _ints(-n) for n in (1, 2, 3, 300)},
     "all": _ints(2**63 - 1),
     "all32": _ints(2**31 - 1),
-    "v01": _ints(0, 1),
-    "v02": _ints(0, 2),
-    "v12": _ints(1, 2),
-    "v20": _ints(2, 0),
+    **{f"v{a}{b}": _ints(a, b) for a, b in ((0, 1), (0, 2), (1, 2), (2, 0))},
+    **{f"t{a}{b}": _ints(a, b) for a, b in ((1, 2), (2, 1), (2, 2))},
     "flat": _ints(-1, 4),
     "to22": _ints(-1, 2, 2),
     "keep22": _ints(0, 2, 2),
@@ -101,8 +85,6 @@ WEIGHTS = {
     "lone": _ints(-1),
     "probe": _ints(251, -1),
     "probe_back": _ints(-1, 251),
-    "t12": _ints(1, 2),
-    "t21": _ints(2, 1),
     "sixes": _ints(6, 6),
     "pad_rows": _ints(1, 0, 0, 0),
     "pad_cols": _ints(0, 1, 0, 2),
@@ -114,6 +96,17 @@ WEIGHTS = {
     "idx_cols": np.array([[0, 2]], np.int64),
     "idx_rows": np.array([[0], [1]], np.int64),
     "onoff": np.float32([0, 1]),
+    "f1v": np.float32([1]),
+    "filters_1": _random(1, 2, 3, 3),
+    "back54": _ints(-1, 5, 4),
+    "two_two": _ints(2, 2),
+    "keep_4": _ints(-1, 4),
+    "sizes88": _ints(8, 8),
+    "low": _ints(-(2**62)),
+    "w2_4": _random(2, 4),
+    "mean4": _random(4) / 2,  # ONNX Runtime writes the running mean over it, so nothing else may read it
+    "var4": np.float32([1, 1.5, 2, 0.5]),
+    "times": _ints(4, 3, 2, 4),
 }
 
 IMAGE = "float[N,1,6,6] x"
@@ -355,15 +348,9 @@ CASES: dict[str, Case] = {
     "unit columns": Case(REFUSED, "y = LpNormalization <axis = 0> (x)"),
     "batch norm that trains": Case(REFUSED,
         "y, m, v = BatchNormalization <training_mode = 1> (x, s4, b4, mean4, var4)", rows=(1, 14), empty=False),
-    "batch norm of opset 9 that trains": Case(
-        REFUSED,
-        "y, m, v, n, w = BatchNormalization (x, s4, b4, mean4, var4)",
-        outputs="y",
-        opset=9,
-        rows=(2, 14),
-        empty=False,
-        is_random=True,  # ONNX Runtime refuses to run it
-    ),
+    # ONNX Runtime refuses to run it.
+    "batch norm of opset 9 that trains": Case(REFUSED, "y, m, v, n, w = BatchNormalization (x, s4, b4, mean4, var4)",
+        outputs="y", opset=9, rows=(2, 14), empty=False, is_random=True),
     "layer norm over rows": Case(REFUSED,
         "t = Transpose (x); m = ReduceMean <axes = [1]> (t); d = Sub (t, m); y = Transpose (d)"),
     "instance norm over rows": Case(REFUSED,
@@ -530,20 +517,6 @@ CASES |= {
     for what, axis, verdict in (("columns", 1, CUT), ("rows", 0, REFUSED))
 }
 
-WEIGHTS |= {
-    "f1v": np.float32([1]),
-    "filters_1": _random(1, 2, 3, 3),
-    "t22": _ints(2, 2),
-    "back54": _ints(-1, 5, 4),
-    "two_two": _ints(2, 2),
-    "keep_4": _ints(-1, 4),
-    "sizes88": _ints(8, 8),
-    "low": _ints(-(2**62)),
-    "w2_4": _random(2, 4),
-    "mean4": _random(4) / 2,  # ONNX Runtime writes the running mean over it, so nothing else may read it
-    "var4": np.float32([1, 1.5, 2, 0.5]),
-    "times": _ints(4, 3, 2, 4),
-}
 _DTYPES = {"float": TensorProto.FLOAT, "int64": TensorProto.INT64, "string": TensorProto.STRING}
 
 
@@ -557,11 +530,8 @@ def build(name: str, case: Case) -> onnx.ModelProto:
     inputs = [_declared(text) for text in case.inputs.split(";")]
     outputs = [_output(text) for text in _outputs(case.outputs)]
     graph = helper.make_graph(nodes, name.replace(" ", "_").replace(",", ""), inputs, outputs, weights)
-    imports = [
-        helper.make_opsetid("", case.opset),
-        helper.make_opsetid("ai.onnx.ml", 3),
-        helper.make_opsetid("com.microsoft", 1),
-    ]
+    domains = {"": case.opset, "ai.onnx.ml": 3, "com.microsoft": 1}
+    imports = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
