@@ -131,12 +131,8 @@ def test_a_counter_finds_its_places_and_no_others(counter, texts, found):
 def test_rooms_are_the_folders_right_below_the_package():
     found = package({"dask_ferro/__init__.py": "", "dask_ferro/lock.py": "", "dask_ferro/a/__init__.py": "",
                      "dask_ferro/a/b/c.py": ""})  # fmt: skip
-    assert {m.name: m.room for m in found.modules} == {
-        "dask_ferro": TOP,
-        "dask_ferro.lock": TOP,
-        "dask_ferro.a": "a",
-        "dask_ferro.a.b.c": "a",
-    }
+    rooms = {"dask_ferro": TOP, "dask_ferro.lock": TOP, "dask_ferro.a": "a", "dask_ferro.a.b.c": "a"}
+    assert {m.name: m.room for m in found.modules} == rooms
 
 
 def test_lines_of_code_are_those_that_are_no_comment_no_docstring_and_not_empty():
@@ -200,9 +196,8 @@ def test_a_room_without_a_limit_may_have_nothing():
 def test_what_is_over_its_limit_is_told_with_its_places():
     found = package({"dask_ferro/a/x.py": "x: Any = 1\n", "dask_ferro/b/x.py": "y: Any = 1\n"})
     places = limits.places_of(found)
-    bounds = {name: {"a": 500, "b": 500} for name in limits.COUNTS if name != "comments"} | {
-        "any": {"a": 0, "b": 1}
-    }
+    bounds = {name: {"a": 500, "b": 500} for name in limits.COUNTS if name != "comments"}
+    bounds["any"] = {"a": 0, "b": 1}
     assert judged(limits.figures_of(found, places), bounds, places) == [
         "a: Any in annotations: 1, at most 0 (tests/house/limits.toml)",
         "    dask_ferro.a.x:1: Any",

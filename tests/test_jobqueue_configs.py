@@ -234,15 +234,12 @@ def test_what_is_wrong_is_refused(old, new, said, written):
 
 
 POOLS = {
-    "a misspelled key": (
-        "gpu: {queu: gpu}",
-        "unknown key jobqueue.slurm.pools.gpu.queu, did you mean queue?",
-    ),
+    "a misspelled key": ("gpu: {queu: gpu}", "unknown key jobqueue.slurm.pools.gpu.queu, did you mean queue?"),
     "a key of the cluster": ("gpu: {name: other}", "unknown key jobqueue.slurm.pools.gpu.name"),
     "cores that no longer divide": ("gpu: {processes: 3}", "pools.gpu.cores: got 8 for processes: 3"),
     "a pool that is none": ("gpu: 3", "wanted a name for each further kind of job"),
     "a price below nothing": ("gpu: {cost: -1}", "pools.gpu.cost: got -1, wanted a number"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("pools", "said"), POOLS.values(), ids=POOLS)
@@ -270,11 +267,9 @@ def test_a_pbs_walltime_has_hours(written):
 
 
 SECTIONS = {
-    name: (kind, section)
+    name: section
     for name in NAMES
-    for kind, section in yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[
-        "jobqueue"
-    ].items()
+    for section in yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["jobqueue"].items()
 }
 VALUES = st.recursive(
     st.none()
