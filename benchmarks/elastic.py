@@ -40,7 +40,8 @@ from slurm_jobs import Meter  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.policy.scaling.step import ScalingParameters  # noqa: E402
-from dask_ferro.simulate.elastic.controllers import Scaling, StockAdaptive  # noqa: E402
+from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive  # noqa: E402
+from dask_ferro.simulate.elastic.controllers import Scaling  # noqa: E402
 from dask_ferro.simulate.elastic.pools import VirtualPool  # noqa: E402
 from dask_ferro.simulate.elastic.run import simulate_elastic  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402

@@ -47,50 +47,42 @@ if TYPE_CHECKING:
 __version__: str
 
 # Before all other imports, that Ctrl-C ends a command line that has not begun yet; it does nothing elsewhere.
-import_module("dask_ferro.early").listen()
-globals().pop("early", None)
+import_module("dask_ferro.commands.early").listen()
 
-# name -> (module, attribute); None is the module itself
-_PUBLIC: dict[str, tuple[str, str | None]] = {
-    "BatchCluster": ("dask_ferro.runtime.sites.batchcluster", "BatchCluster"),
-    "ConfigError": ("dask_ferro.errors", "ConfigError"),
-    "Elastic": ("dask_ferro.runtime.elastic.controller", "Elastic"),
-    "LocalCluster": ("dask_ferro.runtime.local.local_cluster", "LocalCluster"),
-    "ModelError": ("dask_ferro.errors", "ModelError"),
-    "ModelGraph": ("dask_ferro.lower", "ModelGraph"),
-    "PBSCluster": ("dask_ferro.runtime.sites.pbscluster", "PBSCluster"),
-    "SLURMCluster": ("dask_ferro.runtime.slurm.cluster", "SLURMCluster"),
-    "UnsupportedOp": ("dask_ferro.errors", "UnsupportedOp"),
-    "Mesh": ("dask_ferro.graph.redistribute", "Mesh"),
-    "Prefer": ("dask_ferro.runtime.plugin.annotations", "Prefer"),
-    "Require": ("dask_ferro.runtime.plugin.annotations", "Require"),
-    "Partial": ("dask_ferro.graph.placements", "Partial"),
-    "Replicate": ("dask_ferro.graph.placements", "Replicate"),
-    "Schedule": ("dask_ferro.graph.schedule", "Schedule"),
-    "Shard": ("dask_ferro.graph.placements", "Shard"),
-    "Tensor": ("dask_ferro.lower.tensor", "Tensor"),
-    "Ranks": ("dask_ferro.lower.spmd", "Ranks"),
-    "apply": ("dask_ferro.graph.apply", "apply"),
-    "from_onnx": ("dask_ferro.lower", "from_onnx"),
-    "gather": ("dask_ferro.lower.sharded", "gather"),
-    "pipeline": ("dask_ferro.lower.pipeline", "pipeline"),
-    "grad": ("dask_ferro.graph.autodiff", "grad"),
-    "nn": ("dask_ferro.graph.nn", None),
-    "plan": ("dask_ferro.graph.propose", "plan"),
-    "optim": ("dask_ferro.graph.optim", None),
-    "save_onnx": ("dask_ferro.graph.tensor_model", "save_onnx"),
-    "schedule": ("dask_ferro.graph.schedules.known", "known"),
-    "signal": ("dask_ferro.graph.signal", "signal"),
-    "to_model": ("dask_ferro.graph.tensor_model", "to_model"),
-    "value_and_grad": ("dask_ferro.graph.autodiff", "value_and_grad"),
-    "install": ("dask_ferro.runtime.plugin.install", "install"),
-    "progress": ("dask_ferro.commands.progress", "progress"),
-    "run": ("dask_ferro.stream", "run"),
-    "tape": ("dask_ferro.instructions", "tape"),
-    "trace": ("dask_ferro.runtime.telemetry.tracing", "trace"),
-    "uninstall": ("dask_ferro.runtime.plugin.install", "uninstall"),
-    "workloads": ("dask_ferro.graph.workloads", None),
+# Public names, by the module that has them.
+_MODULES = {
+    "commands.progress": ("progress",),
+    "errors": ("ConfigError", "ModelError", "UnsupportedOp"),
+    "graph.apply": ("apply",),
+    "graph.autodiff": ("grad", "value_and_grad"),
+    "graph.placements": ("Partial", "Replicate", "Shard"),
+    "graph.propose": ("plan",),
+    "graph.redistribute": ("Mesh",),
+    "graph.schedule": ("Schedule",),
+    "graph.signal": ("signal",),
+    "graph.tensor_model": ("save_onnx", "to_model"),
+    "instructions": ("tape",),
+    "lower": ("ModelGraph", "from_onnx"),
+    "lower.pipeline": ("pipeline",),
+    "lower.sharded": ("gather",),
+    "lower.spmd": ("Ranks",),
+    "lower.tensor": ("Tensor",),
+    "runtime.elastic.controller": ("Elastic",),
+    "runtime.local.local_cluster": ("LocalCluster",),
+    "runtime.plugin.annotations": ("Prefer", "Require"),
+    "runtime.plugin.install": ("install", "uninstall"),
+    "runtime.sites.batchcluster": ("BatchCluster",),
+    "runtime.sites.pbscluster": ("PBSCluster",),
+    "runtime.slurm.cluster": ("SLURMCluster",),
+    "runtime.telemetry.tracing": ("trace",),
+    "stream": ("run",),
 }
+# name -> (module, attribute); None is the module itself
+_PUBLIC: dict[str, tuple[str, str | None]] = {}
+for _module, _names in _MODULES.items():
+    _PUBLIC |= {name: (f"dask_ferro.{_module}", name) for name in _names}
+_PUBLIC |= {name: (f"dask_ferro.graph.{name}", None) for name in ("nn", "optim", "workloads")}
+_PUBLIC["schedule"] = ("dask_ferro.graph.schedules.known", "known")
 
 # The lazy tensors' functions, by the array-API standard's names.
 _ARRAY_API = (
@@ -106,47 +98,13 @@ _ARRAY_API = (
 _PUBLIC |= {name: ("dask_ferro.graph.array_api", name) for name in _ARRAY_API}
 
 __all__ = [
-    "from_onnx",
-    "run",
-    "install",
-    "uninstall",
-    "progress",
-    "trace",
-    "tape",
-    "ModelGraph",
-    "LocalCluster",
-    "SLURMCluster",
-    "PBSCluster",
-    "BatchCluster",
-    "Elastic",
-    "Tensor",
-    "nn",
-    "optim",
-    "grad",
-    "value_and_grad",
-    "signal",
-    "save_onnx",
-    "to_model",
-    "apply",
-    "plan",
-    "Ranks",
-    "gather",
-    "pipeline",
-    "schedule",
-    "Schedule",
-    "Mesh",
-    "Replicate",
-    "Shard",
-    "Partial",
-    "Prefer",
-    "Require",
-    "workloads",
-    "ConfigError",
-    "ModelError",
-    "UnsupportedOp",
-    "__version__",
+    "from_onnx", "run", "install", "uninstall", "progress", "trace", "tape", "ModelGraph", "LocalCluster",
+    "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
+    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "pipeline",
+    "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
+    "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
-]
+]  # fmt: skip
 
 
 # Python makes a module an attribute of its package when it is first loaded.  `trace.py` is loaded here, 6 ms of the
@@ -161,7 +119,7 @@ import_module("dask_ferro.views.handed").hand()
 def _loaded(name: str, module: str) -> Any:
     """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
     if module == "dask_ferro.runtime.slurm.cluster":
-        import_module("dask_ferro.early").load_jobqueue()
+        import_module("dask_ferro.commands.early").load_jobqueue()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -182,7 +140,8 @@ def __getattr__(name: str) -> Any:
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         if name in _ARRAY_API:
-            import_module("dask_ferro.lower.tensor")  # gives tensors their `compute`
+            # Loading it gives tensors their `compute`: whoever has one function of them may ask one for its value.
+            import_module("dask_ferro.lower.tensor")
         value = _loaded(name, module)
         if attribute is not None:
             value = getattr(value, attribute)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
+
+from tlz import groupby
 
 from dask_ferro.trace import Key, Span, Trace, check_times
 
@@ -106,7 +109,8 @@ def account(trace: Trace) -> Account:
     seconds = {task.key: task.seconds for task in trace.tasks}
     # By the tasks' own seconds: one that ran twice counts once in a chain.
     longest = sum(seconds[step.key] for step in path)
-    work = trace.busy_seconds  # of all runs: of a task that ran again, too
+    # Of all runs: what ran again was work for the threads, too.
+    work = trace.busy_seconds
     threads = sum(trace.workers.values())
     steals = _flows(trace.of("steal"))
     return Account(
@@ -124,11 +128,8 @@ def account(trace: Trace) -> Account:
 
 
 def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:
-    found: dict[tuple[str, str], list[Span]] = {}
-    for span in spans:
-        found.setdefault((span.source, span.worker), []).append(span)
     flows = []
-    for (source, worker), of in found.items():
+    for (source, worker), of in groupby(attrgetter("source", "worker"), spans).items():
         flows.append(Flow(source, worker, len(of), sum(s.seconds for s in of), sum(s.nbytes for s in of)))
     return tuple(sorted(flows, key=lambda f: (-f.times, f.source, f.worker)))
 
@@ -156,11 +157,8 @@ def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[BusyShare, ...]:
 
 
 def _families(spans: Iterable[Span]) -> tuple[Family, ...]:
-    found: dict[str, list[Span]] = {}
-    for span in spans:
-        found.setdefault(span.prefix, []).append(span)
     families = []
-    for name, of in found.items():
+    for name, of in groupby(attrgetter("prefix"), spans).items():
         each = [s.seconds for s in of]
         families.append(Family(name, len(of), sum(each), median(each), max(each), sum(s.nbytes for s in of)))
     return tuple(sorted(families, key=lambda f: (-f.seconds, f.name)))
@@ -191,7 +189,8 @@ def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
     inputs = {task.key: task.dependencies for task in trace.tasks}
     begin = min((span.start for span in trace.spans), default=0.0)
     steps = []
-    for key in (key for key in chain if key in runs):  # a file may tell of tasks, and not of their runs
+    # A file may tell of tasks, and not of their runs.
+    for key in (key for key in chain if key in runs):
         run = runs[key]
         ready = max((runs[d].stop for d in inputs[key] if d in runs), default=begin)
         waited = max(run.start - ready, 0.0)

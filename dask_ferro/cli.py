@@ -8,21 +8,22 @@ How commands end stands in `commands.faults`.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.config import config as config_
+from dask_ferro.commands.early import at_once, load_jobqueue
 from dask_ferro.commands.faults import Group, leave
 from dask_ferro.commands.jobs import jobs
 from dask_ferro.commands.pools import pools
 from dask_ferro.commands.replay import replay
 from dask_ferro.commands.top import top
-from dask_ferro.early import at_once, load_jobqueue
 
 if TYPE_CHECKING:
     from signal import Signals
@@ -35,81 +36,39 @@ ARRAY_FILES = (".npy", ".npz")
 # ---- arguments ---------------------------------------------------------------------------------------------
 
 
-class _Granularity(click.ParamType):
-    name = "granularity"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in ("auto", "op", "model"):
-            return value
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0.0 < seconds < float("inf"):
-            self.fail(f"{value!r} is neither auto, op, model nor a positive number of seconds", param, ctx)
-        return seconds
+def _granularity(value: str) -> str | float:
+    if value in ("auto", "op", "model"):
+        return value
+    with suppress(ValueError):
+        if 0.0 < float(value) < float("inf"):
+            return float(value)
+    raise click.BadParameter(f"{value!r} is neither auto, op, model nor a positive number of seconds")
 
 
-class _Parameter(click.ParamType):
-    name = "parameter"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        name, _, number = value.partition("=")
-        try:
-            return name.strip(), float(number) if set(number) & set(".e") else int(number)
-        except ValueError:
-            self.fail(f"{value!r} is not of the form NAME=NUMBER", param, ctx)
+def _array_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in ARRAY_FILES:
+        raise click.BadParameter(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}")
+    return path
 
 
-class _Policies(click.ParamType):
-    """Names of policies with commas between them."""
-
-    name = "policies"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # Imported when asked: `dask --help` loads every command, and is to take no longer for ours.
-        from dask_ferro.simulate.engine import POLICIES
-
-        names = [name.strip() for name in value.split(",")]
-        if wrong := [name for name in names if name not in POLICIES]:
-            self.fail(
-                f"no policy {', '.join(map(repr, wrong))}; wanted some of {', '.join(POLICIES)}", param, ctx
-            )
-        return tuple(dict.fromkeys(names))
-
-
-class _File(click.Path):
-    """A path; one that is written lies in a folder that exists."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not self.exists and not path.parent.is_dir():
-            self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
-        return path
-
-
-class _ArrayFile(_File):
-    """A path that ends in .npy or .npz."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path: Path = super().convert(value, param, ctx)
-        if path.suffix not in ARRAY_FILES:
-            self.fail(f"{str(path)!r} ends in neither {' nor '.join(ARRAY_FILES)}", param, ctx)
-        return path
+def _in_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """A file that is to be written lies in a folder that exists: told before the run, which may take hours."""
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"folder {str(path.parent)!r} does not exist")
+    return path
 
 
 _AT_LEAST_ONE = click.IntRange(min=1)
 _MODEL = click.Path(exists=True, dir_okay=False, readable=True)
-_granularity = click.option(
+_WRITTEN = click.Path(dir_okay=False, writable=True, path_type=Path)
+_granularities = click.option(
     "--granularity",
-    type=_Granularity(),
+    type=_granularity,
     default="auto",
     show_default=True,
     metavar="auto|op|model|SECONDS",
     help="What travels as one task.",
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 
 @click.group(name="ferro", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -121,18 +80,21 @@ def main() -> None:
 @main.command()
 @click.argument("model", type=_MODEL, required=False)
 @click.option("--dag", metavar="NAME", help="A built-in graph in place of MODEL, for instance imbalanced.")
+@arguments.parameters("A parameter of the built-in graph.")
 @click.option(
-    "--param",
-    "params",
-    type=_Parameter(),
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A parameter of the built-in graph.",
+    "--input",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=_array_file,
+    help="Inputs: .npz by name, or .npy.",
 )
 @click.option(
-    "--input", "source", type=_ArrayFile(exists=True, dir_okay=False), help="Inputs: .npz by name, or .npy."
+    "--output",
+    "sink",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=lambda *given: _array_file(*given) and _in_folder(*given),
+    help="Where to write the outputs.",
 )
-@click.option("--output", "sink", type=_ArrayFile(dir_okay=False), help="Where to write the outputs.")
 @click.option("--workers", type=_AT_LEAST_ONE, help="Worker processes to start  [default: one per core]")
 @click.option("--threads", type=_AT_LEAST_ONE, help="Threads of each  [default: 1]")
 @click.option(
@@ -142,7 +104,7 @@ def main() -> None:
 )
 @click.option("--rows", type=_AT_LEAST_ONE, help="Rows of synthetic input, where there is no --input.")
 @click.option("--scheduler", metavar="ADDRESS", help="A running cluster, in place of starting one.")
-@_granularity
+@_granularities
 @click.option("--dashboard/--no-dashboard", default=False, help="Serve Dask's dashboard; needs bokeh.")
 @click.option("--repeat", type=_AT_LEAST_ONE, default=1, show_default=True, help="Run so many times.")
 @click.option(
@@ -150,8 +112,8 @@ def main() -> None:
     metavar="FILE",
     help="Record the last run: .ferrotrace (for replay), .json (for Perfetto), .html (a report).",
 )
-@_as_json
-@_debug
+@arguments.as_json
+@arguments.debug
 def run(**options: Any) -> None:
     """Run a MODEL, or a built-in graph, and compare what was measured with what was projected.
 
@@ -204,9 +166,9 @@ def _check_run(options: dict[str, Any]) -> None:
 @click.argument("model", type=_MODEL)
 @click.option("--batch", type=_AT_LEAST_ONE, help="Rows to project the costs for  [default: 1]")
 @click.option("--workers", type=_AT_LEAST_ONE, help="Worker threads to cut for  [default: one per core]")
-@_granularity
-@_as_json
-@_debug
+@_granularities
+@arguments.as_json
+@arguments.debug
 def import_(
     model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool, debug: bool
 ) -> None:
@@ -220,6 +182,7 @@ def import_(
         click.echo(json.dumps(found.as_dict()))
     else:
         show_inventory(console(), found)
+    # The report is whole all the same, so that all problems are told in one run.
     if found.problems:
         raise click.exceptions.Exit(1)
 
@@ -229,30 +192,13 @@ def import_(
 @click.option(
     "--graph", "recorded", type=_MODEL, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
 )
-@click.option(
-    "--param",
-    "params",
-    type=_Parameter(),
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="A parameter of the workload.",
-)
+@arguments.parameters("A parameter of the workload.")
 @click.option("--workers", type=_AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
 @click.option("--threads", type=_AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
-@click.option(
-    "--policy",
-    "policies",
-    type=_Policies(),
-    default="informed,last-victim,none,stock",
-    show_default=True,
-    metavar="NAME,...",
-    help="Policies to compare; stock-none is stock Dask without stealing.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of ties and random victims."
-)
-@_as_json
-@_debug
+@arguments.policies("Policies to compare; stock-none is stock Dask without stealing.")
+@arguments.seed
+@arguments.as_json
+@arguments.debug
 def simulate(
     workload: str | None,
     recorded: str | None,
@@ -280,6 +226,7 @@ def simulate(
     from dask_ferro.views.simulation import show_comparison
     from dask_ferro.views.terminal import console
 
+    # By the user's own settings: what is compared is what `ff.install` would do here.
     graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
     cluster = VirtualCluster.local(workers, threads)
     found = compare.compare(graph, cluster, policies, rules=Settings.configured().rules, seed=seed)
@@ -298,12 +245,14 @@ def simulate(
 @click.option("--name", help="Of the cluster, and of its jobs in the queue.")
 @click.option(
     "--scheduler-file",
-    type=_File(dir_okay=False, writable=True),
+    type=_WRITTEN,
+    callback=_in_folder,
     help="Where to write the scheduler's address while it runs.",
 )
 @click.option(
     "--journal",
-    type=_File(dir_okay=False, writable=True),
+    type=_WRITTEN,
+    callback=_in_folder,
     help="Where to keep a record of all jobs, by which a later start finds those of a cluster that was killed.",
 )
 @click.option(
@@ -313,7 +262,7 @@ def simulate(
     help="With --journal: for how long waiting jobs are kept for that  [default: 0].",
 )
 @click.option("--dry-run", is_flag=True, help="Print the script of a job, and start nothing.")
-@_debug
+@arguments.debug
 def cluster(
     source: str,
     minimum: int | None,
@@ -376,8 +325,5 @@ def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str
     return cluster.stopped_by
 
 
-main.add_command(pools)
-main.add_command(jobs)
-main.add_command(replay)
-main.add_command(top)
-main.add_command(config_)
+for _command in (pools, jobs, replay, top, config_):
+    main.add_command(_command)

@@ -38,6 +38,7 @@ def defaults() -> dict[str, Any]:
 @cache
 def ensure() -> None:
     """Merge the defaults under `dask.config`; once in a process, however often it is called."""
+    # Before the defaults come: Dask puts a section in the place of such a value, and nobody would be told.
     _overwritten.update(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
     dask.config.update_defaults(defaults())
 
@@ -50,7 +51,8 @@ def get(key: str) -> Any:
     """
     ensure()
     found: Any = dask.config.config
-    try:  # each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled
+    # Each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled.
+    try:
         for part in parts_of(key):
             found = found[part]
         return found
@@ -95,8 +97,9 @@ def read(
         With all that was given and is no value; or for a value of the configuration that is none.
     """
     given = given or {}
-    if wrong := list(_wrong_given(kind, given)):
-        raise ConfigError(f"{who}: {'; '.join(wrong)}")
+    wrong = [fault(option, given[name], name) for name, option in names_of(kind).items() if name in given]
+    if any(wrong):
+        raise ConfigError(f"{who}: {'; '.join(filter(None, wrong))}")
     return _read(kind, prefix, given, plain)
 
 
@@ -112,23 +115,13 @@ def _read(kind: type[T], prefix: str, given: Mapping[str, Any], plain: Mapping[s
     return kind(**found)
 
 
-def _wrong_given(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
-    for one in fields(kind):
-        option, part = option_of(one), section_of(one)
-        if option is not None and one.name in given and (wrong := fault(option, given[one.name], one.name)):
-            yield wrong
-        elif part is not None and not part.keys:
-            yield from _wrong_given(part.kind, given)
-
-
-def names_of(kind: type) -> list[str]:
-    """Return the names by which `read` takes options of a class."""
-    own = [one.name for one in fields(kind) if option_of(one) is not None]
-    for one in fields(kind):
-        part = section_of(one)
+def names_of(kind: type) -> dict[str, Option]:
+    """Return the options of a class that `read` takes by name: its own, and of parts without keys of their own."""
+    found = {one.name: option for one in fields(kind) if (option := option_of(one)) is not None}
+    for part in map(section_of, fields(kind)):
         if part is not None and not part.keys:
-            own += names_of(part.kind)
-    return own
+            found |= names_of(part.kind)
+    return found
 
 
 def given(key: str, told: Any, who: str) -> Any:
@@ -180,9 +173,10 @@ def strangers() -> list[str]:
     """Return what is wrong with the configuration's keys, a clause each."""
     ensure()
     tree = dask.config.config
+    # A list at once: another thread may set a key.
     dotted = [
         key
-        for key in list(tree)  # at once: another thread may set a key
+        for key in list(tree)
         if isinstance(key, str) and key.startswith((f"{SECTION}.", f"{SECTION}_", f"{SECTION}-"))
     ]
     found = [clause for key in dotted if (clause := _flat(key))]
@@ -234,9 +228,8 @@ def _flat(key: str) -> str:
 
 def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the sections in whose place there is a value, and what is wrong with it."""
-    if section is None or not isinstance(
-        known, Mapping
-    ):  # None: a section of which every line is commented out
+    # None: a section of which every line is commented out.
+    if section is None or not isinstance(known, Mapping):
         return
     if not isinstance(section, Mapping):
         wanted = f"a section with some of {', '.join(known)}"
@@ -284,6 +277,8 @@ class Row(NamedTuple):
         As they were written.
     origin : str
         Where the value was set.
+    variable : str
+        The environment variable that sets it; "" where none does.
     """
 
     key: str
@@ -292,34 +287,42 @@ class Row(NamedTuple):
     default: Any
     origin: str
     help: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it, with the name of its environment variable."""
-        return {**self._asdict(), "key": f"{SECTION}.{self.key}", "variable": variable(self.key)}
+    variable: str = ""
 
 
 def rows() -> list[Row]:
-    """Return all options as they stand, in the order of their sections."""
-    there = list(layers())  # files are read once
+    """Return all options as they stand, in the order of their sections, by their whole names."""
+    # Files are read once for all options, and not once for each.
+    there = list(layers())
     return [
-        Row(key, get(key), option.unit, option.default, origin(key, get(key), there), option.help)
+        Row(
+            f"{SECTION}.{key}",
+            get(key),
+            option.unit,
+            option.default,
+            origin(key, get(key), there),
+            option.help,
+            variable(key),
+        )
         for key, option in OPTIONS.items()
     ]
 
 
-def suggested(prefix: str) -> str:
+def suggested(prefix: str, keys: Iterable[str]) -> str:
     """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
-    key = prefix.removeprefix(f"{SECTION}.")
+    short = [key.removeprefix(f"{SECTION}.") for key in keys]
     starts: set[str] = set()
-    for name in OPTIONS:
-        starts.update(accumulate(name.split("."), "{}.{}".format))
-    return meant(key, sorted(starts)) or f"; sections are {', '.join(defaults()[SECTION])}"
+    for key in short:
+        starts.update(accumulate(key.split("."), "{}.{}".format))
+    sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in short))
+    return meant(prefix.removeprefix(f"{SECTION}."), sorted(starts)) or f"; sections are {sections}"
 
 
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256, typed=True)  # typed: True is no 1
+# Typed: True is no 1, and equal keys would share one entry.
+@lru_cache(maxsize=256, typed=True)
 def _remembered(key: str, written: Any) -> Any:
     return parsed(OPTIONS[key], written)
 
@@ -334,13 +337,17 @@ def parsed(option: Option, written: Any) -> Any:
     """
     if option.auto and (word(written) in (None, "auto") or written == option.nothing):
         return option.nothing
+    # A word such as `off`, of which the reader of durations knows nothing.
     if option.kind == "seconds" and option.off and as_flag(written) is False:
         return 0.0
     try:
         found = _READERS[option.kind](option, written)
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError):
         raise ValueError from None
+    # To Python True is 1: `yes` would be a second, or a byte.
     if option.kind in _NUMBERS and (isinstance(written, bool) or not option.admits(found)):
+        raise ValueError
+    if option.kind in _WORDS and found is None:
         raise ValueError
     return found
 
@@ -364,34 +371,12 @@ def _seconds(written: Any) -> float:
     return written if isinstance(written, float) else float(parse_timedelta(written, default="s"))
 
 
-def _choice(option: Option, written: Any) -> str:
-    found = as_choice(written, option.words, option.off)
-    if found is None:
-        raise ValueError
-    return found
-
-
-def _flag(option: Option, written: Any) -> bool:
-    found = as_flag(written)
-    if found is None:
-        raise ValueError
-    return found
-
-
-def _folder(option: Option, written: Any) -> str | None:
-    if as_flag(written) is False or written == "":
-        return None
-    if not isinstance(written, str | PathLike):
-        raise TypeError
-    return str(written)
-
-
-def _file(option: Option, written: object) -> object:
-    if as_flag(written) is False:
+def _path(option: Option, written: Any) -> Any:
+    if as_flag(written) is False or (option.kind == "folder" and written == ""):
         return None
     if not isinstance(written, str | PathLike) or not fspath(written):
         raise ValueError
-    return written
+    return str(written) if option.kind == "folder" else written
 
 
 def _mapping(option: Option, written: object) -> object:
@@ -400,16 +385,16 @@ def _mapping(option: Option, written: object) -> object:
     return written
 
 
-_NUMBERS = ("seconds", "size", "count", "number")
+_NUMBERS, _WORDS = ("seconds", "size", "count", "number"), ("flag", "choice")
 _READERS: dict[str, Callable[[Option, Any], Any]] = {
     "seconds": lambda option, written: _seconds(written),
     "size": lambda option, written: int(parse_bytes(written)),
     "count": _whole,
     "number": _number,
-    "flag": _flag,
-    "choice": _choice,
-    "folder": _folder,
-    "file": _file,
+    "flag": lambda option, written: as_flag(written),
+    "choice": lambda option, written: as_choice(written, option.words, option.off),
+    "folder": _path,
+    "file": _path,
     "mapping": _mapping,
 }
 

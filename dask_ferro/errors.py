@@ -17,8 +17,8 @@ def _join(headline: str, problems: tuple[str, ...]) -> str:
     return "\n".join([f"{headline}:", *(f"  - {p}" for p in problems)])
 
 
-class ModelError(ValueError):
-    """The model file is wrong: unreadable, inconsistent, or unsafe to load.
+class _Problems(Exception):
+    """An error with a line for each problem.
 
     Parameters
     ----------
@@ -33,23 +33,17 @@ class ModelError(ValueError):
         self.problems = tuple(problems)
         super().__init__(_join(headline, self.problems))
 
-    def __reduce__(self) -> tuple[type[ModelError], tuple[str, tuple[str, ...]], dict[str, Any]]:
-        return type(self), (self.headline, self.problems), self.__dict__  # with its notes
+    def __reduce__(self) -> tuple[type[_Problems], tuple[str, tuple[str, ...]], dict[str, Any]]:
+        # Notes are in the dictionary: a worker's would be lost on the way to the client.
+        return type(self), (self.headline, self.problems), self.__dict__
 
 
-class UnsupportedOp(NotImplementedError):
-    """The model is fine, and no engine here computes one of its nodes.
+class ModelError(_Problems, ValueError):
+    """The model file is wrong: unreadable, inconsistent, or unsafe to load."""
 
-    Parameters are those of `ModelError`.
-    """
 
-    def __init__(self, headline: str, problems: Iterable[str] = ()) -> None:
-        self.headline = headline
-        self.problems = tuple(problems)
-        super().__init__(_join(headline, self.problems))
-
-    def __reduce__(self) -> tuple[type[UnsupportedOp], tuple[str, tuple[str, ...]], dict[str, Any]]:
-        return type(self), (self.headline, self.problems), self.__dict__  # with its notes
+class UnsupportedOp(_Problems, NotImplementedError):
+    """The model is fine, and no engine here computes one of its nodes."""
 
 
 class ConfigError(ValueError):

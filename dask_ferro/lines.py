@@ -65,7 +65,8 @@ def put(path: str, text: bytes) -> None:
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.part")
     with suppress(FileNotFoundError):
-        os.unlink(part)  # of a process that was killed, or a link that somebody else put there
+        # Of a process that was killed, or a link that somebody else put there.
+        os.unlink(part)
     flags = portable.NO_LINK | portable.NOT_INHERITED | portable.BINARY
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666)
     with open(handle, "wb") as file:

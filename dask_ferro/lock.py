@@ -115,7 +115,8 @@ class Hold:
         """Remove the file, if it is still this holder's, and open the lock.  In a forked process, nothing."""
         if os.getpid() != self.pid:
             return
-        with suppress(OSError):  # a file system that is gone has no lock either
+        # A file system that is gone has no lock either.
+        with suppress(OSError):
             if (_said(self.path) or {"token": self.token})["token"] == self.token:
                 os.unlink(self.path)
         _close(self.handle)
@@ -166,7 +167,8 @@ def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
 
 
 def _remove_empty(folder: str) -> None:
-    with suppress(OSError):  # there is an output in it
+    # There may be an output in it by now, of this run or of another one.
+    with suppress(OSError):
         os.rmdir(folder)
 
 
@@ -189,7 +191,8 @@ def _acquired(sink: str, words: Words) -> Hold:
         except BaseException:
             _close(handle)
             raise
-        _close(handle)  # its last holder removed the file meanwhile
+        # Its last holder removed the file meanwhile: the lock is on one that nobody else will find.
+        _close(handle)
 
 
 def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
@@ -220,7 +223,8 @@ def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     said = _said(path)
     if said is not None and said.get("token") == found.get("token"):
         with suppress(FileNotFoundError):
-            os.unlink(path)  # the next one to open it makes a file of its own
+            # The next one to open it makes a file of its own.
+            os.unlink(path)
 
 
 def _refused(sink: str, found: dict[str, Any] | None, words: Words) -> ConfigError:
@@ -241,14 +245,16 @@ def _said(path: str) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read())
-    except (FileNotFoundError, ValueError, RecursionError):  # not one of ours
+    # What is no JSON is no file of ours.
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def _changed_at(path: str) -> int | None:
     try:
-        with open(path, "rb") as file:  # opening it asks the file server anew
+        # Opening it asks the file server anew: NFS answers `stat` from a cache of up to a minute.
+        with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None
@@ -273,7 +279,8 @@ def _machine() -> str:
 def _beat(holds: Sequence[Hold], ended: threading.Event) -> None:
     while not ended.wait(config.value("stream.lease") / _SIGNS):
         for hold in holds:
-            with suppress(OSError):  # the next sign may get through; `check` tells whether the lock was lost
+            # The next sign may get through; `check` tells whether the lock was lost.
+            with suppress(OSError):
                 hold.beat()
 
 

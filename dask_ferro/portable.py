@@ -62,7 +62,8 @@ def read_at(handle: int, nbytes: int, offset: int) -> bytes:
     """Return at most so many bytes of an open file from an offset on, from any thread."""
     if hasattr(os, "pread"):
         return os.pread(handle, nbytes, offset)
-    with _moved:  # the file has one position for all threads
+    # The file has one position for all threads.
+    with _moved:
         os.lseek(handle, offset, os.SEEK_SET)
         return os.read(handle, nbytes)
 

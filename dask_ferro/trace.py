@@ -38,7 +38,8 @@ _MOST_THREADS = 1 << 20
 _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 Key = Hashable
-_Reader = Callable[[Any], Any]  # of one cell of a line; ValueError or TypeError for what it is not
+# Of one cell of a line; ValueError or TypeError for what it is not.
+_Reader = Callable[[Any], Any]
 
 
 class Span(NamedTuple):
@@ -254,7 +255,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """
     target = Path(path)
     if target.suffix == ".gz":
+        # Without a time in its head, equal traces are equal files.
         content = gzip.compress(content, compresslevel=6, mtime=0)
+    # In the same folder, as a rename is whole within one file system alone; hidden, so that no pattern finds it.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)
@@ -311,30 +314,6 @@ def _checked(value: Any, ok: bool, wanted: str) -> Any:
     return value
 
 
-def _string(value: Any) -> Any:
-    return _checked(value, type(value) is str, "a text")
-
-
-def _count(value: Any) -> Any:
-    return _checked(value, type(value) is int and 0 <= value < MOST_BYTES, "a count below 2^63")
-
-
-def _threads(value: Any) -> Any:
-    return _checked(value, type(value) is int and 0 <= value <= _MOST_THREADS, "a number of threads")
-
-
-def _time(value: Any) -> Any:
-    return _checked(value, is_time(value), "a finite number of seconds")
-
-
-def _seconds(value: Any) -> Any:
-    return _checked(value, is_time(value) and value <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
-
-
-def _number(value: Any) -> Any:
-    return _checked(value, type(value) in (int, float) and -1e300 < value < 1e300, "a finite number")
-
-
 def is_time(value: Any) -> bool:
     """Whether a value is a number of seconds as clocks and runs have them: no NaN, no infinity, nothing absurd.
 
@@ -344,16 +323,21 @@ def is_time(value: Any) -> bool:
     return type(value) in (int, float) and -_MOST_TIME <= value <= _MOST_TIME
 
 
+def _reader(fits: Callable[[Any], bool], wanted: str) -> _Reader:
+    return lambda value: _checked(value, fits(value), wanted)
+
+
+_string = _reader(lambda v: type(v) is str, "a text")
+_count = _reader(lambda v: type(v) is int and 0 <= v < MOST_BYTES, "a count below 2^63")
+_threads = _reader(lambda v: type(v) is int and 0 <= v <= _MOST_THREADS, "a number of threads")
+_time = _reader(is_time, "a finite number of seconds")
+_seconds = _reader(lambda v: is_time(v) and v <= MOST_SECONDS, f"at most {MOST_SECONDS:g} seconds")
+_number = _reader(lambda v: type(v) in (int, float) and -1e300 < v < 1e300, "a finite number")
+_place = _reader(lambda v: v is None or (type(v) is int and abs(v) < MOST_BYTES), "a place or null")
 _SPAN: tuple[_Reader, ...] = (
     *(_string, _key, _string, _string, _count, _time, _time, _count, _string),
     *(_string, _string),
 )
-
-
-def _place(value: Any) -> Any:
-    return _checked(
-        value, value is None or (type(value) is int and abs(value) < MOST_BYTES), "a place or null"
-    )
 
 
 def _about(value: Any) -> About:
@@ -398,6 +382,7 @@ def _unpacked(content: bytes, where: str) -> bytes:
     """What a gzip file holds, unless it is out of all proportion."""
     most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
     with gzip.open(io.BytesIO(content)) as file:
+        # One byte more than is allowed says that there is more; all of it might not fit into memory.
         unpacked = file.read(most + 1)
     if len(unpacked) > most:
         raise ConfigError(
@@ -409,6 +394,7 @@ def _unpacked(content: bytes, where: str) -> bytes:
 
 def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
     """Raise `ConfigError` where a key stands twice, or tasks wait for each other."""
+    # The simulator would wait for ever for tasks that wait for each other.
     waits: dict[Key, tuple[Key, ...]] = {}
     for task in tasks:
         if task.key in waits:

@@ -318,7 +318,7 @@ def rows(tmp_path, files=None, here=None, **environment):
         cwd=ROOT,
     )
     *found, problems = json.loads(done.stdout)
-    return {key: [value, origin] for key, value, origin in found}, problems
+    return {key.removeprefix("ferro."): [value, origin] for key, value, origin in found}, problems
 
 
 def test_each_value_is_told_with_where_it_was_set(tmp_path):

@@ -68,10 +68,10 @@ except ff.ConfigError as error:
     print(error)
 """
 WATCHDOG = """
-from dask_ferro.runtime.slurm.site import _watchdog
+from dask_ferro.runtime.slurm.site import SlurmSite
 from dask_ferro.runtime.slurm.commands import Refused
 try:
-    _watchdog("job", "tag", None)
+    SlurmSite("job", "tag").guarded()
 except Refused as refused:
     print(refused.words)
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from dask_ferro.early import over
+from dask_ferro.commands.early import over
 
 
 @contextmanager
@@ -25,6 +25,7 @@ def one_status_per_fault(debug: bool = False) -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
+        # The help that was asked for by no arguments at all, which click prints.
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             raise
         leave(
@@ -37,6 +38,7 @@ def one_status_per_fault(debug: bool = False) -> Iterator[None]:
     except ConfigError as error:
         leave(2, f"dask ferro: {error}", line=True, debug=debug)
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever a task raised ends here
+        # Our own errors say what happened and where; of others the kind tells more than the message.
         told = type(error).__module__.startswith("dask_ferro")
         leave(1, f"dask ferro: {error if told else f'{type(error).__name__}: {error}'}", debug=debug)
 
@@ -70,7 +72,8 @@ class Command(click.Command):
         from dask_ferro.runtime.local.sigint import kept
 
         with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
-            if not isinstance(self, click.Group):  # a group's imports are over when it has found its command
+            # A group's imports are over when it has found its command.
+            if not isinstance(self, click.Group):
                 over()
             return super().invoke(ctx)
 

@@ -6,17 +6,18 @@ import json
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command
 
 
 @click.command(cls=Command)
 @click.option("--scheduler", "address", metavar="ADDRESS", help="Of a cluster that stands.")
-@click.option("--scheduler-file", metavar="FILE", help="What `dask ferro cluster --scheduler-file` wrote.")
+@arguments.scheduler_file
 @click.option(
     "--journal", metavar="FILE", help="What `dask ferro cluster --journal` wrote; of one that is gone, too."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@arguments.as_json
+@arguments.debug
 def jobs(
     address: str | None, scheduler_file: str | None, journal: str | None, as_json: bool, debug: bool
 ) -> None:
@@ -38,6 +39,7 @@ def jobs(
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
+    # A journal may be of a cluster that is gone: what ran then does not run on until now.
     now = None if journal else time()
     records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(address, scheduler_file)))
     if as_json:

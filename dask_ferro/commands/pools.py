@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Group
 
 
@@ -34,13 +35,8 @@ class _KeyValue(click.ParamType):
 def _there(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say which cluster is meant, before or behind the order."""
     # Each command has them, and so has the group: people write them in either place.
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-        click.option("--scheduler-file", metavar="FILE", help="What `dask ferro cluster --scheduler-file` wrote."),
-        click.option("--scheduler", metavar="ADDRESS", help="Of the cluster's scheduler."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    command = arguments.scheduler_file(arguments.as_json(command))
+    return click.option("--scheduler", metavar="ADDRESS", help="Of the cluster's scheduler.")(command)
 
 
 @click.group(cls=Group)

@@ -49,6 +49,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
         )
     client = futures[0].client or default_client()
     following = Following(client, futures)
+    # A cell that waited would keep all cells behind it waiting.
     if is_kernel() if notebook is None else notebook:
         return _in_notebook(client, following)
     return _shown(following) if client.asynchronous else _in_terminal(client, following)
@@ -106,5 +107,6 @@ def _in_notebook(client: Client, following: Following) -> None:
         async for seen in _looks(following):
             handle.update(HTML(html(seen)))
 
+    # The client's own loop goes on when the cell is over.
     loop: Any = client.loop
     loop.add_callback(update)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command
 
 if TYPE_CHECKING:
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
 # Decisions that are shown of those that differ, and characters of a line that is.
 _SHOWN, _WIDE = 20, 2000
 _FILE = click.Path(exists=True, dir_okay=False)
-
-
-def _policies(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """Names with commas between them, each once."""
-    from dask_ferro.simulate.engine import POLICIES
-
-    names = [name.strip() for name in value.split(",")]
-    if wrong := [name for name in names if name not in POLICIES]:
-        raise click.BadParameter(
-            f"no policy {', '.join(map(repr, wrong))}; wanted some of {', '.join(POLICIES)}", ctx, param
-        )
-    return tuple(dict.fromkeys(names))
 
 
 def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
@@ -54,14 +43,8 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
 @click.command(cls=Command)
 @click.argument("recorded", metavar="[RUN.ferrotrace]", type=_FILE, required=False)
 @click.option("--events", type=_FILE, metavar="FILE", help="Recorded events, in place of a run.")
-@click.option(
-    "--policy",
-    "policies",
-    callback=_policies,
-    default="informed,last-victim,none,stock",
-    show_default=True,
-    metavar="NAME,...",
-    help="Policies to try; stock-none is stock Dask without stealing. With --events: one to ask as well.",
+@arguments.policies(
+    "Policies to try; stock-none is stock Dask without stealing. With --events: one to ask as well."
 )
 @click.option(
     "--set",
@@ -71,11 +54,9 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
     metavar="NAME=VALUE",
     help="With --events: a parameter of stealing for that policy, such as threshold=20ms.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of ties and random victims."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@arguments.seed
+@arguments.as_json
+@arguments.debug
 @click.pass_context
 def replay(
     ctx: click.Context,
@@ -146,7 +127,8 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     if len(policies) > 1:
         raise click.UsageError("--events takes one --policy")
     policy = policies[0] if policies else None
-    if policy not in (None, *POLICIES):  # stock Dask's have no core
+    # Stock Dask's have no core that could be asked.
+    if policy not in (None, *POLICIES):
         raise click.BadParameter(
             f"got {policy!r}, wanted one of {', '.join(POLICIES)}", param_hint="--policy"
         )
@@ -158,7 +140,8 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     else:
         _show(found, is_beside=policy is not None or bool(parameters))
     if found.difference is not None:
-        raise click.exceptions.Exit(1)  # an error, a file that is none among them, is 2
+        # An error, a file that is none among them, is 2.
+        raise click.exceptions.Exit(1)
 
 
 def _as_dict(found: Replayed) -> dict[str, Json]:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from dask_ferro.commands.faults import Command, leave
-from dask_ferro.commands.sorts import SORTS, WORDS
+from dask_ferro.views.top.choice import SORTS, Choice
 
 
 @click.command(cls=Command)
@@ -46,11 +46,12 @@ def top(
     """
     import asyncio
 
-    from dask_ferro.commands.live import Choice, Screen, print_once
     from dask_ferro.runtime.telemetry.top import SchedulerConnection, where
+    from dask_ferro.views.top.live import Screen, print_once
 
     line = SchedulerConnection(where(address, scheduler_file))
-    choice = Choice(sort=sort, descending=sort not in WORDS, wanted=wanted)
+    choice = Choice(wanted=wanted).sorted_by(sort)
+    # Windows has terminals of another kind, and a pipe has no keys.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(line, choice, as_json))
     else:

@@ -225,7 +225,7 @@ class DeviceSessionRun:
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
         declared = resolved(self._outputs[name], sizes_of(self._inputs.values(), [a.shape for a in arrays]))
-        if value.data_type() == "tensor(bool)":  # DLPack, as ONNX Runtime speaks it, has no bool
+        if value.data_type() == "tensor(bool)":  # ONNX Runtime 1.31 gives bytes
             return xp.astype(found, xp.bool)
         if declared is not None and dtype is not None:
             self._kept[name] = self._kept.get(name, True) and declared == tuple(found.shape)
@@ -256,11 +256,18 @@ def run_options(place: Place) -> ort.RunOptions:
 def as_value(xp: Any, array: Any) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; one that is not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
-    return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool else flat)
+    return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat)
+
+
+@cache
+def _knows_bool() -> bool:
+    """Tell whether ONNX Runtime speaks DLPack's bool, as 1.32 does: 1.31 gives and takes bytes."""
+    value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, bool))
+    return bool(np.from_dlpack(value).dtype == np.bool_)
 
 
 class _Flags:
-    """A bool array as ONNX Runtime wants it by DLPack: bytes under the name of bool."""
+    """A bool array as ONNX Runtime 1.31 wants it by DLPack: bytes under the name of bool."""
 
     dtype = np.dtype(bool)
 

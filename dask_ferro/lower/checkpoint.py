@@ -67,14 +67,18 @@ def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], 
             first = order.index(holders[0]) if holders else 0
             next_ = min(others, key=lambda address: (order.index(address) - first) % len(order))
             copies[key] = _Registration(client, future, [next_])
-    arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys()})
     registrations = [*kept.values(), *copies.values()]
     wait([one.task for one in registrations])
     if any(one.task.status != "finished" for one in registrations):
         raise CancelledError
     names = [one.name for one in registrations]
     held: dict[str, Any] = {name: Future(name, client=client) for name in names}
-    client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
+    where = client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
+    if not all(where[one.name] for one in kept.values()):
+        raise CancelledError
+    # A scheduler may move a registration, and then a part and its copy die together: the client has those.
+    copies = {key: one for key, one in copies.items() if where[one.name] - where[kept[key].name]}
+    arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys()})
     data = {key: held[one.name] for key, one in kept.items()}
     return data, {**{key: held[one.name] for key, one in copies.items()}, **arrays}
 
@@ -93,9 +97,11 @@ def registered(key: str, value: Any) -> Any:
     return get_client().scatter({key: value}, direct=True)[key]
 
 
-def desired(names: list[str], client: str, dask_scheduler: Any) -> None:
-    """Let a client hold data that a worker registered; runs on the scheduler."""
+def desired(names: list[str], client: str, dask_scheduler: Any) -> dict[str, set[str]]:
+    """Let a client hold data that workers registered, and return who has them; runs on the scheduler."""
     dask_scheduler.client_desires_keys(names, client)
+    tasks = dask_scheduler.tasks
+    return {name: {ws.address for ws in tasks[name].who_has or ()} for name in names}
 
 
 class _Copied(NamedTuple):

@@ -245,6 +245,13 @@ class TransferLearned(NamedTuple):
 
 
 @_apart
+class LoopMeasured(NamedTuple):
+    """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last."""
+
+    share: float
+
+
+@_apart
 class Switched(NamedTuple):
     """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
 
@@ -279,6 +286,7 @@ Event = (
     | SizeLearned
     | SpeedLearned
     | TransferLearned
+    | LoopMeasured
     | Switched
     | Restarted
 )

@@ -11,7 +11,8 @@ looked at.  To keep those facts here for every task would cost the scheduler mor
 - A step shows the policy a few of the thieves and the longest queues.  Others have their turn in the next one: at the
   thieves' end, and where nothing may move at the victims' as well.
 - A sweep, at each tick, looks for tasks that wait for longer than was expected, wherever they are.
-- Messages to a worker that has little to do leave soon; where it has plenty, batches are cheaper.
+- Messages to a worker that has little to do leave soon; where it has plenty, or the scheduler's loop no time, batches
+  are cheaper.
 
 Durations are seconds.
 """
@@ -41,6 +42,7 @@ from dask_ferro.policy.events import (
     Instruction,
     Joined,
     Left,
+    LoopMeasured,
     MemoryTold,
     MessagesSent,
     Ordered,
@@ -149,6 +151,7 @@ class SchedulingCore:
         self._outcomes: deque[Outcome] = deque(maxlen=HISTORY)
         self._hungry: dict[Address, None] = {}
         self._hurried: dict[Address, bool] = {}
+        self._saturated = False
         self._wake: float | None = None
         self._barren = 0  # steps since one moved anything although somebody was under its threshold
         self._looked = 0.0  # when it was looked at last whether a queue stands
@@ -162,6 +165,7 @@ class SchedulingCore:
             Assigned: self._assigned, Finished: self._finished, Answered: self._answered, Unsent: self._unsent,
             Withdrawn: self._withdrawn, Ordered: self._ordered, MessagesSent: self._sent, Due: self._due,
             Tick: self._ticked, Sweep: self._swept, Switched: self._switched, Restarted: self._restarted,
+            LoopMeasured: self._loop_measured,
             # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
             DeviceTold: lambda event, now: self.ledger.set_device(*event),
             MemoryTold: lambda event, now: self.ledger.set_memory(*event),
@@ -468,10 +472,18 @@ class SchedulingCore:
 
     # -- messages ------------------------------------------------------------------------------------------
 
+    def _loop_measured(self, event: LoopMeasured, now: float) -> None:
+        """Gather messages to everybody where the loop has no time left: the worker would wait for its next turn."""
+        saturated = event.share >= self.policy.parameters.saturated
+        if saturated != self._saturated:
+            self._saturated = saturated
+            for row in self.ledger.rows.values():
+                self._hurry(row)
+
     def _hurry(self, row: WorkerLoad) -> None:
-        """Let the gathering of a worker's messages follow what it has to do."""
+        """Let the gathering of a worker's messages follow what it has to do, and what the loop has."""
         plenty = self.policy.parameters.plenty
-        soon = row.waiting_seconds * row.slowness < plenty * row.nthreads
+        soon = not self._saturated and row.waiting_seconds * row.slowness < plenty * row.nthreads
         if soon != self._hurried.get(row.address):
             self._hurried[row.address] = soon
             self._decided.append(Hurry(row.address, soon))

@@ -171,7 +171,8 @@ def put_placement(
     def root() -> WorkerState | None:
         nonlocal asked
         task, asked = asked, None
-        if task is None or task.state != "waiting":  # it comes from the queue, where the first is asked for
+        # From the queue Dask asks for no task by name, and means the first.
+        if task is None or task.state != "waiting":
             task = scheduler.queued.peek()
         return queued(task)
 
@@ -182,6 +183,7 @@ def put_placement(
 
 def put_stock_placement(scheduler: Scheduler) -> None:
     """Let Dask's own methods choose again, and place what waited for a worker that they do not wait for."""
+    # An attribute of the instance hides the class's own method, which is there again when it is gone.
     had = _PLACING in vars(scheduler)
     for name in (_ROOTISH, _PLACING, _QUEUED_PLACING):
         vars(scheduler).pop(name, None)
@@ -193,7 +195,8 @@ def place_again(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
     """Look once more for workers: for these of the tasks that have none, and for what is queued."""
     stimulus_id = f"ferro-place-again-{time()}"
     without = sorted((ts for ts in tasks if ts in scheduler.unrunnable), key=_priority, reverse=True)
-    if without:  # the last is done first
+    # `transitions` takes the last of a dictionary first: so the most urgent task comes last.
+    if without:
         scheduler.transitions({ts.key: "processing" for ts in without}, stimulus_id)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
 
@@ -305,7 +308,8 @@ def take_back(scheduler: Scheduler, key: Key, address: str, stimulus_id: str) ->
 
 def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id: str) -> None:
     """Let a worker fetch copies of results; nothing is said when it has them, but they show up as held."""
-    with suppress(CommClosedError):  # it is dying, and will be removed
+    # The receiver is dying, and will be removed: the copies go to somebody else at the next look.
+    with suppress(CommClosedError):
         scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus_id)
 
 

@@ -83,6 +83,7 @@ def forget_adapting(cluster: object) -> None:
 
 def has_specification(cluster: object) -> bool:
     """Whether a cluster starts its workers from a specification."""
+    # A `SpecCluster` may be made without a kind of worker: then nothing can be added to it.
     return bool(getattr(cluster, "new_spec", None)) and hasattr(cluster, "worker_spec")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dask_jobqueue.slurm
+from dask_jobqueue.core import Job, JobQueueCluster
 
 
 class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
@@ -35,7 +36,7 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         """Note that a worker came ("add", with its facts) or went ("remove", with its address)."""
         super()._update_worker_status(op, msg)
 
-    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> Any:
+    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> dict[str, object]:
         """Return the logs of the cluster, the scheduler and the workers."""
         return await self._get_logs(cluster, scheduler, workers)
 
@@ -49,35 +50,35 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
     def _memory_per_worker(self) -> int:
         return self._worker_shape()[1]
 
-    def _first_job(self) -> Any:
+    def _first_job(self) -> Job:
         """Return a job that is never submitted.  It is asked for before anything is started."""
         raise NotImplementedError
 
     @property
-    def _dummy_job(self) -> Any:
+    def _dummy_job(self) -> Job:
         return self._first_job()
 
 
-def batch_job_of(cluster: Any) -> Any:
+def batch_job_of(cluster: Any) -> Job | None:
     """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
     return cluster.job_cls and cluster._dummy_job
 
 
-def job_keywords(cluster: Any) -> Mapping[str, object]:
+def job_keywords(cluster: JobQueueCluster) -> Mapping[str, object]:
     """Return the keywords that all jobs of a cluster have."""
     return cluster._job_kwargs
 
 
-def command_of(job: Any) -> str:
+def command_of(job: Job) -> str:
     """Return the command by which a job's script starts its worker."""
     return job._command_template
 
 
-def add_to_command(job: Any, words: str) -> None:
+def add_to_command(job: Job, words: str) -> None:
     """Let the command have more arguments."""
     job._command_template += f" {words}"
 
 
-def prologue_of(job: Any) -> Sequence[str]:
+def prologue_of(job: Job) -> Sequence[str]:
     """Return the user's lines before the command."""
     return tuple(filter(None, job._job_script_prologue))

@@ -68,176 +68,138 @@ class Seam(NamedTuple):
     overrides: bool = False
 
 
-def _rows(owner: str, part: str, rows: Iterable[tuple[str, ...]]) -> Iterator[Seam]:
-    """Yield the seams of one owner: (name, hook, why) and the arguments; "=" before them: of a method of ours."""
-    for name, hook, why, *arguments in rows:
-        takes = tuple(arguments[0].removeprefix("=").split()) if arguments else None
-        is_ours = bool(arguments) and arguments[0].startswith("=")
-        yield Seam(owner, name, part, why, hook, takes, is_ours)
+_GRAPH = ("Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "resolve_aliases", "_execute_subgraph")
+
+# By owner and part: (name, hook, why), and the arguments where it is called; "=" before them: a method of ours takes
+# its place, so that its arguments have to be the same.
+_ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
+    ("distributed.scheduler.Scheduler", SCHEDULER): [
+        ("_reschedule", "reschedule", "places a task that a worker has anew", "key worker stimulus_id"),
+        ("acquire_resources", "steal", "a moved task takes resources at its thief", "ts ws"),
+        ("check_idle_saturated", "steal", "both ends of a move are looked at again", "ws"),
+        ("decide_worker_non_rootish", "decide_worker", "our choice for a ready task", "=ts"),
+        ("decide_worker_rootish_queuing_enabled", "decide_worker", "our choice for one that looks like a root", "="),
+        ("handle_worker_status_change", "status", "a leaving worker is given nothing more",
+            "status worker stimulus_id"),
+        ("is_rootish", "decide_worker", "says of which task a worker is asked for next", "=ts"),
+        ("no_workers_timeout", "decide_worker", "tasks that we hold back do not count towards it"),
+        ("release_resources", "steal", "a moved task frees its victim's resources", "ts ws"),
+        ("request_acquire_replicas", "retire", "copies results before their worker goes", "addr keys stimulus_id"),
+        ("send_task_to_worker", "steal", "sends a moved task to its thief", "worker ts"),
+        ("stimulus_queue_slots_maybe_opened", "decide_worker", "looks at the queue again", "stimulus_id"),
+        ("stream_comms", "sends", "the connection to each worker, whose interval is set"),
+        ("task_groups", "state", "the nodes of the graph's page"),
+        ("task_prefixes", "state", "what Dask has counted and measured by prefix"),
+        ("transition", "reschedule", "fails tasks that no pool can run", "key finish stimulus_id"),
+        ("transitions", "reschedule", "places tasks without a worker again", "recommendations stimulus_id"),
+        ("valid_workers", "state", "the workers that a restricted task may run on", "ts"),
+        ("worker_plugins", "worker", "the plugins that later workers are given"),
+        ("worker_send", "steal", "a request to a worker: for a task, or to change its status", "worker msg"),
+    ],
+    ("distributed.scheduler.WorkerState", SCHEDULER): [
+        ("add_to_processing", "steal", "a moved task is its thief's", "ts"),
+        ("metrics", "state", "what its newest heartbeat told"),
+        ("remove_from_processing", "steal", "a moved task is not its victim's", "ts"),
+    ],
+    ("distributed.scheduler.TaskState", SCHEDULER): [
+        ("get_nbytes", "state", "the bytes of a result, or Dask's guess", ""),
+    ],
+    ("distributed.stealing.WorkStealing", SCHEDULER): [
+        ("_add_to_in_flight", "extension", "notes a request", "ts info"),
+        ("_in_flight_event", "extension", "set when no request is on its way"),
+        ("_remove_from_in_flight", "extension", "forgets a request", "ts"),
+        ("_request_counter", "extension", "numbers requests"),
+        ("balance", "extension", "Dask's tick, called by hand", "="),
+        ("count", "extension", "steps that asked for something, as Dask counts them"),
+        ("in_flight", "extension", "the requests that are on their way"),
+        ("in_flight_tasks", "extension", "requests by worker"),
+        ("key_stealable", "extension", "what may be stolen, as Dask's dashboard reads it"),
+        ("log", "extension", "Dask's log of stealing", "msg"),
+        ("metrics", "extension", "requests by level, as Dask counts them for Prometheus"),
+        ("move_task_confirm", "steal", "takes a worker's answer", "=key state stimulus_id worker"),
+        ("move_task_request", "steal", "asks for a task by hand", "=ts victim thief"),
+        ("put_key_in_stealable", "extension", "a task may be stolen", "=ts"),
+        ("recalculate_cost", "extension", "a duration was learned", "=ts"),
+        ("remove_key_from_stealable", "extension", "a task left its thread", "=ts"),
+        ("steal_time_ratio", "extension", "Dask's level of a task", "ts"),
+        ("stealable", "extension", "what may be stolen, by worker and level"),
+    ],
+    ("distributed.stealing", SCHEDULER): [
+        ("_WORKER_STATE_CONFIRM", "steal", "answers by which a worker gives a task up"),
+        ("_WORKER_STATE_REJECT", "steal", "answers by which it keeps one"),
+    ],
+    ("distributed.batched.BatchedSend", SCHEDULER): [
+        ("interval", "sends", "how long messages are gathered before they are sent"),
+    ],
+    ("distributed.http.scheduler.prometheus.core.PrometheusHandler", OPTIONAL): [
+        ("_collectors", "state", "the scheduler whose metrics are asked for"),
+    ],
+    ("distributed.client.Client", OPTIONAL): [
+        ("scheduler_comm", "sends", "the connection to the scheduler, whose interval is set"),
+    ],
+    ("distributed.worker.Worker", WORKER): [
+        ("_instances", "worker", "the workers of this process"),
+        ("batched_stream", "sends", "the connection to the scheduler, whose interval is set"),
+        ("contact_address", "worker", "the address by which the scheduler knows the worker"),
+        ("metrics", "worker", "what heartbeats tell"),
+        ("startup_information", "worker", "what registration tells"),
+        ("state", "worker", "the types of the results that the worker holds"),
+        ("transfer_incoming_log", "worker", "what transfers between workers took"),
+    ],
+    ("distributed.nanny.Nanny", WORKER): [
+        ("worker_address", "worker", "the address of the worker that a nanny looks after"),
+        ("worker_kwargs", "worker", "the lifetime that a nanny gives its worker"),
+    ],
+    ("distributed.deploy.spec.SpecCluster", CLUSTER): [
+        ("_adaptive", "cluster", "the controller that looks after a cluster"),
+        ("_correct_state", "cluster", "starts and closes what the specification says", ""),
+        ("_i", "cluster", "the number of the next job"),
+        ("new_spec", "cluster", "what a job of the specification is"),
+        ("new_worker_spec", "cluster", "the specification of one more job", ""),
+        ("scheduler_comm", "cluster", "the connection to the scheduler"),
+        ("scheduler_info", "cluster", "the connected workers"),
+        ("worker_spec", "cluster", "the jobs that are wanted"),
+        ("workers", "cluster", "the jobs that were started"),
+    ],
+    # What clusters of jobs override.
+    ("distributed.deploy.spec.SpecCluster", JOBQUEUE): [
+        ("_close", "cluster", "ends the jobs before the scheduler", "="),
+        ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
+        ("_memory_per_worker", "cluster", "`adapt` and `scale` by memory", "="),
+        ("_start", "cluster", "the batch system is asked before the scheduler starts", "="),
+        ("_threads_per_worker", "cluster", "`adapt` and `scale` by cores", "="),
+        ("_update_worker_status", "cluster", "a worker came or went", "=op msg"),
+    ],
+    ("distributed.deploy.cluster.Cluster", OPTIONAL): [
+        ("_adaptive_options", "cluster", "options that a refused `adapt` would leave to the next one"),
+    ],
+    ("distributed.deploy.adaptive.Adaptive", CLUSTER): [
+        ("_start", "cluster", "the first look at once, not after an interval", "="),
+    ],
+    ("dask_jobqueue.core.JobQueueCluster", JOBQUEUE): [
+        ("_dummy_job", "job", "the shape of a job; ours is the first pool's"),
+        ("_job_kwargs", "job", "the options that all jobs have"),
+    ],
+    ("dask_jobqueue.core.Job", JOBQUEUE): [
+        ("_command_template", "job", "the command that starts a worker"),
+        ("_job_script_prologue", "job", "the user's lines before it"),
+    ],
+    ("dask.array.core.Array", OPTIONAL): [
+        ("_meta", "graph", "an empty array of the kind of a dask array's chunks"),
+    ],
+    ("dask._task_spec", OPTIONAL): [(name, "graph", "tasks of our graphs") for name in _GRAPH],
+}  # fmt: skip
 
 
-_SCHEDULER = [
-    ("_reschedule", "reschedule", "places a task that a worker has anew", "key worker stimulus_id"),
-    ("acquire_resources", "steal", "a moved task takes resources at its thief", "ts ws"),
-    ("check_idle_saturated", "steal", "both ends of a move are looked at again", "ws"),
-    ("decide_worker_non_rootish", "decide_worker", "our choice for a ready task", "=ts"),
-    ("decide_worker_rootish_queuing_enabled", "decide_worker", "our choice for one that looks like a root", "="),
-    ("handle_worker_status_change", "status", "a leaving worker is given nothing more", "status worker stimulus_id"),
-    ("is_rootish", "decide_worker", "says of which task a worker is asked for next", "=ts"),
-    ("no_workers_timeout", "decide_worker", "tasks that we hold back do not count towards it"),
-    ("release_resources", "steal", "a moved task frees its victim's resources", "ts ws"),
-    ("request_acquire_replicas", "retire", "copies results before their worker goes", "addr keys stimulus_id"),
-    ("send_task_to_worker", "steal", "sends a moved task to its thief", "worker ts"),
-    ("stimulus_queue_slots_maybe_opened", "decide_worker", "looks at the queue again", "stimulus_id"),
-    ("stream_comms", "sends", "the connection to each worker, whose interval is set"),
-    ("task_groups", "state", "the nodes of the graph's page"),
-    ("task_prefixes", "state", "what Dask has counted and measured by prefix"),
-    ("transition", "reschedule", "fails tasks that no pool can run", "key finish stimulus_id"),
-    ("transitions", "reschedule", "places tasks without a worker again", "recommendations stimulus_id"),
-    ("valid_workers", "state", "the workers that a restricted task may run on", "ts"),
-    ("worker_plugins", "worker", "the plugins that later workers are given"),
-    ("worker_send", "steal", "a request to a worker: for a task, or to change its status", "worker msg"),
-]  # fmt: skip
+def _seams() -> Iterator[Seam]:
+    for (owner, part), rows in _ROWS.items():
+        for name, hook, why, *arguments in rows:
+            given = tuple(arguments[0].removeprefix("=").split()) if arguments else None
+            is_ours = bool(arguments) and arguments[0].startswith("=")
+            yield Seam(owner, name, part, why, hook, given, is_ours)
 
-_STEALING = [
-    ("_add_to_in_flight", "extension", "notes a request", "ts info"),
-    ("_in_flight_event", "extension", "set when no request is on its way"),
-    ("_remove_from_in_flight", "extension", "forgets a request", "ts"),
-    ("_request_counter", "extension", "numbers requests"),
-    ("balance", "extension", "Dask's tick, called by hand", "="),
-    ("count", "extension", "steps that asked for something, as Dask counts them"),
-    ("in_flight", "extension", "the requests that are on their way"),
-    ("in_flight_tasks", "extension", "requests by worker"),
-    ("key_stealable", "extension", "what may be stolen, as Dask's dashboard reads it"),
-    ("log", "extension", "Dask's log of stealing", "msg"),
-    ("metrics", "extension", "requests by level, as Dask counts them for Prometheus"),
-    ("move_task_confirm", "steal", "takes a worker's answer", "=key state stimulus_id worker"),
-    ("move_task_request", "steal", "asks for a task by hand", "=ts victim thief"),
-    ("put_key_in_stealable", "extension", "a task may be stolen", "=ts"),
-    ("recalculate_cost", "extension", "a duration was learned", "=ts"),
-    ("remove_key_from_stealable", "extension", "a task left its thread", "=ts"),
-    ("steal_time_ratio", "extension", "Dask's level of a task", "ts"),
-    ("stealable", "extension", "what may be stolen, by worker and level"),
-]  # fmt: skip
 
-_WORKER = [
-    ("_instances", "worker", "the workers of this process"),
-    ("batched_stream", "sends", "the connection to the scheduler, whose interval is set"),
-    ("contact_address", "worker", "the address by which the scheduler knows the worker"),
-    ("metrics", "worker", "what heartbeats tell"),
-    ("startup_information", "worker", "what registration tells"),
-    ("state", "worker", "the types of the results that the worker holds"),
-    ("transfer_incoming_log", "worker", "what transfers between workers took"),
-]  # fmt: skip
-
-_CLUSTER = [
-    ("_adaptive", "cluster", "the controller that looks after a cluster"),
-    ("_correct_state", "cluster", "starts and closes what the specification says", ""),
-    ("_i", "cluster", "the number of the next job"),
-    ("new_spec", "cluster", "what a job of the specification is"),
-    ("new_worker_spec", "cluster", "the specification of one more job", ""),
-    ("scheduler_comm", "cluster", "the connection to the scheduler"),
-    ("scheduler_info", "cluster", "the connected workers"),
-    ("worker_spec", "cluster", "the jobs that are wanted"),
-    ("workers", "cluster", "the jobs that were started"),
-]  # fmt: skip
-
-# What clusters of jobs override.
-_JOBS = [
-    ("_close", "cluster", "ends the jobs before the scheduler", "="),
-    ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
-    ("_memory_per_worker", "cluster", "`adapt` and `scale` by memory", "="),
-    ("_start", "cluster", "the batch system is asked before the scheduler starts", "="),
-    ("_threads_per_worker", "cluster", "`adapt` and `scale` by cores", "="),
-    ("_update_worker_status", "cluster", "a worker came or went", "=op msg"),
-]  # fmt: skip
-
-_GRAPH = "Alias DataNode GraphNode List Task TaskRef resolve_aliases _execute_subgraph"
-
-SEAMS: tuple[Seam, ...] = (
-    *_rows("distributed.scheduler.Scheduler", SCHEDULER, _SCHEDULER),
-    *_rows(
-        "distributed.scheduler.WorkerState",
-        SCHEDULER,
-        [
-            ("add_to_processing", "steal", "a moved task is its thief's", "ts"),
-            ("metrics", "state", "what its newest heartbeat told"),
-            ("remove_from_processing", "steal", "a moved task is not its victim's", "ts"),
-        ],
-    ),
-    *_rows(
-        "distributed.scheduler.TaskState",
-        SCHEDULER,
-        [("get_nbytes", "state", "the bytes of a result, or Dask's guess", "")],
-    ),
-    *_rows("distributed.stealing.WorkStealing", SCHEDULER, _STEALING),
-    *_rows(
-        "distributed.stealing",
-        SCHEDULER,
-        [
-            ("_WORKER_STATE_CONFIRM", "steal", "answers by which a worker gives a task up"),
-            ("_WORKER_STATE_REJECT", "steal", "answers by which it keeps one"),
-        ],
-    ),
-    *_rows(
-        "distributed.batched.BatchedSend",
-        SCHEDULER,
-        [("interval", "sends", "how long messages are gathered before they are sent")],
-    ),
-    *_rows(
-        "distributed.http.scheduler.prometheus.core.PrometheusHandler",
-        OPTIONAL,
-        [("_collectors", "state", "the scheduler whose metrics are asked for")],
-    ),
-    *_rows(
-        "distributed.client.Client",
-        OPTIONAL,
-        [("scheduler_comm", "sends", "the connection to the scheduler, whose interval is set")],
-    ),
-    *_rows("distributed.worker.Worker", WORKER, _WORKER),
-    *_rows(
-        "distributed.nanny.Nanny",
-        WORKER,
-        [
-            ("worker_address", "worker", "the address of the worker that a nanny looks after"),
-            ("worker_kwargs", "worker", "the lifetime that a nanny gives its worker"),
-        ],
-    ),
-    *_rows("distributed.deploy.spec.SpecCluster", CLUSTER, _CLUSTER),
-    *_rows("distributed.deploy.spec.SpecCluster", JOBQUEUE, _JOBS),
-    *_rows(
-        "distributed.deploy.cluster.Cluster",
-        OPTIONAL,
-        [("_adaptive_options", "cluster", "options that a refused `adapt` would leave to the next one")],
-    ),
-    *_rows(
-        "distributed.deploy.adaptive.Adaptive",
-        CLUSTER,
-        [("_start", "cluster", "the first look at once, not after an interval", "=")],
-    ),
-    *_rows(
-        "dask_jobqueue.core.JobQueueCluster",
-        JOBQUEUE,
-        [
-            ("_dummy_job", "job", "the shape of a job; ours is the first pool's"),
-            ("_job_kwargs", "job", "the options that all jobs have"),
-        ],
-    ),
-    *_rows(
-        "dask_jobqueue.core.Job",
-        JOBQUEUE,
-        [
-            ("_command_template", "job", "the command that starts a worker"),
-            ("_job_script_prologue", "job", "the user's lines before it"),
-        ],
-    ),
-    *_rows(
-        "dask.array.core.Array",
-        OPTIONAL,
-        [("_meta", "graph", "an empty array of the kind of a dask array's chunks")],
-    ),
-    *_rows("dask._task_spec", OPTIONAL, [(name, "graph", "tasks of our graphs") for name in _GRAPH.split()]),
-)
+SEAMS = tuple(_seams())
 
 # Attributes with a description in Dask's own reference ("Scheduling state", "Plugins").
 FACTS: dict[str, tuple[str, ...]] = {
@@ -266,7 +228,8 @@ def missing(*parts: str) -> tuple[str, ...]:
     return tuple(chain.from_iterable(map(_missing, parts)))
 
 
-@cache  # once a process: some hundred look-ups
+# Some hundred look-ups, the same for each cluster of a process.
+@cache
 def _missing(part: str) -> tuple[str, ...]:
     found = [words for seam in SEAMS if seam.part == part and (words := trouble(seam))]
     if part == SCHEDULER:
@@ -287,12 +250,13 @@ def remedy(lacks: Iterable[str], stays: str) -> str:
         What follows from it.
     """
     packages = ("distributed", "dask-jobqueue", "dask-ferro")
-    versions = ", ".join(f"{name} {_version(name)}" for name in packages if _version(name))
+    versions = ", ".join(f"{name} {there}" for name in packages if (there := _version(name)))
     try:
         wanted = [
             one.partition(";")[0] for one in requires("dask-ferro") or () if one.startswith("distributed")
         ]
-    except PackageNotFoundError:  # it is run from its source
+    # It is run from its source, without metadata.
+    except PackageNotFoundError:
         wanted = []
     return (
         f"dask_ferro: {stays}: the installed Dask has no {'; no '.join(lacks)} ({versions}). "
@@ -316,7 +280,8 @@ def trouble(seam: Seam) -> str:
         return ""
     try:
         there = dict(signature(getattr(owner, seam.name)).parameters)
-    except (TypeError, ValueError):  # a property, or nothing that can be called
+    # A property, or nothing that can be called.
+    except (TypeError, ValueError):
         return f"{where} as a method"
     there.pop("self", None)
     if seam.overrides:

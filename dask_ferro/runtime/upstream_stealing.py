@@ -10,9 +10,9 @@ flight.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log2
-from typing import Any, Protocol, TypedDict, cast
+from typing import TypedDict, cast
 from uuid import uuid4
 
 from dask.typing import Key as DaskKey
@@ -23,10 +23,11 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.policy.events import Answer, Ask, Event, Ordered, Settlement
-from dask_ferro.policy.facts import Key, Move, TaskFacts
+from dask_ferro.policy.events import Answer, Ask, Event, Ordered, PlaceAgain, Settlement
+from dask_ferro.policy.facts import Move
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.worker_load import Entry, WorkerLoad
+from dask_ferro.policy.scheduling_core import SchedulingCore
+from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
@@ -49,25 +50,25 @@ class StealRequest(TypedDict):
     stimulus_id: str
 
 
-class TaskFactsSource(Protocol):
-    """What is asked of whoever has the tasks: `plugin.dask_facts.Shown`."""
-
-    def task(self, key: Key) -> TaskState | None:
-        """Return a task by its key."""
-
-    def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task that waits in a worker's queue, or None: it must not move."""
-
-
 class EntryPoints(WorkStealing):
-    """The entry points; what they stand on is `stealing.Stealing`'s."""
+    """The entry points; what they stand on is `stealing.Stealing`'s.
 
+    Attributes
+    ----------
+    after_freeing : callable ()
+        Called when a device, or a worker, may have room again.
+    """
+
+    core: SchedulingCore
     ledger: Ledger
-    shown: TaskFactsSource
+    shown: Facts
+    after_freeing: Callable[[], None]
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._token = uuid4().hex[:8]  # answers to one that was here before are not ours
-        self._answering = f"ferro-stale-{self._token}"  # the stimulus of the answer that is being taken
+        # In all stimuli: answers to requests of an extension that was here before are none of ours.
+        self._token = uuid4().hex[:8]
+        # The stimulus of the answer that is being taken: what is placed anew by it is found in the task's story.
+        self._answering = f"ferro-stale-{self._token}"
         super().__init__(scheduler)
 
     @abstractmethod
@@ -96,7 +97,7 @@ class EntryPoints(WorkStealing):
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
         """Send the victim a request, and return its line of the log; None: the victim has no connection any more."""
         workers, cost = self.scheduler.workers, told.seconds + told.cost
-        ts = self.scheduler.tasks[cast(Any, told.key)]
+        ts = self.scheduler.tasks[cast(DaskKey, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
         self._request_counter += 1
         info: StealRequest = {
@@ -118,9 +119,9 @@ class EntryPoints(WorkStealing):
         self.metrics["request_cost_total"][level] += cost
         return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
 
-    def _place_anew(self, key: Key) -> None:
+    def _place_anew(self, told: PlaceAgain, now: float) -> None:
         """Let the scheduler place a task anew, whose victim has answered."""
-        self.scheduler._reschedule(cast(Any, key), stimulus_id=self._answering)
+        self.scheduler._reschedule(cast(DaskKey, told.key), stimulus_id=self._answering)
 
     def _forget_asked(self, ts: TaskState) -> None:
         """Forget the request for a task, if there is one."""
@@ -149,6 +150,7 @@ class EntryPoints(WorkStealing):
             return
         self._remove_from_in_flight(ts)
         thief, victim = info["thief"], info["victim"]
+        # The fields, and their order, that Dask's dashboard and `story` read of its own log.
         addresses = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         self._answering = stimulus_id
@@ -161,6 +163,7 @@ class EntryPoints(WorkStealing):
         outcome = self._answered(ts, answer)
         reason = (not is_there,) if outcome == "stale" else ()
         self.log((_WORDS[outcome], *reason, *addresses))
+        # Dask puts roots on workers that it knows as idle, and it does not look when we move a task.
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 
@@ -228,7 +231,7 @@ class EntryPoints(WorkStealing):
         found: dict[TaskState, tuple[str, int]] = {}
         for row in self.ledger.rows.values():
             for _, _, entry in row.queue:
-                ts = self.shown.task(entry.key)
+                ts = self.scheduler.tasks.get(cast(DaskKey, entry.key))
                 if ts is not None and self.shown.waiting(entry, row) is not None:
                     found[ts] = (row.address, self.steal_time_ratio(ts)[1] or 0)
         return found

@@ -29,6 +29,7 @@ def keywords_of(nanny: Nanny) -> Mapping[str, object]:
 
 def workers_here() -> list[Worker]:
     """Return the workers of this process."""
+    # Dask keeps them in a weak set, from which one may vanish during a loop.
     return list(Worker._instances)
 
 
@@ -54,6 +55,7 @@ def transfers(worker: Worker) -> Sequence[Transfer]:
 
 def result_types(worker: Worker) -> set[type]:
     """Return the types of the results that a worker holds, those that are spilled included."""
+    # Not of `worker.data`: to look at a value there would load it from the disk.
     return {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
 
 

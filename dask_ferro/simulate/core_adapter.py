@@ -29,6 +29,7 @@ from dask_ferro.policy.events import (
     Hurry,
     Joined,
     Left,
+    LoopMeasured,
     MemoryTold,
     MessagesSent,
     PlaceAgain,
@@ -113,6 +114,7 @@ class CoreAdapter:
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._freed = False
+        self._measured = 0.0, 0.0  # when the load was measured last, and how busy the scheduler had been
         self._since: dict[int, float] = {}  # tasks that wait for a worker
         self._held: WorkerTask  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -192,6 +194,9 @@ class CoreAdapter:
             self._tell(Answered(job.number, _ANSWERS[state]))
 
     def _tick(self) -> None:
+        (then, before), now, busy = self._measured, self._clock.now, self._scheduler.busy
+        self._measured = now, busy
+        self._tell(LoopMeasured(min((busy - before) / (now - then), 1.0)))
         if self._steals:
             self._scheduler.when_idle(self._look)
         if self.ledger.counts_bytes and self._scheduler.has_unplaced:

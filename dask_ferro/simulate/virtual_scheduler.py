@@ -44,6 +44,8 @@ class Scheduler:
         ] = []  # a heap: the least busy first
         self._unplaced: list[VirtualTask] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self.busy = 0.0  # seconds so far in which it thought, or waited for a core
+        self._waits_since = 0.0
         self._free_at = 0.0
         self._has_core = False  # where they are counted
         self._cost = 0.0
@@ -56,12 +58,14 @@ class Scheduler:
         self._inbox.append((act, args))
         if len(self._inbox) == 1 and not self._has_core:
             if self.world.cores.are_counted:
+                self._waits_since = self.clock.now
                 self.world.cores.take(self._begin)
             else:
                 self.clock.at(max(self._free_at, self.clock.now), self._serve)
 
     def _begin(self) -> None:
         self._has_core = True
+        self.busy += self.clock.now - self._waits_since
         self.clock.at(max(self._free_at, self.clock.now), self._serve)
 
     def when_idle(self, act: Callable[[], None]) -> None:
@@ -96,7 +100,9 @@ class Scheduler:
         self._cost = 0.0
         act(*args)
         self.decider.settled()
-        self._free_at = self.clock.now + self.world.cores.lasts(self._cost)
+        lasts = self.world.cores.lasts(self._cost)
+        self.busy += lasts
+        self._free_at = self.clock.now + lasts
         for record, message, content in self._outbox:
             record.live.hear(self._free_at, message, *content)
         self._outbox.clear()

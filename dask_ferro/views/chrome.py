@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any
+
+from tlz import groupby
 
 from dask_ferro.trace import Span, Trace, check_times
 
@@ -60,36 +63,22 @@ def _workers(trace: Trace) -> Iterator[str]:
 
 # ---- which track, and where on it --------------------------------------------------------------------------
 
-Placed = tuple[Span, int]  # a span as it is drawn, and its track
+# A span as it is drawn, and its track.
+Placed = tuple[Span, int]
 
 
 def _placed(trace: Trace) -> Iterator[Placed]:
-    threads: dict[tuple[str, int], list[Span]] = {}
-    others: dict[tuple[str, int], list[Span]] = {}
-    for span in trace.spans:
-        if span.kind == "compute":
-            threads.setdefault((span.worker, span.lane), []).append(span)
-        elif span.kind in ("transfer", "steal"):
-            first = _TRANSFERS if span.kind == "transfer" else _STEALS
-            others.setdefault((span.worker, first), []).append(span)
-    ops = _ops_by_task(trace)
-    for (_, lane), spans in threads.items():
+    ops = groupby(attrgetter("key", "worker"), trace.of("op"))
+    for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
         for drawn, row, shift in _rows(spans, _SLACK):
             track = lane * _PER_THREAD + min(row, _PER_THREAD - 1)
             yield drawn, track
             for op in ops.get((drawn.key, drawn.worker), ()):
                 if drawn.start - 1e-9 <= op.start + shift and op.stop + shift <= drawn.stop + 1e-9:
                     yield op._replace(start=op.start + shift, stop=op.stop + shift), track
-    for (_, first), spans in others.items():
-        for drawn, row, _ in _rows(spans, 0.0):
-            yield drawn, first + row
-
-
-def _ops_by_task(trace: Trace) -> dict[tuple[Any, str], list[Span]]:
-    found: dict[tuple[Any, str], list[Span]] = {}
-    for op in trace.of("op"):
-        found.setdefault((op.key, op.worker), []).append(op)
-    return found
+    for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
+        for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
+            yield from ((drawn, first + row) for drawn, row, _ in _rows(spans, 0.0))
 
 
 def _rows(spans: Iterable[Span], slack: float) -> Iterator[tuple[Span, int, float]]:
@@ -166,14 +155,8 @@ def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iter
         of = {"name": "steal", "cat": "steal", "id": number}
         victim, begin = pids[steal.source], _us(min(steal.start, span.start) - zero)
         yield {**of, "ph": "s", "pid": victim, "tid": 0, "ts": begin}
-        yield {
-            **of,
-            "ph": "f",
-            "bp": "e",
-            "pid": pids[span.worker],
-            "tid": track,
-            "ts": _us(span.start - zero),
-        }
+        arrives = _us(span.start - zero)
+        yield {**of, "ph": "f", "bp": "e", "pid": pids[span.worker], "tid": track, "ts": arrives}
 
 
 def _us(seconds: float) -> float:

@@ -9,7 +9,7 @@ from time import localtime, strftime
 from rich.console import Console
 
 from dask_ferro.runtime.records.record import STATES, JobRecord
-from dask_ferro.views.terminal import table
+from dask_ferro.views.terminal import many, table
 
 _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
 
@@ -39,8 +39,7 @@ def summary(records: Sequence[JobRecord], now: float | None = None) -> str:
     counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     held = sum(record.node_seconds(now) for record in records)
     tasks = sum(record.tasks for record in records)
-    count = "1 job" if len(records) == 1 else f"{len(records):,} jobs"
-    return f"{count}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
+    return f"{many(len(records), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
 
 
 def _row(record: JobRecord, now: float | None) -> tuple[str, ...]:

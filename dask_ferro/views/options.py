@@ -1,8 +1,8 @@
-"""What `dask ferro config` prints: a row for each option; and the page of all of them, docs/options.md."""
+"""What `dask ferro config` prints: a row for each option and keyword; and the page of all of them, docs/options.md."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import fill, indent
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from dask_ferro.config import Row
 from dask_ferro.options import Option
 from dask_ferro.origins import DEFAULT, SECTION
+from dask_ferro.runtime.jobs.job_config import JobConfig
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, keywords_of
 from dask_ferro.runtime.slurm.job_lifecycle import Patience
 from dask_ferro.sections import OPTIONS
@@ -24,7 +25,8 @@ All options of dask_ferro, with their defaults. They are a section of Dask's con
 `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or for a while by
 `dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
 `64KiB`. A key that is not here is an error. `dask ferro config` prints the values that hold, and where each was set.
-Below stand the keywords of `ff.SLURMCluster`, which are read the same way.
+Below stand the keywords of `ff.SLURMCluster`, which are read the same way; `dask ferro config cluster --jobs FILE`
+prints those of a job configuration.
 
 This page is printed by `dask ferro config --markdown`.
 """
@@ -39,17 +41,46 @@ Beside dask-jobqueue's own. They are given in the call; or, with a hyphen for ea
 _KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 
 
-def show_options(out: Console, rows: Sequence[Row], explain: bool = False) -> None:
-    """Print a table of options; with `explain`, each with what it does."""
+def keyword_rows(job: JobConfig | None = None) -> list[Row]:
+    """Return the keywords of a cluster as a job configuration has them; without one, their defaults.
+
+    A call has its own, which nothing but the call knows.
+    """
+    given: Mapping[str, Any] = job.keywords if job else {}
+    origin = str(job.path) if job else ""
+    found = [*_keyword_rows("cluster", ClusterKeywords, given, origin)]
+    found += _keyword_rows("cluster.patience", Patience, given.get("patience", {}), origin)
+    for name, own in given.get("pools", {} if job else {"NAME": {}}).items():
+        # What a pool does not replace is the cluster's.
+        found += _keyword_rows(f"cluster.pools.{name}", PoolKeywords, {**given, **own}, origin)
+    return found
+
+
+def of_job(rows: Iterable[Row], job: JobConfig) -> list[Row]:
+    """Return options as they stand for the cluster of a job configuration, whose file sets some for it alone."""
+    given = {f"{SECTION}.elastic.{name.replace('_', '-')}": value for name, value in job.elastic.items()}
+    given |= job.settings
+    return [
+        row._replace(value=given[row.key], origin=str(job.path)) if row.key in given else row for row in rows
+    ]
+
+
+def _keyword_rows(path: str, kind: type, given: Mapping[str, Any], origin: str) -> Iterator[Row]:
+    for name, option in keywords_of(kind).items():
+        # Mappings are told entry by entry.
+        if option.kind != "mapping":
+            value, where = (given[name], origin) if name in given else (option.default, DEFAULT)
+            yield Row(f"{path}.{name}", value, option.unit, option.default, where, option.help)
+
+
+def show_options(out: Console, title: str, rows: Sequence[Row], explain: bool = False) -> None:
+    """Print a table of options by their whole names; with `explain`, each with what it does."""
     if not explain:
-        cells = [
-            (f"{SECTION}.{row.key}", written(row.value), row.unit, written(row.default), row.origin)
-            for row in rows
-        ]
-        table(out, "options", _COLUMNS, cells, left=len(_COLUMNS))
+        cells = [(row.key, written(row.value), row.unit, written(row.default), row.origin) for row in rows]
+        table(out, title, _COLUMNS, cells, left=len(_COLUMNS))
         return
     for row in rows:
-        out.print(f"{SECTION}.{row.key}: {written(row.value)}", style="bold")
+        out.print(f"{row.key}: {written(row.value)}", style="bold")
         is_default = row.origin == DEFAULT
         told = "the default" if is_default else f"default {written(row.default)}; from {row.origin}"
         out.print(f"  {row.unit}; {told}", style="dim", soft_wrap=True)
@@ -64,7 +95,8 @@ def written(value: Any) -> str:
     """
     try:
         return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
-    except yaml.YAMLError:  # an object that a program has set
+    except yaml.YAMLError:
+        # An object that a program has set.
         return repr(value)
 
 

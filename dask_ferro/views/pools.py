@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dask_ferro.views.terminal import table
+from dask_ferro.views.terminal import many, table
 
 _COLUMNS = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
 _STATES = {"removed": "being removed"}
@@ -17,21 +17,12 @@ _STATES = {"removed": "being removed"}
 def show_pools(out: Console, pools: Iterable[Mapping[str, Any]]) -> None:
     """Print one line a pool."""
     rows = [_cells(pool) for pool in pools]
-    table(out, f"{len(rows)} pools" if len(rows) != 1 else "1 pool", _COLUMNS, rows, left=len(_COLUMNS))
+    table(out, many(len(rows), "pool"), _COLUMNS, rows, left=len(_COLUMNS))
 
 
 def _cells(pool: Mapping[str, Any]) -> list[str]:
     state = _STATES.get(pool["state"], pool["state"])
     until = strftime(" until %H:%M:%S", localtime(pool["until"])) if pool["until"] else ""
     jobs = ", ".join(f"{count} {name}" for name, count in pool["jobs"].items())
-    most = "-" if pool["maximum"] is None else f"{pool['maximum']:g}"
-    least = f"{pool['minimum']:g}"
-    return [
-        pool["name"],
-        state + until,
-        jobs or "none",
-        least,
-        most,
-        pool["queue"] or "-",
-        pool["why"] or "-",
-    ]
+    bounds = f"{pool['minimum']:g}", "-" if pool["maximum"] is None else f"{pool['maximum']:g}"
+    return [pool["name"], state + until, jobs or "none", *bounds, pool["queue"] or "-", pool["why"] or "-"]

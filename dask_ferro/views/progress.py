@@ -6,42 +6,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import IO, Any, Protocol
+from typing import IO
 
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dask_ferro.runtime.local.progress import Progress
 from dask_ferro.views.terminal import console, count, duration
 
 _BAR_LEAST, _BAR_MOST = 8, 24
 
 
-class ProgressCounts(Protocol):
-    """What is drawn: done and total of each kind, rates a second, seconds."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def elapsed(self) -> float: ...
-    @property
-    def tasks(self) -> tuple[int, int]: ...
-    @property
-    def bundles(self) -> tuple[int, int]: ...
-    @property
-    def ops(self) -> tuple[int, int]: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def ops_per_s(self) -> float: ...
-    @property
-    def tasks_per_s(self) -> float: ...
-    @property
-    def remaining(self) -> float | None: ...
-
-
-def words(seen: ProgressCounts) -> str:
+def words(seen: Progress) -> str:
     """Return the counts in words: bundles and ops where there are any, tasks otherwise.
 
     What is left is not known before something is done.
@@ -66,7 +44,7 @@ def _of(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 
-def line(seen: ProgressCounts, columns: int) -> Table:
+def line(seen: Progress, columns: int) -> Table:
     """Return a bar, and the counts in words beside it, in one line of so many columns."""
     text = Text(words(seen))
     done, total = seen.tasks
@@ -83,7 +61,7 @@ def line(seen: ProgressCounts, columns: int) -> Table:
     return grid
 
 
-def html(seen: ProgressCounts) -> str:
+def html(seen: Progress) -> str:
     """Return a bar, and the counts in words beside it, for a notebook; colours follow its theme."""
     done, total = seen.tasks
     return (
@@ -94,7 +72,7 @@ def html(seen: ProgressCounts) -> str:
 
 
 @contextmanager
-def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Any], None] | None]:
+def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | None]:
     """Show a line on a stream (standard error if none) while the block runs; None where that is no terminal.
 
     The function that it gives is told of the counts, again and again.
@@ -104,5 +82,6 @@ def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Any], None] | None]
         yield None
         return
     out = console(stream)
+    # Transient, as the end is told in words of its own; refreshed by its caller alone, on news.
     with Live(console=out, transient=True, auto_refresh=False) as shown:
         yield lambda seen: shown.update(line(seen, out.width), refresh=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from dask_ferro.graph.plan import Bundle
+from dask_ferro.graph.summary import OpRow
 from dask_ferro.lower.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
-from dask_ferro.views.terminal import count, duration, facts, share, size, table
+from dask_ferro.views.terminal import count, duration, facts, many, share, size, table
 
 # A model at "op" granularity may have thousands of bundles; the costliest tell where the time goes.
 _BUNDLES_SHOWN = 20
@@ -34,7 +35,7 @@ def show_trial(out: Console, trial: Trial) -> None:
     busiest = sorted(trial.shares, key=lambda s: -s.busy)
     table(
         out,
-        "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "workers"),
+        "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "busiest workers"),
         ("worker", "tasks", "busy", "of the run"),
         [(s.address, str(s.tasks), duration(s.busy), share(s.busy, trial.seconds[-1])) for s in busiest][
             :_WORKERS_SHOWN
@@ -51,7 +52,7 @@ def _listed(texts: list[str]) -> str:
 
 def _tasks(trial: Trial) -> str:
     nodes = sum(row.nodes for row in trial.ops)
-    text = f"{nodes} ops in {trial.bundles} bundle{'s' if trial.bundles != 1 else ''}"
+    text = f"{nodes} ops in {many(trial.bundles, 'bundle')}"
     if trial.rows is None:
         return text
     if trial.batch is None:
@@ -86,18 +87,13 @@ def _show_ops(out: Console, trial: Trial) -> None:
         out,
         "ops, as projected" + (f"; the model runs {runs} times" if runs > 1 else ""),
         ("op", "nodes", "FLOP", "bytes", "seconds", "share"),
-        [
-            (
-                row.op,
-                str(row.nodes),
-                count(row.flops * runs),
-                size(row.bytes * runs),
-                duration(row.seconds * runs),
-                share(row.seconds, total),
-            )
-            for row in trial.ops
-        ],
+        [(row.op, *_costs(row, runs, total)) for row in trial.ops],
     )
+
+
+def _costs(row: OpRow, runs: int, total: float) -> tuple[str, ...]:
+    flops, nbytes, seconds = count(row.flops * runs), size(row.bytes * runs), duration(row.seconds * runs)
+    return str(row.nodes), flops, nbytes, seconds, share(row.seconds, total)
 
 
 def show_inventory(out: Console, inventory: Inventory) -> None:
@@ -114,19 +110,14 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
     total = sum(row.seconds for row in inventory.ops)
     table(
         out,
-        f"{sum(row.nodes for row in inventory.ops)} ops, costs projected for {inventory.rows} row"
-        + ("s" if inventory.rows != 1 else ""),
+        f"{sum(row.nodes for row in inventory.ops)} ops, costs projected for {many(inventory.rows, 'row')}",
         ("op", "engine", "could also", "nodes", "FLOP", "bytes", "seconds", "share"),
         [
             (
                 row.op,
                 _engines(inventory.engines[row.op], row.nodes),
                 _others(inventory.able[row.op], inventory.engines[row.op]),
-                str(row.nodes),
-                count(row.flops),
-                size(row.bytes),
-                duration(row.seconds),
-                share(row.seconds, total),
+                *_costs(row, 1, total),
             )
             for row in inventory.ops
         ],
@@ -135,9 +126,7 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
     _show_bundles(out, inventory)
     if inventory.problems:
         out.print()
-        out.print(
-            f"{len(inventory.problems)} problem{'s' if len(inventory.problems) != 1 else ''}", style="bold"
-        )
+        out.print(many(len(inventory.problems), "problem"), style="bold")
         for problem in inventory.problems:
             out.print(f"  - {problem}", soft_wrap=True)
 
@@ -167,8 +156,7 @@ def _show_bundles(out: Console, inventory: Inventory) -> None:
     costliest = sorted(enumerate(bundles), key=lambda pair: (-pair[1].seconds, pair[0]))[:_BUNDLES_SHOWN]
     table(
         out,
-        f"{len(bundles)} bundle{'s' if len(bundles) != 1 else ''}"
-        + _cut(len(bundles), _BUNDLES_SHOWN, "costliest"),
+        many(len(bundles), "bundle") + _cut(len(bundles), _BUNDLES_SHOWN, "costliest"),
         ("bundle", "contents", "nodes", "FLOP", "bytes", "seconds"),
         [_bundle(number, bundle) for number, bundle in costliest],
         left=2,
@@ -186,17 +174,10 @@ def _show_bundles(out: Console, inventory: Inventory) -> None:
 
 def _bundle(number: int, bundle: Bundle) -> tuple[str, ...]:
     kinds = ", ".join(f"{n} {op}" for op, n in bundle.ops.most_common(4))
-    return (
-        str(number),
-        kinds + (", ..." if len(bundle.ops) > 4 else ""),
-        str(len(bundle.nodes)),
-        count(bundle.flops),
-        size(bundle.bytes),
-        duration(bundle.seconds),
-    )
+    contents = kinds + (", ..." if len(bundle.ops) > 4 else "")
+    costs = count(bundle.flops), size(bundle.bytes), duration(bundle.seconds)
+    return str(number), contents, str(len(bundle.nodes)), *costs
 
 
 def _cut(number: int, shown: int, what: str) -> str:
-    return (
-        f", the {shown} {'busiest ' if what == 'workers' else ''}{what} of {number}" if number > shown else ""
-    )
+    return f", the {shown} {what} of {number}" if number > shown else ""

@@ -24,6 +24,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def console(stream: IO[str] | None = None) -> Console:
     """Return a console on a stream (standard output if none); a pipe gets neither colours nor line breaks."""
     stream = stream or sys.stdout
+    # Names are the users' own: rich is to see no markup, no emoji and no numbers to colour in them.
     return Console(
         file=stream,
         width=None if stream.isatty() else _PIPE_COLUMNS,
@@ -77,6 +78,15 @@ def size(nbytes: float) -> str:
 def share(part: float, whole: float) -> str:
     """Return a percentage, or a dash where there is no whole."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def many(number: int, what: str) -> str:
+    """Return how many things there are.
+
+    >>> many(1, "worker"), many(1200, "task")
+    ('1 worker', '1,200 tasks')
+    """
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from dask_ferro import cli
+from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, keywords_of
+from dask_ferro.runtime.slurm.job_lifecycle import Patience
 from dask_ferro.sections import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,37 @@ def test_what_was_set_is_told_apart_from_the_default():
         "key": "ferro.cache.bytes", "value": "3GiB", "unit": "bytes", "default": "2GiB",
         "origin": "set in this process", "help": "", "variable": "DASK_FERRO__CACHE__BYTES",
     }  # fmt: skip
+
+
+def test_a_clusters_keywords_are_printed_each_with_its_default():
+    lines = printed("cluster").stdout.splitlines()
+    found = {line.split()[0].removeprefix("cluster.") for line in lines if "cluster." in line}
+    pool = {f"pools.NAME.{name}" for name in keywords_of(PoolKeywords)}
+    patience = {f"patience.{name}" for name in keywords_of(Patience)}
+    assert found == ({*keywords_of(ClusterKeywords)} - {"pools", "patience"}) | pool | patience
+    boot = next(line for line in lines if "patience.boot" in line)
+    assert boot.split() == ["cluster.patience.boot", "600s", "seconds", "600s", "default"]
+
+
+def test_what_a_job_configuration_sets_is_told_with_its_file(tmp_path):
+    text = (ROOT / "jobqueue_configs" / "local-test.yaml").read_text(encoding="utf-8")
+    own = "    pools: {big: {maximum: 2, queue-wait: 2m}}\n    patience: {boot: 20m}\n    start-up: 9\n"
+    text = text.replace("    signal-ahead:", f"{own}    signal-ahead:").replace(
+        "    minimum: 0", "    failures: 5\n    cooldown: 9s"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = json.loads(printed("--json", "--changed", "--jobs", str(path)).stdout)
+    rows = [*found["keywords"], *found["options"]]
+    assert {row["origin"] for row in found["keywords"]} == {str(path)}
+    rows = {row["key"]: row["value"] for row in rows if row["origin"] == str(path)}
+    assert rows == {
+        "cluster.signal_ahead": 30, "cluster.start_up": 9, "cluster.patience.boot": "20m",
+        "cluster.pools.big.signal_ahead": 30, "cluster.pools.big.start_up": 9, "cluster.pools.big.queue_wait": 120,
+        "cluster.pools.big.maximum": 2, "ferro.elastic.failures": 5, "ferro.elastic.cooldown": "9s",
+    }  # fmt: skip
+    lines = printed("cluster.patience", "--changed", "--jobs", str(path)).stdout.splitlines()
+    assert lines[-1].split() == ["cluster.patience.boot", "20m", "seconds", "600s", str(path)]
 
 
 def test_options_are_explained_on_demand():

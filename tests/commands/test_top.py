@@ -20,18 +20,19 @@ from contextlib import contextmanager
 
 import pytest
 from distributed import Client, LocalCluster
+from prompt_toolkit.input import create_pipe_input
 from rich.console import Console
 
 import dask_ferro as ff
-from dask_ferro.commands.keyboard import keys, whole
-from dask_ferro.commands.live import Choice, arranged, pressed
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import look, where
-from dask_ferro.views.top import Frame, brief, screen
+from dask_ferro.views.top.choice import Choice, arranged, pressed
+from dask_ferro.views.top.live import named
+from dask_ferro.views.top.screen import brief, screen
 from tests.programs import ran
 from tests.waiting import BOUND_S, until
 
-NEW = Frame()
+NEW = Choice()
 COMMAND = [sys.executable, "-m", "dask", "ferro", "top"]
 
 
@@ -73,40 +74,35 @@ def seen(workers, **facts):
 
 
 @pytest.mark.parametrize(
-    ("data", "wanted"),
+    ("sent", "wanted"),
     [
-        pytest.param(b"sq", ["s", "q"], id="characters"),
+        pytest.param([b"sq"], ["s", "q"], id="characters"),
         pytest.param(
-            b"\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "page up", "page down"], id="arrows and pages"
+            [b"\x1b[A\x1bOB\x1b[5~\x1b[6~"], ["up", "down", "pageup", "pagedown"], id="arrows and pages"
         ),
-        pytest.param(b"\x1b", ["escape"], id="escape alone"),
-        pytest.param(b"a\x7f\r", ["a", "backspace", "enter"], id="what edits"),
-        pytest.param(b"\x1b[Zs", ["s"], id="unknown sequences are no keys"),
-        pytest.param(b"\x1b[1;5As", ["up", "s"], id="an arrow with a modifier is the arrow"),
+        pytest.param([b"\x1b"], ["escape"], id="escape alone"),
+        pytest.param([b"a\x7f\r"], ["a", "backspace", "enter"], id="what edits"),
+        pytest.param([b"\x1b[Zs"], ["s"], id="unknown sequences are no keys"),
+        pytest.param([b"\x1b[1;5As"], ["up", "s"], id="an arrow with a modifier is the arrow"),
         pytest.param(
-            b"\x1b[1;5Pq\x1b[15~\x1b[200~s", ["q", "s"], id="what is no key of ours leaves nothing behind"
+            [b"\x01\x1b[1;5Pq\x1b[15~s"], ["q", "s"], id="what is no key of ours leaves nothing behind"
         ),
-        pytest.param(b"\x1b[1~\x1b[4~\x1bOH", ["home", "end", "home"], id="home and end, in all ways"),
-        pytest.param("é\xff".encode() + b"\xff", ["é", "ÿ"], id="what is no text is no key"),
+        pytest.param([b"\x1b[1~\x1b[4~\x1bOH"], ["home", "end", "home"], id="home and end, in all ways"),
+        pytest.param(["é\xff".encode() + b"\xff"], ["é", "ÿ"], id="what is no text is no key"),
+        pytest.param([b"\x80\x80\x80\x80s"], ["s"], id="nor is it kept"),
+        pytest.param([b"s\x1b[1;", b"5A"], ["s", "up"], id="a sequence that is cut waits for its end"),
+        pytest.param([b"a\xc3", b"\xa9"], ["a", "é"], id="so does a character that is cut"),
+        pytest.param([b"\x1b[200~sq\x07\x1b[201~"], ["s", "q"], id="pasted text is its characters"),
     ],
 )
-def test_keys(data, wanted):
-    assert keys(data) == wanted
-
-
-@pytest.mark.parametrize(
-    ("data", "wanted"),
-    [
-        pytest.param(b"s\x1b[A", (b"s\x1b[A", b""), id="whole sequences are read"),
-        pytest.param(b"s\x1b[1;", (b"s", b"\x1b[1;"), id="a sequence that is cut waits for its end"),
-        pytest.param(b"\x1b", (b"", b"\x1b"), id="so does escape alone"),
-        pytest.param(b"a\xc3", (b"a", b"\xc3"), id="and a character that is cut"),
-        pytest.param("aé€".encode(), ("aé€".encode(), b""), id="whole characters are read"),
-        pytest.param(b"\x80\x80\x80\x80", (b"\x80\x80\x80\x80", b""), id="what is no text is not kept"),
-    ],
-)
-def test_what_is_whole_is_read(data, wanted):
-    assert whole(data) == wanted
+def test_keys(sent, wanted):
+    with create_pipe_input() as terminal:
+        presses = []
+        for data in sent:
+            terminal.send_bytes(data)
+            presses += terminal.read_keys()
+        presses += terminal.flush_keys()
+    assert [key for press in presses for key in named(press)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -117,7 +113,6 @@ def test_what_is_whole_is_read(data, wanted):
         pytest.param(Choice(), "r", Choice(descending=False), id="r reverses"),
         pytest.param(Choice(), "p", Choice(paused=True), id="p pauses"),
         pytest.param(Choice(), "pp", Choice(), id="p again goes on"),
-        pytest.param(Choice(), "q", Choice(over=True), id="q ends it"),
         pytest.param(Choice(), "/gpq", Choice(wanted="gpq", typing=True), id="letters are text while typing"),
         pytest.param(
             Choice(), ["/", "a", "b", "backspace", "enter"], Choice(wanted="a"), id="enter keeps a filter"
@@ -126,7 +121,7 @@ def test_what_is_whole_is_read(data, wanted):
         pytest.param(Choice(wanted="a"), ["escape"], Choice(), id="escape drops a filter"),
         pytest.param(Choice(), ["/", "enter"], Choice(), id="an empty filter is none"),
         pytest.param(Choice(), ["down", "down", "up"], Choice(first=1), id="arrows scroll"),
-        pytest.param(Choice(), ["page down", "home"], Choice(), id="home is the first"),
+        pytest.param(Choice(), ["pagedown", "home"], Choice(), id="home is the first"),
         pytest.param(Choice(), ["up"], Choice(), id="there is nothing above the first"),
         pytest.param(
             Choice(first=3), "s", Choice("worker", descending=False), id="another order begins at its top"
@@ -162,11 +157,11 @@ def test_arranged(choice, wanted):
     assert [row["name"] for row in arranged(workers, choice)] == wanted
 
 
-def drawn(facts, frame=NEW, columns=80, lines=24):
+def drawn(facts, choice=NEW, trouble="", columns=80, lines=24):
     """The screen as text, without its styles."""
     out = io.StringIO()
     rows = facts["workers"] if facts else []
-    Console(file=out, width=columns, height=lines).print(screen(facts, rows, frame, columns, lines))
+    Console(file=out, width=columns, height=lines).print(screen(facts, rows, choice, trouble, columns, lines))
     return out.getvalue().rstrip("\n").split("\n")
 
 
@@ -187,7 +182,7 @@ ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}
     ],
 )
 def test_a_screen_is_as_long_and_wide_as_the_terminal(facts, columns, lines):
-    text = drawn(facts, Frame(trouble="no scheduler answers" * 20), columns, lines)
+    text = drawn(facts, NEW, "no scheduler answers" * 20, columns, lines)
     assert max(len(line) for line in text) <= columns
     assert len(text) == lines
 
@@ -330,11 +325,72 @@ def test_once_prints_a_table_or_json_and_finds_the_scheduler_in_every_way(tmp_pa
     assert {row["name"] for row in json.loads(as_json.stdout)["workers"]} == {"0", "1"}
 
 
+class Display:
+    """The text that a terminal shows: what is sent to it, carried out."""
+
+    _SENT = re.compile("\x1b\\[([0-9;?]*)([A-Za-z])|\x1b[=>]|(\x1b(?:\\[[0-9;?]*)?\\Z)|(.)", re.DOTALL)
+
+    def __init__(self):
+        self.rows, self.row, self.column, self._rest = [], 0, 0, ""
+
+    def resize(self, columns, lines):
+        self.columns, self.lines = columns, lines
+        self.rows = [row[:columns].ljust(columns) for row in [*self.rows, *[""] * lines][:lines]]
+        self.row, self.column = min(self.row, lines - 1), min(self.column, columns)
+
+    def write(self, text):
+        text, self._rest = self._rest + text, ""
+        for numbers, order, rest, character in self._SENT.findall(text):
+            self._rest = rest  # of a sequence that is cut: the last one
+            if order:
+                self._obey(order, [int(number or 0) for number in numbers.lstrip("?").split(";")])
+            elif character in ("\r", "\n", "\b"):
+                self._move(character)
+            elif character.isprintable():
+                self._put(character)
+
+    def _put(self, character):
+        if self.column == self.columns:
+            self._move("\r")
+            self._move("\n")
+        row = self.rows[self.row]
+        self.rows[self.row] = row[: self.column] + character + row[self.column + 1 :]
+        self.column += len(character)
+
+    def _move(self, character):
+        if character == "\n" and self.row == self.lines - 1:
+            self.rows = [*self.rows[1:], " " * self.columns]
+        elif character == "\n":
+            self.row += 1
+        else:
+            self.column = 0 if character == "\r" else max(self.column - 1, 0)
+
+    def _obey(self, order, numbers):
+        first = numbers[0]
+        blank = " " * self.columns
+        if order == "H":
+            self.row, self.column = max(first, 1) - 1, max(numbers[-1], 1) - 1 if len(numbers) > 1 else 0
+        elif order in "AB":
+            self.row += max(first, 1) * (1 if order == "B" else -1)
+        elif order in "CD":
+            self.column += max(first, 1) * (1 if order == "C" else -1)
+        elif order == "K" or (order == "J" and first == 0):
+            self.rows[self.row] = self.rows[self.row][: self.column].ljust(self.columns)
+        # No order leads out of the screen: one that was sent for another size ends at its edge.
+        if order in "HABCD":
+            self.row = min(max(self.row, 0), self.lines - 1)
+            self.column = min(max(self.column, 0), self.columns - 1)
+        if order == "J":
+            below = 0 if first == 2 else self.row + 1
+            self.rows[below:] = [blank] * (self.lines - below)
+
+
 class Terminal:
     """A program in a pseudo-terminal: what it shows, as the text of its newest frame."""
 
     def __init__(self, command, columns=80, lines=24):
         self._master, slave = pty.openpty()
+        self.display = Display()
         self.resize(columns, lines)
         self._before = termios.tcgetattr(slave)
         self._slave = slave
@@ -352,21 +408,23 @@ class Terminal:
         self.raw = ""
 
     def resize(self, columns, lines):
+        self.display.resize(columns, lines)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, text):
         os.write(self._master, text.encode())
 
     def frame(self):
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw.split("\x1b[H")[-1])
-        return [line.rstrip() for line in plain.replace("\r", "").split("\n")]
+        return [line.rstrip() for line in self.display.rows]
 
     def until(self, predicate, seconds=30):
         """Read until a frame is as wanted; return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if select.select([self._master], [], [], 0.05)[0]:
-                self.raw += os.read(self._master, 65536).decode(errors="replace")
+                said = os.read(self._master, 65536).decode(errors="replace")
+                self.raw += said
+                self.display.write(said)
             elif predicate(self.frame()):
                 return self.frame()
         frame = "\n".join(self.frame())
@@ -385,8 +443,10 @@ class Terminal:
     def is_plain(self):
         """Whether a program has left its screen, and shows the cursor."""
         on, off = (self.raw.rfind(code) for code in ("\x1b[?1049h", "\x1b[?1049l"))
-        hidden, visible = (self.raw.rfind(code) for code in ("\x1b[?25l", "\x1b[?25h"))
-        return on < off and hidden < visible
+        return on < off and not self.hides_cursor()
+
+    def hides_cursor(self):
+        return self.raw.rfind("\x1b[?25h") < self.raw.rfind("\x1b[?25l")
 
     def status(self):
         """Return the status of the shell's last program, and whether it has given the terminal back."""
@@ -433,6 +493,11 @@ def terminals():
         terminal.close()
 
 
+def is_whole(frame):
+    """Whether a screen has its first line first and its last line last."""
+    return frame[0].startswith("dask ferro top") and frame[-1].startswith("q quit")
+
+
 def has(text):
     return lambda frame: any(text in line for line in frame)
 
@@ -444,13 +509,13 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
         terminal = terminals([*COMMAND, address, "--interval", "0.2"])
         frame = terminal.until(has("q quit"))
         frame = terminal.until(has("2 workers, 2 threads"))
-        assert (len(frame), max(map(len, frame)) <= 80) == (24, True)
+        assert (is_whole(frame), terminal.hides_cursor()) == (True, True)
         assert [line.split()[0] for line in frame[5:7]] == ["0", "1"]
         terminal.press("sr")
         frame = terminal.until(has("sort: worker down"))
         assert [line.split()[0] for line in frame[5:7]] == ["1", "0"]
         terminal.press("r")
-        terminal.press("/zzz")
+        terminal.press("/zzq")
         terminal.until(has("no worker matches the filter"))
         terminal.press("\x1b")
         terminal.until(lambda frame: frame[5:6] and frame[5].startswith("0"))
@@ -458,8 +523,7 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
         terminal.until(has("PAUSED"))
         terminal.press("p")
         terminal.resize(150, 12)
-        frame = terminal.until(lambda frame: len(frame) == 12 and "address" in frame[4])
-        assert not has("PAUSED")(frame)
+        terminal.until(lambda frame: is_whole(frame) and "address" in frame[4] and not has("PAUSED")(frame))
         terminal.resize(80, 24)
     terminal.until(has("no scheduler answers for"))
     with cluster(port=int(address.rpartition(":")[2])):
@@ -484,16 +548,16 @@ def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminals)
     terminal.types(asks)
     terminal.until(has("no scheduler answers for"))
     terminal.resize(60, 10)  # the kernel tells whoever is in the foreground
-    terminal.until(lambda frame: len(frame) == 10 and max(map(len, frame)) <= 60)
+    terminal.until(lambda frame: is_whole(frame) and frame[1].endswith("…"))
     terminal.press("\x1a")  # Ctrl-Z
     terminal.until(has("Stopped"))
     assert terminal.is_plain()
     terminal.types("fg")
-    terminal.until(lambda frame: has("no scheduler answers for")(frame) and len(frame) == 10)
+    terminal.until(lambda frame: has("no scheduler answers for")(frame) and is_whole(frame))
     terminal.press("\x03")  # Ctrl-C
     assert terminal.status() == (130, True)
     terminal.types(asks)
-    terminal.until(lambda frame: has("no scheduler answers for")(frame) and len(frame) == 10)
+    terminal.until(lambda frame: has("no scheduler answers for")(frame) and is_whole(frame))
     terminal.kill_child()
     assert terminal.status() == (143, True)
     terminal.types("exit 0")

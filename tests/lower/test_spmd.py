@@ -34,6 +34,7 @@ from dask_ferro.graph.site import sites
 from dask_ferro.graph.spmd import lower
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build, to_model
+from dask_ferro.lower import checkpoint
 from dask_ferro.lower.exchange import Name, exchange, form
 from dask_ferro.lower.sharded import gather, whole
 from dask_ferro.lower.spmd import Ranks
@@ -548,6 +549,40 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
                 )
     assert found == wanted
     assert max(tasks[6:]) <= max(tasks[:6]) + 20, tasks  # a cut's own tasks
+
+
+@pytest.mark.cluster
+def test_a_copy_that_came_to_lie_beside_its_part_is_not_lost_with_it(step, monkeypatch):
+    """As where a scheduler moves the task that would have put it on another worker."""
+    from distributed import Client
+
+    ranks = Ranks(step.spmd(tensor=2))
+    wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 6)
+    found, inputs = [], {**step.batch, **step.start}
+    with (
+        dask.config.set({"ferro.ranks.checkpoint-calls": 2}),
+        processes(2) as cluster,
+        Client(cluster) as client,
+    ):
+        pids = client.run(os.getpid)
+        victim = min(pids)
+        registration = checkpoint._Registration
+        monkeypatch.setattr(
+            checkpoint, "_Registration", lambda client, part, workers: registration(client, part, [victim])
+        )
+        for number in range(6):
+            out = ranks(inputs)
+            out = dict(zip(out, dask.persist(*out.values()), strict=True))
+            found.append(float(out["loss"].compute()))
+            inputs = step.next(out)
+            if number == 3:
+                os.kill(pids[victim], signal.SIGKILL)
+                until(
+                    lambda: victim not in client.scheduler_info(n_workers=-1)["workers"],
+                    "the scheduler to know that the worker is gone",
+                    every=0.01,
+                )
+    assert found == wanted
 
 
 @pytest.mark.cluster

@@ -25,6 +25,7 @@ from dask_ferro.policy.events import (
     Instruction,
     Joined,
     Left,
+    LoopMeasured,
     MessagesSent,
     Ordered,
     PlaceAgain,
@@ -420,6 +421,14 @@ def test_messages_to_a_worker_hurry_while_it_has_little_to_do() -> None:
     hurried = [(n, i.soon) for n, found in enumerate(told) for i in found if isinstance(i, Hurry)]
     # Three that wait take 12 ms: with the fourth of them; two take 8 ms.
     assert hurried == [(0, True), (4, False), (9, True)]
+
+
+def test_messages_are_gathered_while_the_loop_has_no_time_left() -> None:
+    scene = Scene(p=0.004)
+    scene.workers("a", "b")
+    shares = [0.89, 0.95, 0.9, 0.5]
+    told = [scene.core.handle(LoopMeasured(share), 0.5 * n) for n, share in enumerate(shares)]
+    assert told == [[], [Hurry("a", False), Hurry("b", False)], [], [Hurry("a", True), Hurry("b", True)]]
 
 
 # -- values ------------------------------------------------------------------------------------------------

@@ -182,11 +182,8 @@ class Batch:
                 [str(path)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment,
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
-        job.state, job.started, job.comment = (
-            "R",
-            now,
-            f"Job run at {time.ctime(now)} on (n1:ncpus={job.cores})",
-        )
+        job.state, job.started = "R", now
+        job.comment = f"Job run at {time.ctime(now)} on (n1:ncpus={job.cores})"
 
     def _outputs(self, job: Job) -> tuple[str, str]:
         found = []
@@ -230,15 +227,12 @@ class Batch:
     def _obey(self, asked: dict[str, Any]) -> dict[str, Any]:
         name, does = asked["command"], self.does.get(asked["command"], "")
         self.calls.append((name, asked["words"]))
-        if does == "fail":
-            return {"status": 1, "out": "", "err": f"{name}: cannot connect to server {SERVER}\n", "sleep": 0}
-        if does == "hang":
-            return {"status": 0, "out": "", "err": "", "sleep": 40}
-        if does == "empty":
-            return {"status": 0, "out": "", "err": "", "sleep": 0}
+        answer, sleep = Answer(), 40 if does == "hang" else 0
         try:
-            getattr(self, f"_{name}")(asked | {"does": does})
-            answer = Answer()
+            if does == "fail":
+                raise Answer(err=f"{name}: cannot connect to server {SERVER}\n", status=1)
+            if does not in ("hang", "empty"):
+                getattr(self, f"_{name}")(asked | {"does": does})
         except Answer as given:
             answer = given
         except (ValueError, IndexError) as error:
@@ -246,39 +240,25 @@ class Batch:
         if does == "loses answer":  # it was done all the same, once
             self.does.pop(name)
             answer = Answer(err=f"{name}: End of File\n", status=1)
-        return {"status": answer.status, "out": answer.out, "err": answer.err, "sleep": 0}
+        return {"status": answer.status, "out": answer.out, "err": answer.err, "sleep": sleep}
 
     def _qsub(self, asked: dict[str, Any]) -> None:
-        options = words(asked["words"], "Nv")
-        script = asked["stdin"]
+        options, script = words(asked["words"], "Nv"), asked["stdin"]
         if directive(script, "q") not in ("", *self.queues):
             raise Answer(err="qsub: Unknown queue\n", status=170)
-        walltime = re.search(r"^#PBS -l walltime=(\d+):(\d+):(\d+)", script, re.MULTILINE)
-        seconds = (
-            sum(int(n) * unit for n, unit in zip(walltime.groups(), (3600, 60, 1), strict=True))
-            if walltime
-            else None
-        )
+        limit = re.search(r"^#PBS -l walltime=(\d+):(\d+):(\d+)", script, re.MULTILINE)
+        hours, minutes, seconds = map(int, limit.groups()) if limit else (0, 0, 0)
         cores = re.search(r"ncpus=(\d+)", script)
-        raise Answer(
-            self._queued(
-                options["N"], script, asked, options.get("v", ""), int(cores[1]) if cores else 1, seconds
-            )
-            + "\n"
-        )
+        job = self._queued(
+            options["N"], script, asked["folder"], options.get("v", ""), int(cores[1]) if cores else 1,
+            3600 * hours + 60 * minutes + seconds if limit else None,
+        )  # fmt: skip
+        raise Answer(f"{job.id}\n")
 
-    def _queued(
-        self,
-        name: str,
-        script: str,
-        asked: dict[str, Any],
-        variables: str,
-        cores: int,
-        walltime: float | None,
-    ) -> str:
+    def _queued(self, *facts: Any) -> Job:
         number = len(self.jobs) + 1
-        self.jobs[number] = Job(number, name, script, asked["folder"], variables, cores, walltime)
-        return self.jobs[number].id
+        self.jobs[number] = Job(number, *facts)
+        return self.jobs[number]
 
     def _qselect(self, asked: dict[str, Any]) -> None:
         options = words(asked["words"], "uN")
@@ -288,15 +268,12 @@ class Batch:
     def _qstat(self, asked: dict[str, Any]) -> None:
         ids = [word for word in asked["words"] if not word.startswith("-")]
         if "-Q" in asked["words"]:
-            raise Answer(
-                f"Queue: workq\n    queue_type = Execution\n    kill_delay = {self.kill_delay:g}\n\n"
-            )
+            delay = f"    kill_delay = {self.kill_delay:g}\n\n"
+            raise Answer(f"Queue: workq\n    queue_type = Execution\n{delay}")
         out, err, status = "", "", 0
         facts = self._facts(asked["does"])
         if not ids:
-            raise Answer(
-                "".join(self._long(number, fact) for number, fact in facts.items() if fact[0] != "F")
-            )
+            raise Answer("".join(self._long(n, fact) for n, fact in facts.items() if fact[0] != "F"))
         for job_id in ids:
             fact = facts.get(int(job_id.partition(".")[0]))
             if fact is None:
@@ -350,8 +327,8 @@ class Batch:
     def _submit(self, asked: dict[str, Any]) -> None:
         options = words(asked["words"], "JDn")
         script = Path(options["n"]).read_text() if "n" in options else asked["stdin"]
-        number = self._queued(options["J"], script, asked, f"LABEL={options.get('D', '')}", 1, None)
-        raise Answer(f"Job <{number.partition('.')[0]}> is submitted to default queue <normal>.\n")
+        job = self._queued(options["J"], script, asked["folder"], f"LABEL={options.get('D', '')}", 1, None)
+        raise Answer(f"Job <{job.number}> is submitted to default queue <normal>.\n")
 
     def _jobs(self, asked: dict[str, Any]) -> None:
         names = {"Q": "PEND", "R": "RUN", "E": "RUN"}
@@ -396,7 +373,4 @@ def clock(seconds: float) -> str:
 
 def cut(line: str) -> list[str]:
     """Cut a line as `qstat` does, wherever it is full."""
-    return [
-        line[:79],
-        *(textwrap.wrap(line[79:], 71, break_on_hyphens=False, drop_whitespace=False) if line[79:] else []),
-    ]
+    return [line[:79], *textwrap.wrap(line[79:], 71, break_on_hyphens=False, drop_whitespace=False)]

@@ -162,11 +162,11 @@ def test_a_broken_script_is_told_with_its_last_lines(pbs: Opens, tmp_path: Path)
 
 
 def test_a_job_whose_walltime_ends_hands_over_before(pbs: Opens, batch: Batch) -> None:
-    s = pbs(walltime="00:00:08")
+    s = pbs(walltime="00:00:20")
     s.cluster.adapt(minimum=1, maximum=2)
     s.connected(1)
     held = s.submit(10, 0.01)
     finished(held)
     until(lambda: batch.states()[1] == "F", "the end of the first job", seen=batch.states)
-    assert batch.jobs[2].queued < batch.jobs[1].started + 8.0  # before its walltime was over
+    assert batch.jobs[2].queued < batch.jobs[1].started + 20.0  # before its walltime was over
     s.kept(held)

@@ -21,7 +21,7 @@ def job(*facts: str, number: str = "12.pbs01") -> str:
     return f"Job Id: {number}\n" + "".join(f"    {fact}\n" for fact in facts) + "\n"
 
 
-def only(*facts: str) -> qstat.PBSRow:
+def only(*facts: str) -> qstat.QueueRow:
     (row,) = qstat.rows(job(*facts)).values()
     return row
 
@@ -93,8 +93,15 @@ def test_times_nodes_and_the_word_of_a_submission_are_read_over_cut_lines() -> N
         "job_state = R", f"qtime = {WHEN}", f"stime = {WHEN}", "Resource_List.walltime = 01:00:00",
         "exec_host = n12/0*8+n13/0*8", f"{LONG},FERRO_SUBMISSION=ferro-\n\t12ab.0\n\t1,OTHER=2",
     )  # fmt: skip
-    assert row == qstat.PBSRow(
-        "12.pbs01", "RUNNING", submitted=AT, starts=AT, ends=AT + 3600, node="n12", comment="ferro-12ab.01"
+    assert row == qstat.QueueRow(
+        "12.pbs01",
+        "RUNNING",
+        submitted=AT,
+        starts=AT,
+        ends=AT + 3600,
+        node="n12",
+        comment="ferro-12ab.01",
+        known="started",
     )
 
 
@@ -127,17 +134,11 @@ def test_an_environment_cannot_say_what_a_job_is() -> None:
 
 @given(st.text())
 def test_no_answer_breaks_the_parser(text: str) -> None:
-    for row in qstat.rows(
-        f"Job Id: 1.a\n    job_state = {text}\n    stime = {text}\n    Exit_status = {text}\n{text}"
-    ).values():
+    facts = f"Job Id: 1.a\n    job_state = {text}\n    stime = {text}\n    Exit_status = {text}\n{text}"
+    for row in qstat.rows(facts).values():
         assert row.phase in ("pending", "started", "held", "ending", "over")
-    (
-        qstat.unknown(text),
-        qstat.submitted(text),
-        qstat.kill_delay(text),
-        qstat.walltime(text),
-        qstat.refusal(text),
-    )
+    for read in (qstat.unknown, qstat.submitted, qstat.kill_delay, qstat.walltime, qstat.refusal):
+        read(text)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import needs, waiting
+import dask_ferro as ff
+from tests import batchclusters, needs, waiting
 from tests.programs import ran
+from tests.slurm.tools import Site, executable, queue
 
 HERE = Path(__file__).parent
 # The controller's port, and one for each of six nodes.
@@ -74,3 +80,51 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@pytest.fixture
+def site(slurm: Path, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Makes clusters with clients, and closes them."""
+    yield from batchclusters.closing(partial(Site, tmp_path))
+
+
+@pytest.fixture
+def play(slurm: Path, tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[ff.SLURMCluster]]:
+    """Opens a cluster on an event loop, and sees to it that no job and no process is left of it."""
+
+    @asynccontextmanager
+    async def opened(leaves_nothing: bool = True, **options: Any) -> AsyncIterator[ff.SLURMCluster]:
+        own = batchclusters.settings(tmp_path) | {"queue": "cpu"} | options
+        async with asyncio.timeout(150), ff.SLURMCluster(**own, asynchronous=True) as cluster:
+            yield cluster
+        if leaves_nothing:
+            assert queue(cluster) == {}
+            assert batchclusters.watchdogs(cluster.job_name) == []
+
+    return opened
+
+
+@pytest.fixture
+def fake(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Puts a command before SLURM's own: its first calls do something else.  Returns the file with a line a call."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(name: str, times: int, instead: str) -> Path:
+        real, calls = shutil.which(name), tmp_path / f"{name}-calls"
+        calls.touch()
+        # A question what SLURM would do is no submission.  Stock Dask submits its jobs at the same time: one counts.
+        script = f"""
+            real={real}
+            case "$*" in *--test-only*) exec $real "$@";; esac
+            number=$(flock {calls} sh -c 'echo "$@" >> {calls}; wc -l < {calls}' sh "$@")
+            if [ "$number" -le {times} ]; then
+            {instead}
+            fi
+            exec $real "$@"
+        """
+        executable(folder / name, script)
+        return calls
+
+    return put

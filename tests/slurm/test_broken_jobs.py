@@ -9,6 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from dask_ferro.runtime.elastic import controller
 from dask_ferro.runtime.pools import closing, pool
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.views.pages.elastic import ElasticPage
-from tests.slurm.test_elastic import Site, queue
+from tests.batchclusters import closing as closing_sites
+from tests.batchclusters import settings
+from tests.slurm.tools import Site, queue
 from tests.waiting import until
 
 # A client warns in its own thread, where an error would be a log.
@@ -34,16 +37,8 @@ SOON = 15.0
 @pytest.fixture
 def broken(slurm: Path, tmp_path: Path) -> Iterator[Callable[..., Site]]:
     """Makes clusters whose jobs end at once, until the file `mended` is there."""
-    opened: list[Site] = []
-
-    def open_site(**options: Any) -> Site:
-        script = f"[ -e {tmp_path}/mended ] || {{ echo 'module: no such thing <4>' >&2; exit 1; }}"
-        opened.append(Site(tmp_path, job_script_prologue=[script], **options))
-        return opened[-1]
-
-    yield open_site
-    for site in opened:
-        site.close()
+    script = f"[ -e {tmp_path}/mended ] || {{ echo 'module: no such thing <4>' >&2; exit 1; }}"
+    yield from closing_sites(partial(Site, tmp_path, job_script_prologue=[script]))
 
 
 def events(site: Site) -> list[dict[str, Any]]:
@@ -84,16 +79,8 @@ def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
 
 
 async def test_an_event_loop_is_told_too(slurm, tmp_path):
-    loopback = {"dashboard_address": "127.0.0.1:0", "interface": "lo"}
     async with (
-        ff.SLURMCluster(
-            queue="cpu",
-            cores=64,
-            memory="400MB",
-            interface="lo",
-            scheduler_options=loopback,
-            asynchronous=True,
-        ) as cluster,
+        ff.SLURMCluster(**settings(tmp_path) | {"queue": "cpu", "cores": 64}, asynchronous=True) as cluster,
         Client(cluster, asynchronous=True) as client,
     ):
         with pytest.raises(ff.ConfigError, match="asked for 64 CPUs"):
@@ -136,19 +123,14 @@ def test_tasks_fail_with_the_reason_where_that_is_wanted(broken):
     assert [future.status for future in first] == ["error"] * 3
 
 
-def test_tasks_fail_whose_only_pool_is_broken_while_others_run(slurm, tmp_path):
+def test_tasks_fail_whose_only_pool_is_broken_while_others_run(site):
     pools = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
-    site = Site(tmp_path, pools=pools)
-    try:
-        site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
-        doomed = site.client.submit(abs, -1, resources={"GPU": 1})
-        assert site.client.submit(abs, -2).result(timeout=60) == 2
-        error = doomed.exception(timeout=60)
-        assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in str(
-            error
-        )
-    finally:
-        site.close()
+    s = site(pools=pools)
+    s.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
+    doomed = s.client.submit(abs, -1, resources={"GPU": 1})
+    assert s.client.submit(abs, -2).result(timeout=60) == 2
+    error = str(doomed.exception(timeout=60))
+    assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in error
 
 
 @pytest.mark.parametrize(
@@ -167,16 +149,13 @@ def test_tasks_fail_whose_only_pool_is_broken_while_others_run(slurm, tmp_path):
         ),
     ],
 )
-def test_what_slurm_would_never_start_is_refused_at_once(slurm, tmp_path, options, words):
+def test_what_slurm_would_never_start_is_refused_at_once(site, options, words):
     """Stock, and SLURM itself: accepted, and pending for ever."""
-    site = Site(tmp_path, **options)
-    try:
-        begin = time.monotonic()
-        with pytest.raises(ff.ConfigError, match=words):
-            site.cluster.scale(2)
-        assert time.monotonic() - begin < SOON / 3
-        until(lambda: queue(site.cluster) == {}, "the jobs that SLURM had accepted to be taken back")
-        with pytest.raises(ff.ConfigError, match=words):
-            site.client.wait_for_workers(1)
-    finally:
-        site.close()
+    s = site(**options)
+    begin = time.monotonic()
+    with pytest.raises(ff.ConfigError, match=words):
+        s.cluster.scale(2)
+    assert time.monotonic() - begin < SOON / 3
+    until(lambda: queue(s.cluster) == {}, "the jobs that SLURM had accepted to be taken back")
+    with pytest.raises(ff.ConfigError, match=words):
+        s.client.wait_for_workers(1)

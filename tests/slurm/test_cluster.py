@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,89 +23,27 @@ from distributed import Client
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
-from tests.batchclusters import settings, watchdogs
+from tests.batchclusters import watchdogs
+from tests.slurm.tools import (
+    LATER,
+    away,
+    busy,
+    command,
+    looked,
+    nothing_left,
+    pending,
+    place_of,
+    queue,
+    queued,
+    refuses,
+    suspicion,
+)
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
-LATER = {"job_extra_directives": ["--begin=now+1hour"]}
 
-
-def command(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
-
-
-def queue(name: str) -> dict[str, str]:
-    """State by job id."""
-    lines = command("squeue", "-h", "-r", "-o", "%i %T", "--name", name).splitlines()
-    return dict(line.split() for line in lines)
-
-
-async def queued(name: str, holds: Callable[[dict[str, str]], bool], what: str) -> None:
-    """Wait for a state of the queue, by job id."""
-    await until_async(
-        lambda: asyncio.to_thread(lambda: holds(queue(name))), what, every=0.1, seen=lambda: queue(name)
-    )
-
-
-async def nothing_left(name: str) -> None:
-    """Wait until neither a job nor a watchdog of a cluster is left."""
-    await until_async(
-        lambda: asyncio.to_thread(lambda: queue(name) == {} and watchdogs(name) == []),
-        "the end of all jobs and watchdogs",
-        every=0.1,
-        seen=lambda: (queue(name), watchdogs(name)),
-    )
-
-
-async def looked(cluster: SLURMCluster, states: list[str]) -> Any:
-    """Reconcile until the jobs are in these states, in the order of their submission; return them."""
-    found: list[Any] = []
-
-    async def agrees() -> bool:
-        found[:] = await cluster.reconcile()
-        return [job.state for job in found] == states
-
-    await until_async(agrees, f"jobs that are {states}", every=0.1, seen=lambda: found)
-    return tuple(found)
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[SLURMCluster]]:
-    """Opens a cluster, and sees to it that no job and no process is left of it."""
-
-    @asynccontextmanager
-    async def opened(leaves_nothing: bool = True, **options: Any) -> AsyncIterator[SLURMCluster]:
-        own = settings(tmp_path) | {"queue": "cpu"} | options
-        async with asyncio.timeout(150), SLURMCluster(**own, asynchronous=True) as cluster:
-            yield cluster
-        if leaves_nothing:
-            assert queue(cluster.job_name) == {}
-            assert watchdogs(cluster.job_name) == []
-
-    return opened
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts a command before SLURM's own: its first calls do something else.  Returns the file with a line a call."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def put(name: str, times: int, instead: str) -> Path:
-        real, calls = shutil.which(name), tmp_path / f"{name}-calls"
-        calls.touch()
-        script = folder / name
-        script.write_text(
-            # A question what SLURM would do is no submission.
-            f'#!/bin/sh\nreal={real}\ncase "$*" in *--test-only*) exec $real "$@";; esac\necho "$@" >> {calls}\n'
-            f'if [ $(wc -l < {calls}) -le {times} ]; then\n{instead}\nfi\nexec $real "$@"\n'
-        )
-        script.chmod(0o755)
-        return calls
-
-    return put
+LOST, DOWN = "Socket timed out on send/recv operation", "Unable to contact slurm controller"
 
 
 # -- submission ----------------------------------------------------------------------------------------------
@@ -125,7 +61,7 @@ async def test_eight_jobs_are_one_array(play, fake):
         assert [job.job_id for job in jobs] == [f"{array}_{i}" for i in range(8)]
         assert [job.workers for job in jobs] == [(f"default-{i}",) for i in range(8)]
         await cluster.release(["default-2", "default-5"])
-        assert set(queue(cluster.job_name)) == {f"{array}_{i}" for i in (0, 1, 3, 4, 6, 7)}
+        assert set(queue(cluster)) == {f"{array}_{i}" for i in (0, 1, 3, 4, 6, 7)}
         cluster.request("default", 1)
         await cluster.wait_submitted()
         assert [job.name for job in await cluster.reconcile()][-1] == "default-8"  # no name comes twice
@@ -133,7 +69,7 @@ async def test_eight_jobs_are_one_array(play, fake):
 
 
 async def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
-    calls = fake("sbatch", 3, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
+    calls = fake("sbatch", 3, refuses("Resource temporarily unavailable"))
 
     async with play(**LATER) as cluster:
         cluster.request("default", 2)
@@ -147,34 +83,20 @@ async def test_submissions_that_fail_three_times_end_in_the_queue(play, fake):
 
 
 async def test_a_limit_of_jobs_is_met_in_smaller_portions(play, fake):
-    words = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-    calls = fake("sbatch", 2, f"echo '{words}' >&2; exit 1")
+    calls = fake("sbatch", 2, refuses("QOSMaxSubmitJobPerUserLimit"))
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 8)
-        await cluster.wait_submitted()
-        await looked(cluster, ["pending"] * 8)
-    assert [line.partition("--array=")[2] for line in calls.read_text().splitlines()] == [
-        "0-7",
-        "0-3",
-        "0-1",
-        "0-3",
-        "0-1",
-    ]
+        await pending(cluster, 8)
+    portions = [line.partition("--array=")[2] for line in calls.read_text().splitlines()]
+    assert portions == ["0-7", "0-3", "0-1", "0-3", "0-1"]
 
 
 async def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
-    fake(
-        "sbatch",
-        1,
-        '$real "$@" > /dev/null; echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
-    )
+    fake("sbatch", 1, f'$real "$@" > /dev/null; {refuses(LOST)}')
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 3)
-        await cluster.wait_submitted()
-        jobs = await looked(cluster, ["pending"] * 3)
-        assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
+        jobs = await pending(cluster, 3)
+        assert set(queue(cluster)) == {job.job_id for job in jobs}
 
 
 async def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake, monkeypatch):
@@ -184,22 +106,18 @@ async def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adop
         "sbatch",
         1,
         'script=$(mktemp); cat > $script; other=$(echo "$@" | sed "s/.*\\(--comment=[^.]*\\).*/\\1.other/"); '
-        '$real "$@" "$other" $script > /dev/null; '
-        '$real "$@" $script > /dev/null; rm $script; '
-        'echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1',
+        f'$real "$@" "$other" $script > /dev/null; $real "$@" $script > /dev/null; rm $script; {refuses(LOST)}',
     )
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        first, _ = await looked(cluster, ["pending"] * 2)
+        first, _ = await pending(cluster, 2)
         array = first.job_id.partition("_")[0]
         said = command("squeue", "-h", "-o", "%F %k", "--name", cluster.job_name).splitlines()
         comments = dict(sorted({tuple(line.split(" ", 1)) for line in said}))
         (nonce,) = (word for word in calls.read_text().split() if word.startswith("--comment"))
         assert comments[array] == nonce.partition("=")[2]
         await followed_alone(cluster, {f"{array}_0", f"{array}_1"})
-        assert {job.partition("_")[0] for job in queue(cluster.job_name)} == {array}
+        assert {job.partition("_")[0] for job in queue(cluster)} == {array}
 
 
 async def test_a_comment_of_the_users_stays(play):
@@ -216,16 +134,10 @@ async def test_jobs_that_nobody_follows_are_cancelled(play, monkeypatch):
     async with play(**LATER) as cluster:
         cluster.request("default", 1)
         await cluster.wait_submitted()
-        command(
-            "sbatch",
-            "--begin=now+1hour",
-            f"--job-name={cluster.job_name}",
-            f"--comment={cluster._tag}.lost",
-            "--output=/dev/null",
-            "--wrap=true",
-        )
+        named = (f"--job-name={cluster.job_name}", f"--comment={cluster._tag}.lost")
+        command("sbatch", "--begin=now+1hour", *named, "--output=/dev/null", "--wrap=true")
         jobs = await cluster.reconcile()
-        assert len(queue(cluster.job_name)) == 2  # seen once, it may be the queue that is old
+        assert len(queue(cluster)) == 2  # seen once, it may be the queue that is old
         await followed_alone(cluster, {jobs[0].job_id})
 
 
@@ -234,11 +146,9 @@ async def followed_alone(cluster: SLURMCluster, job_ids: set[str]) -> None:
 
     async def holds() -> bool:
         assert {job.job_id for job in await cluster.reconcile()} == job_ids
-        return set(queue(cluster.job_name)) == job_ids
+        return set(queue(cluster)) == job_ids
 
-    await until_async(
-        holds, "the jobs that are followed alone", every=0.1, seen=lambda: queue(cluster.job_name)
-    )
+    await until_async(holds, "the jobs that are followed alone", every=0.1, seen=lambda: queue(cluster))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +174,7 @@ async def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
 
 
 async def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):
-    calls = fake("sbatch", 100, "echo 'sbatch: error: words of another year' >&2; exit 1")
+    calls = fake("sbatch", 100, refuses("words of another year"))
 
     async with play() as cluster:
         cluster.request("default", 2)
@@ -288,31 +198,20 @@ async def test_a_job_that_no_node_can_run_is_taken_back(play, fake):
     """Such a job also holds up those behind it.  Here SLURM cannot be asked ahead: sinfo is not for users."""
 
     async with play(cores=64, patience={"stuck": 0.2}) as cluster:
-        fake("sinfo", 99, "echo 'slurm_load_partitions: Access/permission denied' >&2; exit 1")
+        fake("sinfo", 99, refuses("Access/permission denied", "slurm_load_partitions"))
         cluster.request("default", 1)
         await cluster.wait_submitted()
         await looked(cluster, [])
         assert cluster.pools()[0].closed.endswith("PENDING (PartitionConfig)")
-        await queued(cluster.job_name, lambda jobs: not jobs, "the end of all jobs")
+        await queued(cluster, lambda jobs: not jobs, "the end of all jobs")
 
 
 async def test_a_held_job_is_taken_back(play):
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        held, kept = await looked(cluster, ["pending"] * 2)
+        held, kept = await pending(cluster, 2)
         command("scontrol", "hold", held.job_id)
         assert await looked(cluster, ["pending"]) == await cluster.reconcile()
-        await queued(cluster.job_name, lambda jobs: set(jobs) == {kept.job_id}, "the job that is kept alone")
-
-
-async def test_jobs_that_end_before_a_worker_came_close_their_pool(play):
-    async with play(job_script_prologue=["exit 3"]) as cluster:
-        cluster.request("default", 3)
-        await cluster.wait_submitted()
-        await looked(cluster, [])
-        assert "3 jobs ended before a worker came" in cluster.pools()[0].closed
-        assert "FAILED (NonZeroExitCode)" in cluster.pools()[0].closed
+        await queued(cluster, lambda jobs: set(jobs) == {kept.job_id}, "the job that is kept alone")
 
 
 async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
@@ -330,10 +229,8 @@ async def test_where_each_new_job_is_held_no_more_are_asked_for(play):
 
 async def test_when_slurm_does_not_answer_what_it_said_still_holds(play, fake):
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        jobs = await looked(cluster, ["pending"] * 2)
-        fake("squeue", 1, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+        jobs = await pending(cluster, 2)
+        fake("squeue", 1, refuses(DOWN, "slurm_load_jobs error"))
         assert await cluster.reconcile() == jobs
         assert len(await cluster.reconcile()) == 2
 
@@ -356,11 +253,8 @@ async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
         assert requeued.workers == ("default-0.1-0", "default-0.1-1")
         assert same.workers == second.workers
         node = command("squeue", "-h", "-o", "%N", "-j", second.job_id).strip()
-        command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-        try:
+        with away(node):
             await until_async(lambda: _ends_early(cluster), "an early end of what is drained", every=0.1)
-        finally:
-            command("scontrol", "update", f"nodename={node}", "state=resume")
         command("scancel", second.job_id)
         assert [job.name for job in await looked(cluster, ["running"])] == ["default-0"]
 
@@ -404,16 +298,12 @@ async def test_pools_are_kinds_of_jobs_behind_one_controller(play):
 
 
 async def test_a_cancellation_that_fails_is_seen_through(play, fake):
-    fake(
-        "scancel", 2, "echo 'scancel: error: Kill job error: Unable to contact slurm controller' >&2; exit 1"
-    )
+    fake("scancel", 2, refuses(f"Kill job error: {DOWN}", "scancel: error"))
 
     async with play(**LATER) as cluster:
-        cluster.request("default", 2)
-        await cluster.wait_submitted()
-        first, second = await looked(cluster, ["pending"] * 2)
+        first, second = await pending(cluster, 2)
         await cluster.release([first.name, "never-was"])
-        assert set(queue(cluster.job_name)) == {second.job_id}
+        assert set(queue(cluster)) == {second.job_id}
         assert [job.name for job in await cluster.reconcile()] == [second.name]
         command("scancel", second.job_id)
         await cluster.release([second.name])  # gone: no error
@@ -424,8 +314,7 @@ async def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_
 ):
     monkeypatch.setattr("dask_ferro.runtime.slurm.cancel_queue._PAUSE_MOST", 1.0)
     gate = tmp_path / "gate"
-    refused = 'echo "scancel: error: Kill job error: Unable to contact slurm controller" >&2; exit 1'
-    fake("scancel", 1000, f'[ -e {gate} ] && exec $real "$@"; {refused}')
+    fake("scancel", 1000, f'[ -e {gate} ] && exec $real "$@"; {refuses(DOWN, "scancel: error")}')
 
     async with play() as cluster:
         cluster.request("default", 1)
@@ -447,7 +336,7 @@ async def test_a_job_that_starts_although_it_was_released_ends_when_its_workers_
             assert await client.gather(tasks) == list(range(12))
             assert await removals(client) == found
             await until_async(
-                lambda: len(queue(cluster.job_name)) == 1,
+                lambda: len(queue(cluster)) == 1,
                 "the end of the job, which SLURM lists until it has cleaned up",
             )
 
@@ -473,15 +362,12 @@ async def test_a_preempted_job_hands_its_long_task_over_within_what_its_partitio
         async with Client(cluster, asynchronous=True) as client:
             await client.register_plugin(Roster())
             task = client.submit(long_at_first, str(starts))
-            busy = await until_async(lambda: running_on(client, task), "the task to run", every=0.1)
-            job = next(job for job in await cluster.reconcile() if busy in job.workers)
+            runs_on = partial(client.run_on_scheduler, place_of, key=task.key)
+            name = await until_async(runs_on, "the task to run", every=0.1)
+            job = next(job for job in await cluster.reconcile() if name in job.workers)
             node = command("squeue", "-h", "-o", "%N", "-j", job.job_id).strip()
-            other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-c4", "-o", "/dev/null",
-                            "--wrap", "sleep 60").strip()  # fmt: skip
-            try:
+            with busy(node):
                 assert await task == 2
-            finally:
-                command("scancel", other)
             (first, *_) = await removals(client)
             assert (first["expected"], first["processing-tasks"]) == (True, set())
             assert await client.run_on_scheduler(suspicion, key=task.key) == 0
@@ -496,20 +382,6 @@ def long_at_first(starts: str) -> int:
     return count
 
 
-async def running_on(client: Client, task: Any) -> str | None:
-    """The name of the worker that a task is on."""
-    return await client.run_on_scheduler(place_of, key=task.key)
-
-
-def place_of(key: str, dask_scheduler: Any) -> str | None:
-    worker = dask_scheduler.tasks[key].processing_on if key in dask_scheduler.tasks else None
-    return str(worker.name) if worker else None
-
-
-def suspicion(key: str, dask_scheduler: Any) -> int:
-    return dask_scheduler.tasks[key].suspicious
-
-
 async def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play, fake):
     fake("sbatch", 1, "sleep 0.3")
 
@@ -519,7 +391,7 @@ async def test_jobs_that_are_released_while_they_are_submitted_do_not_stay(play,
         await cluster.release(["default-1"])
         await cluster.wait_submitted()
         jobs = await looked(cluster, ["pending"] * 3)
-        assert set(queue(cluster.job_name)) == {job.job_id for job in jobs}
+        assert set(queue(cluster)) == {job.job_id for job in jobs}
 
 
 async def test_an_error_leaves_no_job(play):
@@ -529,7 +401,7 @@ async def test_an_error_leaves_no_job(play):
             await cluster.wait_submitted()
             cluster.request("default", 2)  # and these are on their way
             raise ZeroDivisionError
-    assert queue(cluster.job_name) == {}
+    assert queue(cluster) == {}
     assert watchdogs(cluster.job_name) == []
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_cluster import LATER, looked, play, watchdogs  # noqa: F401
-from tests.slurm.test_elastic import site  # noqa: F401
+from tests.batchclusters import watchdogs
+from tests.slurm import tools
+from tests.slurm.tools import LATER, executable, looked
 from tests.waiting import finished, until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -48,10 +48,8 @@ class Command:
         self._path, self._calls, self._mode = folder / name, folder / f"{name}.calls", folder / f"{name}.mode"
         self._calls.touch()
         self.does("answer")
-        self._path.write_text(
-            f'#!/bin/sh\necho "$@" >> {self._calls}\nreal={self.real}\nmode={self._mode}\n{ANSWERS}\nexec $real "$@"\n'
-        )
-        self._path.chmod(0o755)
+        told = f'echo "$@" >> {self._calls}\nreal={self.real}\nmode={self._mode}'
+        executable(self._path, f'{told}\n{ANSWERS}\nexec $real "$@"')
 
     def does(self, what: str) -> None:
         self._mode.write_text(what)
@@ -87,12 +85,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def queue(command: Callable[[str], Command], name: str, *options: str) -> dict[str, str]:
     """State by job id, in truth."""
-    words = [str(command("squeue").real), "-h", "-r", "-o", "%i %T", "--name", name, *options]
-    lines = subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout.splitlines()
-    return dict(line.split() for line in lines)
+    return tools.queue(name, *options, squeue=command("squeue").real)
 
 
-def test_an_empty_squeue_and_one_that_hangs_cost_neither_jobs_nor_results_nor_time(site, command):  # noqa: F811
+def test_an_empty_squeue_and_one_that_hangs_cost_neither_jobs_nor_results_nor_time(site, command):
     """Once: all jobs forgotten after 2 s, replaced, and cancelled with what they held; 20 s in `scale`."""
     s = site()
     s.cluster.scale(4)
@@ -117,7 +113,7 @@ def test_an_empty_squeue_and_one_that_hangs_cost_neither_jobs_nor_results_nor_ti
     assert max(s.started().values()) == 1
 
 
-async def test_a_queue_that_is_old_gets_no_job_twice(play, command):  # noqa: F811
+async def test_a_queue_that_is_old_gets_no_job_twice(play, command):
     """Once: 12 jobs in the queue for `scale(4)`."""
     command("squeue").does("old")
 
@@ -130,7 +126,7 @@ async def test_a_queue_that_is_old_gets_no_job_twice(play, command):  # noqa: F8
         command("squeue").does("answer")
 
 
-async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, command):  # noqa: F811
+async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, command):
     """Once: a release whose scancel failed was over at once, and the job ran on unseen.
 
     The cluster closes while `squeue` is empty and `scancel` fails; that is mended a moment later.
@@ -153,7 +149,7 @@ async def test_a_job_is_not_gone_because_an_empty_squeue_does_not_list_it(play, 
     assert watchdogs(cluster.job_name) == []
 
 
-async def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):  # noqa: F811
+async def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(play, command, monkeypatch):
     """Once what a wrapper had started ran on, was waited for, and held the pipe that the watchdog waits for."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
     command("sbatch").does("answers_nothing")
@@ -168,7 +164,7 @@ async def test_a_submission_that_hangs_is_ended_and_what_it_submitted_is_found(p
     assert len([words for words in command("sbatch").calls if "--test-only" not in words]) == 1
 
 
-async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, command, monkeypatch):  # noqa: F811
+async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(play, command, monkeypatch):
     """Its answer was lost, and `squeue` is empty: it was submitted twice."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.commands._LIMITS", {"sbatch": 1.0})
     command("sbatch").does("answers_nothing")
@@ -187,7 +183,7 @@ async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(pl
         command("squeue").does("answer")
 
 
-async def test_a_maximum_of_none_ends_jobs_that_boot(play, command):  # noqa: F811
+async def test_a_maximum_of_none_ends_jobs_that_boot(play, command):
     """Once they stayed until their workers came: here, for ever."""
 
     async with play(job_script_prologue=["sleep 600"]) as cluster:

@@ -5,66 +5,19 @@ The stock figures are of dask-jobqueue 0.9 and distributed 2026.8 on the same ki
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dask_ferro as ff
-from tests import batchclusters
-from tests.waiting import BOUND_S, finished, until
+from tests.slurm.tools import away, busy, command, queue
+from tests.waiting import finished, until
 
 pytestmark = pytest.mark.slurm
 
 
-def command(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
-
-
-def queue(cluster: Any) -> dict[str, str]:
-    """State by job id, of the cluster's own jobs."""
-    lines = command("squeue", "-h", "-r", "-o", "%i %T", "--name", cluster.job_name).split("\n")
-    return dict(line.split() for line in lines if line.strip())
-
-
 def nodes(cluster: Any) -> list[str]:
     return command("squeue", "-h", "-r", "-o", "%N", "--name", cluster.job_name).split()
-
-
-def restore(node: str) -> None:
-    """Give a node back; one that is there again already refuses."""
-    subprocess.run(
-        ["scontrol", "update", f"nodename={node}", "state=resume"],
-        check=False,
-        capture_output=True,
-        timeout=300,
-    )
-
-
-class Site(batchclusters.Site):
-    """A cluster on SLURM."""
-
-    def __init__(self, tmp_path: Path, **options: Any) -> None:
-        super().__init__(ff.SLURMCluster, tmp_path, queue, **({"queue": "cpu"} | options))
-
-    def close(self) -> None:
-        super().close()
-        assert queue(self.cluster) == {}
-
-    def queued(self, holds: Callable[[dict[str, str]], Any], what: str, seconds: float = BOUND_S) -> None:
-        """Wait for a state of the queue."""
-        until(lambda: holds(queue(self.cluster)), what, seconds=seconds, seen=lambda: queue(self.cluster))
-
-
-@pytest.fixture
-def site(slurm: Any, tmp_path: Path) -> Iterator[Callable[..., Site]]:
-    """Makes clusters, and closes them."""
-    yield from batchclusters.closing(partial(Site, tmp_path))
 
 
 def test_a_scale_down_loses_no_result(site):
@@ -92,15 +45,21 @@ def test_adapting_to_the_minimum_after_a_run_keeps_all_results(site):
     assert max(s.started().values()) == 1
 
 
-def test_a_cancelled_job_is_replaced(site):
-    """Stock: a running one after 17 to 19 s under adapt, and never under scale; a pending one never."""
-    s = site()
+@pytest.mark.parametrize(
+    ("options", "jobs"),
+    [
+        pytest.param({}, 2, id="stock: one that runs after 17 to 19 s under adapt, and never under scale"),
+        pytest.param({"processes": 2, "cores": 2}, 1, id="stock, of two processes: never"),
+    ],
+)
+def test_a_cancelled_job_is_replaced(site, options, jobs):
+    s = site(**options)
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
-    (running, *_) = queue(s.cluster)
-    command("scancel", running)
-    s.queued(lambda jobs: running not in jobs, "the end of the cancelled job")
-    s.queued(lambda jobs: len(jobs) == 2, "another job in its place", 5.0)
+    (gone, *_) = queue(s.cluster)
+    command("scancel", gone)
+    s.queued(lambda there: gone not in there, "the end of the cancelled job")
+    s.queued(lambda there: len(there) == jobs, "another job in its place", 5.0)
     s.connected(2)
 
 
@@ -113,18 +72,6 @@ def test_a_cancelled_pending_job_is_replaced(site):
     command("scancel", pending)
     s.queued(lambda jobs: pending not in jobs, "the end of the cancelled job")
     s.queued(lambda jobs: list(jobs.values()).count("PENDING") == 1, "another job in its place", 5.0)
-
-
-def test_jobs_of_two_processes_are_replaced(site):
-    """Stock: never; plan 2, requested 2, connected 0 after 35 s."""
-    s = site(processes=2, cores=2)
-    s.cluster.adapt(minimum=2, maximum=2)
-    s.connected(2)
-    (job,) = queue(s.cluster)
-    command("scancel", job)
-    s.queued(lambda jobs: job not in jobs, "the end of the cancelled job")
-    s.queued(lambda jobs: len(jobs) == 1, "another job in its place", 5.0)
-    s.connected(2)
 
 
 def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
@@ -169,12 +116,9 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
     until(lambda: len(set(s.workers) & before) == 1, "one of the workers to go", seen=lambda: s.workers)
     s.connected(2)
     node = nodes(s.cluster)[0]
-    try:
-        command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    with away(node, "down"):
         until(lambda: len(s.workers) < 2, "the end of a worker", seen=lambda: s.workers)
         s.connected(2)
-    finally:
-        restore(node)
     assert s.client.gather(futures) == list(range(40))
 
 
@@ -186,12 +130,9 @@ def test_a_drained_node_hands_its_work_to_others(site):
     held = s.submit(4, 0.05)
     finished(held, seconds=180)
     (node,) = nodes(s.cluster)
-    try:
-        command("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    with away(node):
         until(lambda: set(nodes(s.cluster)) not in ({node}, set()), "a job on another node")
         until(lambda: node not in nodes(s.cluster), "the end of the job on the drained node")
-    finally:
-        restore(node)
     assert s.client.gather(held) == list(range(4))
     assert max(s.started().values()) == 1
 
@@ -218,18 +159,11 @@ def test_preemption_with_a_signal_loses_nothing(site, tmp_path):
     s.connected(2)
     held = s.submit(8, 0.1)
     finished(held, seconds=180)
-    node = nodes(s.cluster)[0]
-    other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
-                    "sleep 60").strip()  # fmt: skip
-    try:
-        until(
-            lambda: command("squeue", "-h", "-o", "%T", "-j", other).strip() == "RUNNING",
-            "the job of higher priority to run",
-        )
+    with busy(nodes(s.cluster)[0]) as other:
+        told = ("squeue", "-h", "-o", "%T", "-j", other)
+        until(lambda: command(*told).strip() == "RUNNING", "the job of higher priority to run")
         assert s.client.gather(held) == list(range(8))
         assert max(s.started().values()) == 1
-    finally:
-        command("scancel", other)
 
 
 def test_preemption_without_a_warning_loses_no_result_that_had_time_to_be_copied(site):
@@ -253,14 +187,10 @@ def test_preemption_without_a_warning_loses_no_result_that_had_time_to_be_copied
         )
         lines = command("squeue", "-h", "-r", "-o", "%P %N", "--name", s.cluster.job_name).split("\n")
         node = dict(line.split() for line in lines if line.strip())["spot"]
-        other = command("sbatch", "--parsable", "-p", "cpu", "-w", node, "-n1", "-c4", "-o", "/dev/null", "--wrap",
-                        "sleep 60").strip()  # fmt: skip
-        try:
+        with busy(node):
             until(lambda: spot not in s.workers, "the end of the preempted job")
             assert s.client.gather(held) == list(range(24))
             assert max(s.started().values()) == 1
-        finally:
-            command("scancel", other)
     finally:
         command("scontrol", "update", "partitionname=spot", "gracetime=5")
 
@@ -326,34 +256,3 @@ def test_threads_count_before_there_are_workers(site):
 
     until(done, "300 tasks of half a second", seconds=300.0, every=0.1)
     assert 2 <= max(counts) <= 10
-
-
-def test_a_bad_partition_raises_with_slurms_own_words(slurm, tmp_path):
-    """Stock: a line in a log; the cluster waits for a worker that never comes."""
-    s = Site(tmp_path, queue="nosuch")
-    try:
-        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
-            s.cluster.scale(2)
-        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
-            s.cluster.adapt(minimum=1, maximum=2)
-    finally:
-        s.close()
-
-
-def test_submissions_that_fail_three_times_end_with_the_workers_connected(site, monkeypatch, tmp_path):
-    """Stock: no retry; 30 s later connected 0, requested 3, and an AssertionError on close."""
-    real = command("which", "sbatch").strip()
-    count = tmp_path / "count"
-    fake = tmp_path / "bin" / "sbatch"
-    fake.parent.mkdir()
-    fake.write_text(
-        f'#!/bin/sh\ncase "$*" in *--test-only*) exec {real} "$@";; esac\necho x >> {count}\n'
-        f'[ "$(wc -l < {count})" -gt 3 ] || {{ echo "sbatch: error: Resource temporarily unavailable" >&2; exit 1; }}\n'
-        f'exec {real} "$@"\n'
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    s = site()
-    s.cluster.adapt(minimum=2, maximum=2)
-    s.connected(2)
-    assert len(count.read_text().split()) == 4

@@ -7,7 +7,6 @@ import operator
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from distributed import Client
 from dask_ferro.runtime.records.journal import read
 from dask_ferro.runtime.records.record import JobRecord
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
-from tests.slurm.test_cluster import LATER as BEGINS_LATER
-from tests.slurm.test_cluster import play, watchdogs  # noqa: F401 - a fixture
+from tests.batchclusters import watchdogs
+from tests.slurm import tools
+from tests.slurm.tools import queue
 from tests.standing import PROGRAM, command
 from tests.waiting import until, until_async
 
@@ -27,17 +27,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 LOCAL_TEST = Path(__file__).resolve().parents[2] / "jobqueue_configs" / "local-test.yaml"
 # A job that waits until somebody lets it start.
 LATER = '    pools: {later: {job-extra-directives: ["--begin=now+1hour"], minimum: 1, maximum: 1}}\n    signal-ahead:'
-
-
-def said(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
-
-
-def left(name: str) -> dict[str, str]:
-    """The states of the jobs of that name, by id."""
-    return dict(
-        line.split() for line in said("squeue", "-h", "-r", "-o", "%i %T", "--name", name).splitlines()
-    )
 
 
 def states(journal: Path) -> list[str]:
@@ -56,23 +45,23 @@ def test_killed_and_started_again_it_adopts_jobs_that_wait_and_ends_others(tmp_p
         until(lambda: sorted(states(journal)) == ["pending", "running"], "the record of that")
         before = {record.pool: record for record in read(journal).records}
         address = running.says(r"scheduler +(\S+)")[1]
-        live = said(str(PROGRAM), "jobs", "--scheduler", address)
+        live = tools.command(str(PROGRAM), "jobs", "--scheduler", address)
         assert re.search(rf"{before['default'].job_id} .* running ", live)
         running.ends(signal.SIGKILL)
     waits = before["later"]
-    assert left(name)[waits.job_id] == "PENDING"
+    assert queue(name)[waits.job_id] == "PENDING"
     with command(tmp_path, *arguments, *kept) as running:
         address = running.says(r"scheduler +(\S+)")[1]
         until(lambda: "is adopted" in running.stderr, "an adoption", seen=lambda: running.stderr)
-        said("scontrol", "update", f"jobid={waits.job_id}", "StartTime=now")
+        tools.command("scontrol", "update", f"jobid={waits.job_id}", "StartTime=now")
         running.says("2 running")  # Dask takes the name of a worker that is still to come for one of its host
         with Client(address) as client:
             future = client.submit(operator.add, 20, 22, workers=[waits.name], pure=False)
             assert future.result(timeout=60) == 42
-        assert len(left(name)) == 2
+        assert len(queue(name)) == 2
         assert running.ends(signal.SIGINT) == 130
-    assert left(name) == {}
-    told = json.loads(said(str(PROGRAM), "jobs", "--journal", str(journal), "--json"))["jobs"]
+    assert queue(name) == {}
+    told = json.loads(tools.command(str(PROGRAM), "jobs", "--journal", str(journal), "--json"))["jobs"]
     rows = {row["name"]: row for row in told}
     assert rows[waits.name]["job_id"] == waits.job_id
     assert rows[waits.name]["tasks"] == 1
@@ -88,15 +77,15 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
     arguments = ("--config", "mine.yaml", "--name", name, "--min", 2, "--max", 2, "--journal", journal)
     with command(tmp_path, *arguments) as running:
         running.says("  2 pending")
-        before = left(name)
+        before = queue(name)
         for number in watchdogs(name):
             os.kill(number, signal.SIGKILL)
         running.ends(signal.SIGKILL)
-    assert left(name) == before
+    assert queue(name) == before
     assert len(before) == 2
     # One more, whose number it had not heard when it was killed.
     words = ["--job-name", name, "--begin=now+1hour", f"--comment={read(journal).runs[-1].tag}.0123456789ab"]
-    unheard = said("sbatch", "--parsable", *words, "--wrap=sleep 1").strip()
+    unheard = tools.command("sbatch", "--parsable", *words, "--wrap=sleep 1").strip()
     (tmp_path / "mine.yaml").write_text(
         (tmp_path / "mine.yaml").read_text(encoding="utf-8").replace("00:10:00", "00:20:00"), encoding="utf-8"
     )
@@ -105,16 +94,16 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
         assert running.stderr.count("is ended: jobs of pool 'default' are described otherwise now") == 2
         assert f"job {unheard} of the run before is ended: its cluster died before it heard" in running.stderr
         gone = {unheard, *before}
-        until(lambda: len(left(name)) == 2 and not left(name).keys() & gone, "other jobs")
+        until(lambda: len(queue(name)) == 2 and not queue(name).keys() & gone, "other jobs")
         assert running.ends(signal.SIGTERM) == 143
-    assert left(name) == {}
+    assert queue(name) == {}
     assert {record.state for record in read(journal).records} == {"ended"}
     assert len(read(journal).records) == 4
 
 
-async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[..., None]) -> None:  # noqa: F811
+async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Callable[..., None]) -> None:
     broken = {"job_script_prologue": ["exit 3"], "job_extra_directives": []}
-    async with play(**BEGINS_LATER, pools={"broken": broken}) as cluster:
+    async with play(**tools.LATER, pools={"broken": broken}) as cluster:
 
         async def found(count: int) -> bool:
             await cluster.reconcile()
@@ -128,7 +117,7 @@ async def test_jobs_tells_why_each_job_was_asked_for_and_why_it_ended(play: Call
         await cluster.wait_submitted()
         (first,) = [record for record in await cluster.jobs() if record.pool == "default"]
         assert (first.state, first.why) == ("pending", "to see")
-        said("scancel", first.job_id)
+        tools.command("scancel", first.job_id)
         await until_async(lambda: found(2), "the end of both", seen=lambda: records)
         await cluster.scale(1)
         await cluster.scale(0)

@@ -15,8 +15,7 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
-from tests.slurm.test_cluster import LATER, command, fake, looked, play, queue, queued  # noqa: F401 - a fixture
-from tests.slurm.test_elastic import Site, site  # noqa: F401 - a fixture
+from tests.slurm.tools import LATER, Site, command, looked, partitions, queue, queued, refuses
 from tests.standing import PROGRAM
 from tests.standing import command as standing
 from tests.waiting import finished, until, until_async
@@ -30,12 +29,7 @@ pytestmark = [
 GPU = {"worker_extra_args": ["--resources", "GPU=1"]}
 
 
-def partitions(cluster) -> list[str]:
-    """The partition of each job that there is."""
-    return sorted(command("squeue", "-h", "-r", "-o", "%P", "--name", cluster.job_name).split())
-
-
-def test_a_pool_that_is_added_has_workers_and_one_that_is_removed_loses_nothing(site):  # noqa: F811
+def test_a_pool_that_is_added_has_workers_and_one_that_is_removed_loses_nothing(site):
     """Two workers throughout: those of the one pool make room for those of the other, and hand over what they hold."""
     s: Site = site()
     s.cluster.scale(2)
@@ -50,7 +44,7 @@ def test_a_pool_that_is_added_has_workers_and_one_that_is_removed_loses_nothing(
     most = [2]
 
     def moved() -> bool:
-        most.append(len(queue(s.cluster.job_name)))
+        most.append(len(queue(s.cluster)))
         return [pool.name for pool in s.cluster.pools] == ["gpu"] and len(s.workers) == 2
 
     until(
@@ -75,7 +69,7 @@ def again(keys: list[str], dask_scheduler: Any) -> list[str]:
     return [key for key in keys if sum(row[2] == "processing" for row in dask_scheduler.story(key)) > 1]
 
 
-def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):  # noqa: F811
+def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):
     s: Site = site()
     s.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     s.cluster.pools.pause("default")
@@ -89,7 +83,7 @@ def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):  # noqa:
     assert "paused: by its user at" in s.cluster._repr_html_()
     with pytest.raises(ff.ConfigError, match=f"(?s)no job can be had; {reason}.*cluster.pools.resume"):
         s.cluster.scale(2)
-    assert (future.status, queue(s.cluster.job_name)) == ("pending", {})
+    assert (future.status, queue(s.cluster)) == ("pending", {})
     told = [message for _, message in s.client.get_events("ferro") if message["action"] == "pool"]
     assert [(one["order"], one["pool"]) for one in told] == [("pause", "default")]
     warned = [str(message) for _, message in s.client.get_events("warn")]
@@ -100,14 +94,14 @@ def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):  # noqa:
     s.cluster.pools.pause("default")
     with pytest.raises(ff.ConfigError, match=f"1 of 3 workers cannot come for now: {reason}"):
         s.cluster.scale(3)
-    assert len(queue(s.cluster.job_name)) == 2  # those that run go on
+    assert len(queue(s.cluster)) == 2  # those that run go on
 
 
 def decided(s: Site) -> str:
     return str(s.cluster._adaptive.decisions[-1]["why"])
 
 
-async def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # noqa: F811
+async def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):
     async with play(pools={"slow": LATER}) as cluster:
         cluster.request("slow", 2)
         await cluster.wait_submitted()
@@ -137,7 +131,7 @@ async def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # 
         with pytest.raises(ff.ConfigError, match=r"3 workers cannot come for now: default is paused"):
             await cluster.wait_for_workers(3)
         await cluster.pools.remove("slow")
-        await queued(cluster.job_name, lambda jobs: jobs == {}, "its jobs to be cancelled")
+        await queued(cluster, lambda jobs: jobs == {}, "its jobs to be cancelled")
 
         async def is_forgotten() -> bool:
             await cluster.reconcile()
@@ -148,8 +142,8 @@ async def test_on_an_event_loop_what_waits_in_the_queue_stays_or_goes(play):  # 
         assert cluster.pools == cluster.pools()
 
 
-async def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fake):  # noqa: F811
-    calls = fake("sbatch", 1, "echo 'sbatch: error: Resource temporarily unavailable' >&2; exit 1")
+async def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(play, fake):
+    calls = fake("sbatch", 1, refuses("Resource temporarily unavailable"))
 
     async with play(**LATER) as cluster:
         cluster.request("default", 2)
@@ -159,21 +153,21 @@ async def test_what_slurm_has_not_taken_is_taken_back_when_its_pool_is_paused(pl
         assert cluster.pools[0].mode == "paused"
         await cluster.wait_submitted()
         await asyncio.sleep(1.0)  # the next try would have been
-        assert (queue(cluster.job_name), len(calls.read_text().splitlines())) == ({}, 1)
+        assert (queue(cluster), len(calls.read_text().splitlines())) == ({}, 1)
         await cluster.pools.resume("default")
         cluster.request("default", 1)
         await cluster.wait_submitted()
         await looked(cluster, ["pending"])
 
 
-async def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):  # noqa: F811
+async def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):
     """Before anything is asked for: the one that SLURM would never start is closed, the other is not."""
 
     async with play(pools={"large": {"cores": 64}}) as cluster, Client(cluster, asynchronous=True):
         await until_async(lambda: cluster.pools[1].closed_until, "the wrong pool to be closed")
         assert "asked for 64 CPUs" in cluster.pools[1].closed
         assert cluster.pools[0].closed == ""
-        assert queue(cluster.job_name) == {}
+        assert queue(cluster) == {}
         await cluster.scale(1)  # what others cannot do holds nobody up
         await asyncio.wait_for(cluster.wait_for_workers(1), 60)
 
@@ -246,7 +240,7 @@ def bound(cluster: ff.SLURMCluster, kind: str) -> Callable[[int], Any]:
 
 
 @pytest.mark.parametrize("kind", ["scale", "adapt"])
-def test_every_order_from_a_thread(site, kind):  # noqa: F811
+def test_every_order_from_a_thread(site, kind):
     with dask.config.set({"ferro.elastic.interval": 0.2}):
         s: Site = site(**LATER)
         seen = Seen(s.cluster)
@@ -257,7 +251,7 @@ def test_every_order_from_a_thread(site, kind):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["scale", "adapt"])
-async def test_every_order_on_an_event_loop(play, kind):  # noqa: F811
+async def test_every_order_on_an_event_loop(play, kind):
     with dask.config.set({"ferro.elastic.interval": 0.2}):
         async with play(**LATER) as cluster:
             seen = Seen(cluster)

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from distributed import Client
 
 import dask_ferro as ff
 from dask_ferro.runtime.slurm.site import SlurmSite
-from tests.programs import ran
+from tests.batchclusters import settings
+from tests.slurm.tools import command, queue
 from tests.waiting import until, until_async
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 SCRIPT = "#!/bin/sh\n#SBATCH --begin=now+1hour\n#SBATCH --output=/dev/null\ntrue\n"
-
-
-def queue(name: str) -> dict[str, str]:
-    """State by job id."""
-    lines = ran(("squeue", "-h", "-r", "-o", "%i %T", "--name", name), check=True).stdout.splitlines()
-    return dict(line.split() for line in lines)
-
-
-def cluster(tmp_path: Path, **options: Any) -> ff.SLURMCluster:
-    settings: dict[str, Any] = {
-        "queue": "cpu",
-        "cores": 2,
-        "memory": "800MB",
-        "processes": 2,
-        "interface": "lo",
-        "log_directory": str(tmp_path / "logs"),
-        "local_directory": str(tmp_path / "scratch"),
-        "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-    }
-    return ff.SLURMCluster(**(settings | options))
 
 
 async def submitted(site: SlurmSite) -> set[str]:
@@ -78,7 +56,7 @@ async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
     site = SlurmSite("rewritten", "ferro-c")
 
     for job in await submitted(site):
-        subprocess.run(("scontrol", "update", f"jobid={job}", "comment=the site's"), check=True, timeout=30)
+        command("scontrol", "update", f"jobid={job}", "comment=the site's")
     assert len(await site.queue()) == 2
     site.close(jobs_left=True)
     until(lambda: queue("rewritten") == {}, "the end of all jobs", seen=lambda: queue("rewritten"))
@@ -86,8 +64,9 @@ async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
 
 def test_jobs_and_workers_have_the_names_that_they_were_given(slurm, tmp_path):
     """`squeue -n` finds the jobs; workers are named after the cluster, variables of the job's shell included."""
+    own = settings(tmp_path) | {"cores": 2, "processes": 2, "memory": "800MB", "job_name": "mine"}
     with (
-        cluster(tmp_path, name="run-$SLURM_JOB_ID", job_name="mine") as made,
+        ff.SLURMCluster(**own, queue="cpu", name="run-$SLURM_JOB_ID") as made,
         Client(made) as client,
     ):
         made.scale(jobs=1)

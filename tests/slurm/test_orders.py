@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import pytest
 from distributed import Client
 
 import dask_ferro as ff
+from tests.batchclusters import settings
+from tests.slurm.tools import queue
 from tests.waiting import finished, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
-
-
-def queue(name: str) -> list[str]:
-    command = ("squeue", "-h", "-r", "-o", "%i", "--name", name)
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()
 
 
 def noted(number: int, log: str) -> bytes:
@@ -31,17 +27,7 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
     """Stock: 0.2 s.  A job used to stay as long as one result was held; now its loss is told, and made good."""
     log = tmp_path / "ran"
     with (
-        ff.SLURMCluster(
-            queue="cpu",
-            cores=1,
-            memory="400MB",
-            processes=1,
-            interface="lo",
-            job_name="orders",
-            log_directory=str(tmp_path / "logs"),
-            local_directory=str(tmp_path / "scratch"),
-            scheduler_options={"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-        ) as cluster,
+        ff.SLURMCluster(**settings(tmp_path), queue="cpu") as cluster,
         Client(cluster) as client,
         caplog.at_level(logging.WARNING, "dask_ferro"),
     ):
@@ -50,15 +36,9 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
         held = client.map(noted, range(10), log=str(log))
         finished(held)
         cluster.scale(0)
-        until(lambda: queue("orders") == [], "an empty queue", seconds=10.0, seen=lambda: queue("orders"))
-        until(
-            lambda: (
-                "jobs ended as scale() ordered: 10 results (9.81 kiB) that only they held are lost"
-                in caplog.text
-            ),
-            "a warning of what is lost",
-            seen=lambda: caplog.text,
-        )
+        until(lambda: queue(cluster) == {}, "an empty queue", seconds=10.0, seen=lambda: queue(cluster))
+        told = "jobs ended as scale() ordered: 10 results (9.81 kiB) that only they held are lost"
+        until(lambda: told in caplog.text, "a warning of what is lost", seen=lambda: caplog.text)
         left = [event for _, event in client.get_events("ferro") if event["action"] == "left"]
         assert sum(event.get("results", 0) for event in left) == 10
         cluster.scale(1)
@@ -66,5 +46,5 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
         assert len(log.read_text().split()) == 20
         (worker,) = client.scheduler_info(n_workers=-1)["workers"]
         cluster.sync(cluster.scale_down, [worker])
-        until(lambda: queue("orders") == [], "an empty queue", seconds=10.0, seen=lambda: queue("orders"))
+        until(lambda: queue(cluster) == {}, "an empty queue", seconds=10.0, seen=lambda: queue(cluster))
         assert "bounds: 0 workers" in repr(cluster)

@@ -13,7 +13,7 @@ import dask
 import psutil
 import pytest
 
-from tests.slurm.test_elastic import Site, command, queue, site  # noqa: F401 - a fixture
+from tests.slurm.tools import Site, command, place_of, queue, suspicion
 from tests.waiting import BOUND_S, finished, result, until
 
 pytestmark = pytest.mark.slurm
@@ -38,7 +38,7 @@ def connected(s: Site) -> list[Any]:
     return sorted(there, key=lambda job: job.order)
 
 
-def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_over(site, tmp_path):  # noqa: F811
+def test_five_scancels_in_turn_run_no_finished_task_again_and_hand_a_long_one_over(site, tmp_path):
     """SIGTERM used to end workers at once: 80 finished tasks ran again in five of these."""
     s = site()
     s.cluster.adapt(minimum=3, maximum=3)
@@ -112,7 +112,7 @@ def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_w
         command("scancel", "-n", name)
 
 
-def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noqa: F811
+def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):
     """The workers hear nothing of it, as where SLURM kills at once: Dask blames what they ran, three times at most."""
     s = site()
     s.cluster.adapt(minimum=2, maximum=2)
@@ -120,7 +120,7 @@ def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noq
     files = (str(tmp_path / "open"), str(s.starts))
     long = s.client.submit(waits, *files, key="long")
     until(lambda: s.started()["long"] == 1, "the task to start")
-    name = s.client.run_on_scheduler(place)
+    name = s.client.run_on_scheduler(place_of, key="long")
     (victim,) = (job for job in connected(s) if name in job.workers)
     for process in psutil.process_iter(["environ"]):
         job = (process.info["environ"] or {}).get("SLURM_JOB_ID", "")
@@ -128,7 +128,11 @@ def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noq
             process.suspend()
     command("scancel", victim.job_id)
     until(lambda: s.started()["long"] == 2, "the task to start again", seconds=60)
-    until(lambda: s.client.run_on_scheduler(blame) == 0, "the blame to be taken back", seconds=30)
+    until(
+        lambda: s.client.run_on_scheduler(suspicion, key="long") == 0,
+        "the blame to be taken back",
+        seconds=30,
+    )
     (tmp_path / "open").touch()
     assert result(long) == 7
 
@@ -136,11 +140,3 @@ def test_a_task_is_not_blamed_for_a_job_that_slurm_ended(site, tmp_path):  # noq
 def raw_id(job_id: str) -> str:
     """Return an array element's own number, which its processes know it by."""
     return command("squeue", "-h", "-j", job_id, "-O", "JobID:20").split()[0]
-
-
-def place(dask_scheduler: Any) -> str:
-    return str(dask_scheduler.tasks["long"].processing_on.name)
-
-
-def blame(dask_scheduler: Any) -> int:
-    return int(dask_scheduler.tasks["long"].suspicious)

@@ -21,11 +21,12 @@ import pytest
 from distributed import Client, Status
 
 import dask_ferro as ff
+from tests.batchclusters import settings
+from tests.slurm.tools import LATER, command, partitions, queue, refuses
 from tests.waiting import finished, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
-LATER = {"job_extra_directives": ["--begin=now+1hour"]}
 # Looks of stock Dask's controller, one more than its hysteresis: what it does not do in these, it never does.
 LOOKS = 4
 
@@ -45,35 +46,15 @@ def let_close(cluster: Any) -> None:
         job.status = Status.failed
 
 
-def command(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
-
-
-def queue(name: str) -> dict[str, tuple[str, str]]:
-    """State and partition by job id."""
-    lines = command("squeue", "-h", "-r", "-o", "%i %T %P", "--name", name).splitlines()
-    return {job: (state, partition) for job, state, partition in map(str.split, lines)}
-
-
 @pytest.fixture
 def opened(way: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes clusters of either kind, and takes them down."""
     made: list[Any] = []
 
     def open_cluster(**options: Any) -> Any:
-        settings: dict[str, Any] = {
-            "queue": "cpu",
-            "cores": 1,
-            "processes": 1,
-            "memory": "400MB",
-            "interface": "lo",
-            "job_name": f"test-{uuid.uuid4().hex[:8]}",
-            "scheduler_options": {"dashboard_address": "127.0.0.1:0", "interface": "lo"},
-            "log_directory": str(tmp_path / "logs"),
-            "local_directory": str(tmp_path / "scratch"),
-        }
+        own = settings(tmp_path) | {"queue": "cpu", "local_directory": str(tmp_path / "scratch")}
         kind = ff.SLURMCluster if way == "ours" else dask_jobqueue.SLURMCluster
-        made.append(kind(**(settings | options)))
+        made.append(kind(**(own | options)))
         return made[-1]
 
     yield open_cluster
@@ -84,28 +65,7 @@ def opened(way: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         command("scancel", "--name", cluster.job_name)
 
 
-@pytest.fixture
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts a script before sbatch that refuses the first submissions; returns the file with a line for each of all."""
-    real, folder, calls = command("which", "sbatch").strip(), tmp_path / "bin", tmp_path / "calls"
-
-    def put(refused: int = 0, words: str = "") -> Path:
-        folder.mkdir()
-        calls.touch()
-        (folder / "sbatch").write_text(
-            # A question what SLURM would do is no submission.  Stock Dask submits its jobs at the same time.
-            f'#!/bin/sh\ncase "$*" in *--test-only*) exec {real} "$@";; esac\n'
-            f"number=$(flock {calls} sh -c 'echo x >> {calls}; wc -l < {calls}')\n"
-            f'[ "$number" -gt {refused} ] || {{ echo "sbatch: error: {words}" >&2; exit 1; }}\nexec {real} "$@"\n'
-        )
-        (folder / "sbatch").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        return calls
-
-    return put
-
-
-def looked(cluster: Any) -> None:
+def looks(cluster: Any) -> None:
     """Let stock Dask's controller look; ours looks by itself."""
     for _ in range(LOOKS):
         cluster.sync(cluster._adaptive.adapt)
@@ -113,10 +73,10 @@ def looked(cluster: Any) -> None:
 
 def queued(cluster: Any, count: int) -> None:
     until(
-        lambda: len(queue(cluster.job_name)) == count,
+        lambda: len(queue(cluster)) == count,
         f"{count} jobs in the queue",
         every=0.1,
-        seen=lambda: queue(cluster.job_name),
+        seen=lambda: queue(cluster),
     )
 
 
@@ -133,7 +93,9 @@ def test_a_refused_submission_is_told_to_whoever_asked(opened, way) -> None:
     else:
         with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
             cluster.scale(2)
-    assert queue(cluster.job_name) == {}
+        with pytest.raises(ff.ConfigError, match="invalid partition specified: nosuch"):
+            cluster.adapt(minimum=1, maximum=2)
+    assert queue(cluster) == {}
 
 
 def test_jobs_that_wait_are_not_shown_as_running(opened, way) -> None:
@@ -141,17 +103,14 @@ def test_jobs_that_wait_are_not_shown_as_running(opened, way) -> None:
     cluster = opened(**LATER)
     cluster.scale(2)
     queued(cluster, 2)
-    assert {state for state, _ in queue(cluster.job_name).values()} == {"PENDING"}
+    assert set(queue(cluster).values()) == {"PENDING"}
     if way == "stock":
         until(lambda: len(cluster.workers) == 2, "both submissions to be over")
         assert [job.status.name for job in cluster.workers.values()] == ["running"] * 2
         assert "pending" not in repr(cluster)
     else:
-        until(
-            lambda: "jobs: 2 pending (BeginTime)" in repr(cluster),
-            "both jobs to be shown",
-            seen=lambda: repr(cluster),
-        )
+        shown = "jobs: 2 pending (BeginTime)"
+        until(lambda: shown in repr(cluster), "both jobs to be shown", seen=lambda: repr(cluster))
 
 
 def test_a_job_that_is_removed_before_its_worker_came_is_replaced(opened, way) -> None:
@@ -159,48 +118,45 @@ def test_a_job_that_is_removed_before_its_worker_came_is_replaced(opened, way) -
     cluster = opened(**LATER)
     cluster.adapt(minimum=2, maximum=2, interval=0.3)
     queued(cluster, 2)
-    gone = min(queue(cluster.job_name))
+    gone = min(queue(cluster))
     command("scancel", gone)
     if way == "stock":
-        looked(cluster)
-        assert len(queue(cluster.job_name)) == 1
+        looks(cluster)
+        assert len(queue(cluster)) == 1
         assert len(cluster.requested) == 2
     else:
-        until(lambda: gone not in queue(cluster.job_name), "the end of the job")
+        until(lambda: gone not in queue(cluster), "the end of the job")
         queued(cluster, 2)
 
 
-def all_are_submitted_though_two_are_refused(cluster: Any, way: str, calls: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("QOSMaxSubmitJobPerUserLimit", id="what a limit of jobs refuses is never asked for again"),
+        pytest.param("Batch job submission failed: Resource temporarily unavailable", id="some of many fail"),
+    ],
+)  # fmt: skip
+def test_submissions_that_fail_for_now_are_made_later(opened, way, fake, words) -> None:
+    """https://github.com/dask/dask-jobqueue/issues/365 and https://github.com/dask/dask-jobqueue/issues/190."""
+    calls, cluster = fake("sbatch", 2, refuses(words)), opened(**LATER)
     cluster.adapt(minimum=4, maximum=4, interval=0.3)
     if way == "stock":
-        until(lambda: len(calls.read_text().split()) == 4, "four submissions")
+        until(lambda: len(calls.read_text().splitlines()) == 4, "four submissions")
         queued(cluster, 2)
-        looked(cluster)
-        assert len(queue(cluster.job_name)) == 2
-        assert len(calls.read_text().split()) == 4
+        looks(cluster)
+        assert len(queue(cluster)) == 2
+        assert len(calls.read_text().splitlines()) == 4
     else:
         queued(cluster, 4)
 
 
-def test_submissions_beyond_a_limit_are_made_later(opened, way, sbatch) -> None:
-    """https://github.com/dask/dask-jobqueue/issues/365: what a limit of jobs refuses is never asked for again."""
-    calls = sbatch(2, "QOSMaxSubmitJobPerUserLimit")
-    all_are_submitted_though_two_are_refused(opened(**LATER), way, calls)
-
-
-def test_submissions_that_fail_for_a_moment_are_repeated(opened, way, sbatch) -> None:
-    """https://github.com/dask/dask-jobqueue/issues/190: some of many fail, "resource temporarily unavailable"."""
-    calls = sbatch(2, "Batch job submission failed: Resource temporarily unavailable")
-    all_are_submitted_though_two_are_refused(opened(**LATER), way, calls)
-
-
-def test_many_jobs_are_one_array(opened, way, sbatch) -> None:
+def test_many_jobs_are_one_array(opened, way, fake) -> None:
     """https://github.com/dask/dask-jobqueue/issues/196: a command and a job of its own for each of many."""
-    calls = sbatch()
+    calls = fake("sbatch", 0, ":")
     cluster = opened(**LATER)
     cluster.scale(8)
     queued(cluster, 8)
-    assert len(calls.read_text().split()) == (8 if way == "stock" else 1)
+    assert len(calls.read_text().splitlines()) == (8 if way == "stock" else 1)
 
 
 def test_tasks_get_jobs_of_the_queue_that_has_what_they_need(opened, way) -> None:
@@ -218,10 +174,9 @@ def test_tasks_get_jobs_of_the_queue_that_has_what_they_need(opened, way) -> Non
         wanted = client.map(abs, range(4), resources={"GPU": 1}, pure=False)
         until(lambda: len(cluster.scheduler.tasks) == len(wanted), "the tasks")
         cluster.adapt(minimum=0, maximum=4, interval=0.3)
-        until(lambda: queue(cluster.job_name), "a job")
-        looked(cluster)
-        partitions = {partition for _, partition in queue(cluster.job_name).values()}
-        assert partitions == ({"cpu"} if way == "stock" else {"gpu"})
+        until(lambda: queue(cluster), "a job")
+        looks(cluster)
+        assert set(partitions(cluster)) == ({"cpu"} if way == "stock" else {"gpu"})
 
 
 PROGRAM = """
@@ -274,12 +229,9 @@ def test_a_job_that_is_told_to_end_hands_over_what_it_has(opened, way, tmp_path)
         client.wait_for_workers(2, timeout=60)
         held = client.map(noted, range(20), log=str(log))
         finished(held)
-        before, gone = set(cluster.scheduler.workers), min(queue(cluster.job_name))
+        before, gone = set(cluster.scheduler.workers), min(queue(cluster))
         command("scancel", gone)
         until(lambda: before - set(cluster.scheduler.workers), "the end of a worker")
         assert client.gather(held) == list(range(20))
         again = len(log.read_text().split()) - 20
-        if way == "stock":
-            assert again >= 1
-        else:
-            assert again == 0
+        assert (again >= 1) if way == "stock" else (again == 0)

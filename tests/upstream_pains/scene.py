@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
 import dask
@@ -23,7 +23,7 @@ from distributed.worker_state_machine import ComputeTaskEvent, ExecuteSuccessEve
 import dask_ferro as ff
 from dask_ferro.runtime.worker.plugin import METRIC
 from tests.upstream_pains import jobs
-from tests.waiting import until_async
+from tests.waiting import BOUND_S, until_async
 
 Way = Literal["stock", "ours"]
 
@@ -200,15 +200,10 @@ class Scene:
                 "word of every worker",
             )
 
-    async def ended(self, futures: Iterable[Future]) -> None:
-        """Wait for results and errors."""
+    async def done(self, futures: Iterable[Future], errors: str = "raise") -> None:
+        """Wait for results; "skip": or errors."""
         async with asyncio.timeout(_PATIENCE_S):
-            await self.client.gather(list(futures), errors="skip")
-
-    async def done(self, futures: Iterable[Future]) -> None:
-        """Wait for results."""
-        async with asyncio.timeout(_PATIENCE_S):
-            await self.client.gather(list(futures))
+            await self.client.gather(list(futures), errors=errors)
 
     async def finished(self, futures: Sequence[Future]) -> int:
         """Return how many of the tasks end within a while."""
@@ -268,28 +263,26 @@ async def _opened(
             stack.push_async_callback(scene.close_workers)
             for _ in range(workers):
                 await scene.join(resources=resources)
-            scene.client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
-            stack.push_async_callback(scene.rest)
-            if way == "ours":
-                await ff.install(scene.client)
+            await joined(stack, scene, scheduler.address)
             yield scene
 
 
-def on_a_scene(
-    workers: int = 2, resources: Mapping[str, float] | None = None, reports: bool = False
-) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Way], None]]:
-    """Make a test of a play, to be run on a fresh cluster of one-thread workers for each way.
+async def joined(stack: AsyncExitStack, scene: Scene, where: Any) -> None:
+    """Give a scene its client, and our plugin where asked for, until the stack is closed."""
+    scene.client = await stack.enter_async_context(Client(where, asynchronous=True))
+    stack.push_async_callback(scene.rest)
+    if scene.way == "ours":
+        await ff.install(scene.client)
 
-    Parameters
-    ----------
-    reports : bool
-        Whether workers tell the scheduler meanwhile for how long their tasks have run.  They do every 0.5 s
-        in a cluster of ten, and every 6 s in one of a thousand.
-    """
 
-    def as_test(play: Callable[[Scene], Awaitable[None]]) -> Callable[[Way], None]:
+def played(
+    opened: Callable[[Way], AbstractAsyncContextManager[Any]],
+) -> Callable[[Callable[[Any], Awaitable[None]]], Callable[[Way], None]]:
+    """Make a test of a play, to be run on a fresh cluster for each way."""
+
+    def as_test(play: Callable[[Any], Awaitable[None]]) -> Callable[[Way], None]:
         async def run(way: Way) -> None:
-            async with _opened(way, workers, resources, reports) as scene:
+            async with asyncio.timeout(BOUND_S), opened(way) as scene:
                 await play(scene)
 
         def test(way: Way) -> None:
@@ -299,3 +292,17 @@ def on_a_scene(
         return test
 
     return as_test
+
+
+def on_a_scene(
+    workers: int = 2, resources: Mapping[str, float] | None = None, reports: bool = False
+) -> Callable[[Callable[[Any], Awaitable[None]]], Callable[[Way], None]]:
+    """Make a test of a play on one-thread workers.
+
+    Parameters
+    ----------
+    reports : bool
+        Whether workers tell the scheduler meanwhile for how long their tasks have run.  They do every 0.5 s
+        in a cluster of ten, and every 6 s in one of a thousand.
+    """
+    return played(lambda way: _opened(way, workers, resources, reports))

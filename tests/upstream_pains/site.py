@@ -15,13 +15,14 @@ from typing import Any
 
 import dask
 import dask_jobqueue.core
-from distributed import Client, Status, Worker
+import pytest
+from distributed import Status, Worker
 from distributed.deploy.spec import ProcessInterface
 
 import dask_ferro as ff
 from dask_ferro.runtime.pools import providers
 from tests.upstream_pains import jobs
-from tests.upstream_pains.scene import CONFIG, Scene, Way
+from tests.upstream_pains.scene import CONFIG, Scene, Way, joined, played
 from tests.waiting import BOUND_S
 
 # Both look after lost workers only after so long: 15 s by default.
@@ -134,6 +135,11 @@ class Site(Scene):
             self.adapt(minimum=workers, maximum=workers, ordered=True)
             await self.look(2)
 
+    async def started(self, workers: int) -> None:
+        """Order so many, and let them start."""
+        await self.scale(workers)
+        await self.runs(workers)
+
     async def runs(self, workers: int) -> None:
         """Let jobs start, and wait until so many workers are connected, as the cluster knows too."""
         self.queue.is_open.set()
@@ -165,7 +171,8 @@ class Site(Scene):
 async def _opened(way: Way, options: Mapping[str, Any]) -> AsyncIterator[Site]:
     jobs.shut_all()
     settings = CONFIG | {"distributed.deploy.lost-worker-timeout": LOST_S}
-    with dask.config.set(settings):
+    with dask.config.set(settings), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "_LOST", LOST_S)
         async with AsyncExitStack() as stack:
             queue = Queue()
             cluster = await stack.enter_async_context(
@@ -179,32 +186,16 @@ async def _opened(way: Way, options: Mapping[str, Any]) -> AsyncIterator[Site]:
                 )
             )
             site = Site(cluster, queue, way)
-            site.client = await stack.enter_async_context(Client(cluster, asynchronous=True))
-            stack.push_async_callback(site.rest)
-            if way == "ours":
-                await ff.install(site.client)
+            await joined(stack, site, cluster)
             yield site
 
 
-def on_a_site(**options: Any) -> Callable[[Callable[[Site], Awaitable[None]]], Callable[..., None]]:
-    """Make a test of a play, to be run on a fresh cluster of jobs like this for each way.
+def on_a_site(**options: Any) -> Callable[[Callable[[Any], Awaitable[None]]], Callable[[Way], None]]:
+    """Make a test of a play on jobs like this.
 
     Parameters
     ----------
     **options
         Those of dask-jobqueue's clusters; `resources` of each worker.
     """
-
-    def as_test(play: Callable[[Site], Awaitable[None]]) -> Callable[..., None]:
-        async def run(way: Way) -> None:
-            async with asyncio.timeout(60), _opened(way, options) as site:
-                await play(site)
-
-        def test(way: Way, monkeypatch: Any) -> None:
-            monkeypatch.setattr(providers, "_LOST", LOST_S)
-            asyncio.run(run(way))
-
-        test.__name__, test.__doc__ = play.__name__, play.__doc__
-        return test
-
-    return as_test
+    return played(lambda way: _opened(way, options))

@@ -159,8 +159,7 @@ async def test_the_bounds_of_the_last_call_hold(s: Site) -> None:
 @on_a_site()
 async def test_a_worker_that_runs_the_last_long_task_is_all_that_stays(s: Site) -> None:
     """https://github.com/dask/distributed/issues/2329: none goes before all tasks are done; stock Dask was repaired."""
-    await s.scale(4)
-    await s.runs(4)
+    await s.started(4)
     await s.occupy(s.workers[0])
     s.knows("gate", HOUR)
     s.adapt(minimum=0, maximum=4, **s.of_ours(patience=0, patience_most=0))

@@ -59,8 +59,7 @@ async def test_a_worker_that_died_is_replaced(s: Site) -> None:
 @on_a_site()
 async def test_what_scale_ordered_is_kept(s: Site) -> None:
     """https://github.com/dask/distributed/pull/3118: a cluster that lost workers stays smaller than scale() said."""
-    await s.scale(2)
-    await s.runs(2)
+    await s.started(2)
     if s.way == "stock":
         s.adaptive = None  # nobody looks
     await die(s)

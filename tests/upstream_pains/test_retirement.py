@@ -37,8 +37,7 @@ async def test_an_ordered_scale_down_loses_no_result(s: Site) -> None:
     It asks the scheduler to retire them by names, where it wants addresses.  Also
     https://github.com/dask/distributed/issues/4532.
     """
-    await s.scale(4)
-    await s.runs(4)
+    await s.started(4)
     await s.done(s.map(20, take, 0.01))
     await s.scale(1)
     await s.until(lambda: len(s.scheduler.workers) == 1, "three to leave")
@@ -52,8 +51,7 @@ async def test_an_ordered_scale_down_loses_no_result(s: Site) -> None:
 @on_a_site()
 async def test_an_ordered_scale_down_blames_no_task(s: Site) -> None:
     """https://github.com/dask/distributed/issues/3526: tasks on workers that scale() closes count as their killers."""
-    await s.scale(4)
-    await s.runs(4)
+    await s.started(4)
     futures = s.map(8, behind, "gate")
     await s.until(lambda: sum(len(w.state.executing) for w in s.workers) == 4, "four tasks that run")
     order = asyncio.ensure_future(s.scale(1))
@@ -95,8 +93,7 @@ async def test_no_busy_worker_goes_with_an_idle_one_of_its_job(s: Site) -> None:
 @on_a_site(cores=2, processes=2)
 async def test_jobs_that_have_not_started_go_before_those_that_run(s: Site) -> None:
     """https://github.com/dask/distributed/pull/5578: scale() takes grouped workers that run for not launched yet."""
-    await s.scale(20)
-    await s.runs(20)
+    await s.started(20)
     s.queue.is_open.clear()
     await s.scale(40)
     await s.scale(20)
@@ -190,8 +187,7 @@ class Pins(SchedulerPlugin):
 @on_a_site()
 async def test_workers_of_a_shuffle_are_not_taken_away(s: Site) -> None:
     """https://github.com/dask/distributed/issues/8579: each shrink started P2P shuffles anew; stock was repaired."""
-    await s.scale(2)
-    await s.runs(2)
+    await s.started(2)
     s.scheduler.add_plugin(Pins(s.workers[0].address))
     s.adapt(minimum=0, maximum=2, **s.of_ours(patience=0, patience_most=0))
     await s.look(LOOKS)
@@ -201,8 +197,7 @@ async def test_workers_of_a_shuffle_are_not_taken_away(s: Site) -> None:
 @on_a_site()
 async def test_a_task_that_left_its_thread_keeps_its_worker(s: Site) -> None:
     """https://github.com/dask/distributed/pull/7481: it was closed, though it drives others; stock was repaired."""
-    await s.scale(2)
-    await s.runs(2)
+    await s.started(2)
     a = s.workers[0]
     await s.occupy(a, seceded, name="parent")
     await s.until(lambda: bool(s.state(a).long_running), "the task to secede")

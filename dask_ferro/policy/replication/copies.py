@@ -13,7 +13,7 @@ Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -150,49 +150,37 @@ class Copying:
         >>> Copying().choose(held, {"tcp://safe": Receiver(100)}, {"tcp://safe": 50})
         {'a': 'tcp://safe'}
         """
-        left = _TrafficAllowance(budget)
-        able = {address: r for address, r in receivers.items() if r.room > 0 and left.is_open(address)}
-        safe = _Rooms({address: r.room for address, r in able.items() if not r.job})
-        others = _Rooms({address: r.room for address, r in able.items() if r.job})
+        left = defaultdict(lambda: inf, budget)  # of one that is not named, nothing is bounded
+        able = {address: r for address, r in receivers.items() if r.room > 0 and left[address] > 0}
+        safe = Rooms({address: r.room for address, r in able.items() if not r.job})
+        others = Rooms({address: r.room for address, r in able.items() if r.job})
+
+        def is_open(address: Address) -> bool:
+            return left[address] > 0
+
         found: dict[Key, Address] = {}
-        for result in sorted(self._worthy(results), key=self.order):
-            if left.is_open(result.holder):
+        worthy = (result for result in results if self.is_worth(result.nbytes, result.seconds))
+        for result in sorted(worthy, key=self.order):
+            if is_open(result.holder):
                 # A safe worker first, the one with most room: what lies there needs no other copy.
-                to = safe.most(result.nbytes, left)
+                to = safe.most(result.nbytes, is_open)
                 # Second best: in another preemptible job, preferably on another host, for one preemption takes one job.
                 # A result that several jobs hold is not moved between them: that is what it has already.
                 if to is None and result.job:
-                    to = others.most(result.nbytes, left, partial(_apart, receivers, result))
+                    to = others.most(result.nbytes, is_open, partial(_apart, receivers, result))
                 if to is not None:
                     found[result.key] = to
-                    left.spend(self.charge(result.nbytes), {to, result.holder})
+                    for address in {to, result.holder}:
+                        left[address] -= self.charge(result.nbytes)
                     (others if receivers[to].job else safe).fill(to, result.nbytes)
         return found
-
-    def _worthy(self, results: Iterable[Exposed]) -> list[Exposed]:
-        return [result for result in results if self.is_worth(result.nbytes, result.seconds)]
 
     def order(self, result: Exposed) -> tuple[bool, tuple[float, int]]:
         """Return what those results come first by that save most for their copy."""
         return not result.job, rank(self.charge(result.nbytes), result.seconds)
 
 
-class _TrafficAllowance:
-    """What each worker may still begin to send or fetch; of one that is not named, nothing is bounded."""
-
-    def __init__(self, budget: Mapping[Address, float]) -> None:
-        self._left = dict(budget)
-
-    def is_open(self, address: Address) -> bool:
-        return self._left.get(address, inf) > 0
-
-    def spend(self, nbytes: int, addresses: Iterable[Address]) -> None:
-        for address in addresses:
-            if address in self._left:
-                self._left[address] -= nbytes
-
-
-class _Rooms:
+class Rooms:
     """Receivers by their room, the largest first: a heap, for there may be thousands of results and of workers."""
 
     def __init__(self, rooms: Mapping[Address, int]) -> None:
@@ -201,14 +189,20 @@ class _Rooms:
         heapify(self._heap)
 
     def most(
-        self, nbytes: int, left: _TrafficAllowance, distance: Callable[[Address], int] = lambda address: 2
+        self,
+        nbytes: int,
+        is_open: Callable[[Address], bool] = lambda address: True,
+        distance: Callable[[Address], int] = lambda address: 2,
     ) -> Address | None:
-        """Return the one with most room of those at the largest distance, of 2 and 1; None: nobody has the room."""
+        """Return the one with most room of those at the largest distance, of 2 and 1; None: nobody has the room.
+
+        One that is not open is left out from then on.
+        """
         found: Address | None = None
         passed = []
         while self._heap and -self._heap[0][0] >= nbytes:
             room, address = heappop(self._heap)
-            if not left.is_open(address) or self._room[address] != -room:
+            if not is_open(address) or self._room[address] != -room:
                 continue  # for good: it has no more traffic, or an entry of less room
             passed.append((room, address))
             far = distance(address)

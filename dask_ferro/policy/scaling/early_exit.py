@@ -68,7 +68,7 @@ def due(fleet: Fleet) -> list[Job]:
 
 def _turns(fleet: Fleet, ending: Sequence[Job]) -> list[_Turn]:
     """Return for each job that ends the turns of it and of those before it."""
-    cycles, coming = accumulate(fleet.ahead(job.pool) for job in ending), _arrivals(fleet, len(ending))
+    cycles, coming = accumulate(fleet.ahead[job.pool] for job in ending), _arrivals(fleet, len(ending))
     found = []
     for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
         until = inf if fleet.is_unwanted(job) else job.ends_in  # that one has time

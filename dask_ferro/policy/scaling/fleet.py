@@ -155,6 +155,8 @@ class Fleet:
         Those that count as gone: they are about to end.
     coming : Counter
         By pool, new jobs that this step asks for.
+    ahead : dict of float
+        By pool, the seconds that it takes to replace a job: the longest task, then a successor that comes.
     """
 
     def __init__(self, staff: ScalingFacts, parameters: ScalingParameters) -> None:
@@ -179,7 +181,7 @@ class Fleet:
         self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
         works = _works(staff.demands, self.pools)
         # Before works are parted: which jobs count as gone decides what is parted from what.
-        self._ahead = {name: self._warning(name, works) for name in self.pools}
+        self.ahead = {name: self._warning(name, works) for name in self.pools}
         self.spent = [job for job in known if self.is_spent(job)]
         gone = {job.name for job in self.spent}
         self._there = {job.name: job for job in known if job.name not in gone}
@@ -246,15 +248,11 @@ class Fleet:
         if self.is_unwanted(job):
             return True
         # One that waits has its walltime before it, whenever it starts.
-        return job.state != PENDING and job.ends_in <= self._ahead[job.pool]
+        return job.state != PENDING and job.ends_in <= self.ahead[job.pool]
 
     def is_old(self, job: Job) -> bool:
         """Whether a job has at most half of its life left."""
         return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self._lifetimes[job.pool] / 2)
-
-    def ahead(self, pool: Name) -> float:
-        """Return the seconds that it takes to replace a job: the longest task, then a successor that comes."""
-        return self._ahead[pool]
 
     def is_unwanted(self, job: Job) -> bool:
         """Whether a job is of a pool that was removed."""
@@ -302,8 +300,8 @@ class Fleet:
     def powers(self, work: MergedDemand, but: Collection[Name] = ()) -> dict[Name, float]:
         """Return by pool the threads of all jobs that count and may run a work, with the new ones, but for some."""
         found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
-        for job in self.jobs:
-            if work.admits(job) and job.name not in but:
+        for job in self.team(work):
+            if job.name not in but:
                 found[job.pool] += self.power(work, job.pool, job.threads)
         return found
 
@@ -361,13 +359,10 @@ class Fleet:
     def _aside(self) -> float:
         """Return the workers that count for nothing but the maximum."""
         ending = [*self.spent, *filter(self.is_spent, self.leaving)]
+        lingering = sum(pool.lingering * pool.processes for pool in self.pools.values())
         # All that are there without counting, less those that successors may overlap with.
-        every = self._processes(self.spent) + self._processes(self.leaving) + self._lingering()
+        every = self._processes([*self.spent, *self.leaving]) + lingering
         return every - min(self._processes(ending), self.parameters.surge)
-
-    def _lingering(self) -> int:
-        """Return the workers of jobs that were given back and may be there still."""
-        return sum(pool.lingering * pool.processes for pool in self.pools.values())
 
     def _processes(self, jobs: Iterable[Job]) -> int:
         return sum(self.pools[job.pool].processes for job in jobs)
@@ -435,10 +430,10 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Merged
         able = [name for name in pools if demand.pools is None or name in demand.pools]
         # Speeds are part of it: the same pools may run one kind of work on a device and another not.
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
-    works = [_work(dict(able), group) for able, group in groups.items()]
-    return [work for work in works if work.pools and work.profile]
-
-
-def _work(speeds: dict[Name, float], demands: Collection[Demand]) -> MergedDemand:
-    profile = cleaned(merged(cleaned(demand.profile) for demand in demands))
-    return MergedDemand(tuple(speeds), speeds, profile, max(_finite(demand.longest) for demand in demands))
+    works = []
+    for speeds, group in groups.items():
+        profile = cleaned(merged(cleaned(demand.profile) for demand in group))
+        if speeds and profile:
+            longest = max(_finite(demand.longest) for demand in group)
+            works.append(MergedDemand(tuple(dict(speeds)), dict(speeds), profile, longest))
+    return works

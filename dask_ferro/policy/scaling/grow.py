@@ -9,7 +9,7 @@ given to that pool, if it is done earlier and at no higher price.  Whichever sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -34,10 +34,9 @@ _MOST = 10**6
 
 
 class _Offer(NamedTuple):
-    """What growing one pool would bring one work; the smallest is the best."""
+    """What growing one pool would bring one work; the smallest score is the best."""
 
     score: float
-    place: int
     pool: Pool
     jobs: int
     bounded: bool
@@ -96,10 +95,10 @@ def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, 
     ]
     # A pool that gave all it may has to be followed by another one; each is asked once at most.
     for _ in item.pools:
-        offers = [_offer(fleet, item, load, place, name) for place, name in enumerate(item.pools)]
-        best = min((offer for offer in offers if offer is not None), default=None)
-        if best is None:
+        offers = [offer for name in item.pools if (offer := _offer(fleet, item, load, name)) is not None]
+        if not offers:
             return
+        best = min(offers, key=lambda offer: offer.score)  # of equal ones the first
         fleet.coming[best.pool.name] += best.jobs
         why = f"{work(load):.3g} s of work, {widest(load):.3g} wide, will take {best.finish:.3g} s with these"
         reasons[best.pool.name] = "; ".join([why, *closed])
@@ -107,39 +106,29 @@ def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, 
             return
 
 
-def _offer(fleet: Fleet, item: MergedDemand, load: Profile, place: int, name: Name) -> _Offer | None:
+def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name) -> _Offer | None:
     """Return what growing a pool would bring, None where no job is worth it."""
     pool, lead = fleet.pools[name], fleet.lead(name)
     room = _room(fleet, pool, item)
     if room < 1:
         return None
     team, powers = fleet.team(item), fleet.powers(item)
-    shifts = [(fleet.arrival(job), inf, fleet.power(item, job.pool, job.threads)) for job in team]
     # What is about to end still works until then, though it counts as gone.
-    shifts += [
-        (fleet.arrival(job), job.ends_in, fleet.power(item, job.pool, job.threads))
-        for job in fleet.spent
-        if job.pool in item.pools
-    ]
+    ends = [(job, inf) for job in team] + [(j, j.ends_in) for j in fleet.spent if j.pool in item.pools]
+    shifts = [(fleet.arrival(job), end, fleet.power(item, job.pool, job.threads)) for job, end in ends]
     rest = left(load, shifts, lead, fastest(item, powers))
     outrun = [job for job in team if fleet.is_outrun(job, name)]
     if outrun:
         # First as if those that wait so long were not there; whichever comes first makes the others a surplus.
         others = fleet.powers(item, but={job.name for job in outrun})
-        offer = _sized(fleet, item, rest, place, pool, room, others)
+        offer = _sized(fleet, item, rest, pool, room, others)
         if offer is not None and _is_better(fleet, item, load, shifts, outrun, offer):
             return offer
-    return _sized(fleet, item, rest, place, pool, room, powers)
+    return _sized(fleet, item, rest, pool, room, powers)
 
 
 def _sized(
-    fleet: Fleet,
-    item: MergedDemand,
-    rest: Profile,
-    place: int,
-    pool: Pool,
-    room: int,
-    powers: Mapping[Name, float],
+    fleet: Fleet, item: MergedDemand, rest: Profile, pool: Pool, room: int, powers: Mapping[Name, float]
 ) -> _Offer | None:
     """Return what as many jobs of a pool as are worth it bring beside others."""
     present, lead = sum(powers.values()), fleet.lead(pool.name)
@@ -149,7 +138,7 @@ def _sized(
     speed = max(fastest(item, powers) if present > 0.0 else 0.0, item.speed(pool.name))
     runs = span(rest, present + count * fleet.power(item, pool.name), speed)
     price = pool.cost * count * (pool.start_up + runs)
-    return _Offer((lead + runs) * price, place, pool, count, count == room, lead + runs)
+    return _Offer((lead + runs) * price, pool, count, count == room, lead + runs)
 
 
 def _is_better(
@@ -235,15 +224,26 @@ def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
     # Whoever comes next takes some of it over; more is asked for when that was seen not to be enough.
     if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
         return
+
+    def enough(pool: Pool) -> int:
+        each = pool.memory / 2 or inf  # what a worker fills before it spills
+        return min(len(ends), max(ceil((held - free) / each), 1))
+
+    why = "somebody has to take over what jobs hold that are about to end"
+    _ask_first(fleet, reasons, why, [job.pool for job in ends], enough)
+
+
+def _ask_first(
+    fleet: Fleet, reasons: dict[Name, str], why: str, own: list[Name], enough: Callable[[Pool], int]
+) -> None:
+    """Ask for jobs of the first pool with room for one: their own ones, then the cheapest."""
     room = fleet.vacant()
-    own = dict.fromkeys(job.pool for job in ends)
-    for name in dict.fromkeys([*own, *sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)]):
+    for name in [*own, *sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)]:
         pool = fleet.pools[name]
-        able = min(room / pool.processes, fleet.openings(name), len(ends))
+        able = min(room / pool.processes, fleet.openings(name))
         if not pool.closed and able >= 1:
-            each = pool.memory / 2 or inf  # what a worker fills before it spills
-            fleet.coming[name] += floor(min(able, max(ceil((held - free) / each), 1)))
-            reasons[name] = "somebody has to take over what jobs hold that are about to end"
+            fleet.coming[name] += floor(min(able, enough(pool)))
+            reasons[name] = why
             return
 
 
@@ -261,13 +261,8 @@ def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
         or any(fleet.on_the_way(name) for name in fleet.pools)
     ):
         return
-    for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
-        if not pool.closed and fleet.openings(pool.name) >= 1 and pool.processes <= fleet.vacant():
-            fleet.coming[pool.name] += 1
-            reasons[pool.name] = (
-                f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
-            )
-            return
+    why = f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
+    _ask_first(fleet, reasons, why, [], lambda pool: 1)
 
 
 def _within_queue(fleet: Fleet, reasons: dict[Name, str]) -> list[Submit]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple, TypeVar
 
+from dask_ferro.policy.scaling.work_profile import joined
+
 K = TypeVar("K", bound=Hashable)
 Profile = list[tuple[float, float]]
 
@@ -110,22 +112,16 @@ def _few(steps: Profile) -> Profile:
             return steps
         steps = _alike_joined(steps, factor)
     while len(steps) > _STEPS:
-        steps = [_one(*steps[first : first + 2]) for first in range(0, len(steps), 2)]
+        steps = [joined(steps[first : first + 2]) for first in range(0, len(steps), 2)]
     return steps
 
 
 def _alike_joined(steps: Profile, factor: float) -> Profile:
-    joined = steps[:1]
+    found = steps[:1]
     for step in steps[1:]:
-        narrow, wide = sorted((joined[-1][1], step[1]))
+        narrow, wide = sorted((found[-1][1], step[1]))
         if wide <= factor * narrow:
-            joined[-1] = _one(joined[-1], step)
+            found[-1] = joined([found[-1], step])
         else:
-            joined.append(step)
-    return joined
-
-
-def _one(*steps: tuple[float, float]) -> tuple[float, float]:
-    """Return the step that is as long as some together, and of their area."""
-    seconds = sum(step[0] for step in steps)
-    return seconds, sum(s * width for s, width in steps) / seconds
+            found.append(step)
+    return found

@@ -123,7 +123,7 @@ class _Leavers:
     """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
 
     def __init__(self, fleet: Fleet, hold: _FreeMemory, why: str, ordered: bool = False) -> None:
-        self._crew, self._hold, self._why, self._ordered = fleet, hold, why, ordered
+        self._fleet, self._hold, self._why, self._ordered = fleet, hold, why, ordered
         self._cancelled: list[Name] = []
         self._drained: list[Name] = []
         self._kept: list[Name] = []
@@ -139,7 +139,7 @@ class _Leavers:
         else:
             self._kept.append(job.name)
             return False
-        self._crew.remove(job)
+        self._fleet.remove(job)
         return True
 
     def actions(self) -> list[Action]:
@@ -199,7 +199,9 @@ def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
     """Let jobs go down to the maximum, busy ones too."""
     p = fleet.parameters
     leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
-    lone, rounding = _lone(fleet), max((pool.processes for pool in fleet.pools.values()), default=1) - 1
+    # The only ones for work that could run now.
+    lone = set().union(*(team for team in _teams(fleet) if len(team) == 1))
+    rounding = max((pool.processes for pool in fleet.pools.values()), default=1) - 1
     for job in sorted(fleet.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
         pool, workers = fleet.pools[job.pool], fleet.workers(new=False)
         many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
@@ -217,9 +219,8 @@ def _may_be_excess(fleet: Fleet, job: Job) -> bool:
     """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
     if job.state != BOOTING:
         return True
-    nobody = (
-        min(fleet.parameters.maximum / fleet.pools[job.pool].processes, fleet.pools[job.pool].maximum) < 1
-    )
+    pool = fleet.pools[job.pool]
+    nobody = min(fleet.parameters.maximum / pool.processes, pool.maximum) < 1
     return nobody or not any(other.state == RUNNING for other in fleet.jobs)
 
 
@@ -248,7 +249,7 @@ def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Job]:
     """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
-    teams = [_names(team) for team in _teams(fleet)]
+    teams = _teams(fleet)
     found = []
     for job in sorted(fleet.jobs, key=_order):
         idle = job.state == RUNNING and job.idle_for > 0.0 and not job.held and hold.admits(job)
@@ -258,18 +259,13 @@ def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Jo
     return found
 
 
-def _teams(fleet: Fleet) -> list[list[Job]]:
+def _teams(fleet: Fleet) -> list[set[Name]]:
     """Return for each work of which something could run now the jobs that may run it."""
-    return [fleet.team(work) for work in fleet.works if work.profile[0][1] > 0.0]
+    return [_names(fleet.team(work)) for work in fleet.works if work.profile[0][1] > 0.0]
 
 
 def _names(jobs: Iterable[Job]) -> set[Name]:
     return {job.name for job in jobs}
-
-
-def _lone(fleet: Fleet) -> set[Name]:
-    """Return the jobs that are the only ones for work that could run now."""
-    return {team[0].name for team in _teams(fleet) if len(team) == 1}
 
 
 def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list[Action]:
@@ -317,12 +313,11 @@ class _Slack:
     """
 
     def __init__(self, fleet: Fleet, within: float | None = None) -> None:
-        self._crew = fleet
+        self._fleet = fleet
         self._workers = fleet.workers()
         self._counts = {name: fleet.count(name) for name in fleet.pools}
-        self._slack: list[
-            tuple[MergedDemand, float, dict[Name, float]]
-        ] = []  # with the threads that wait, by pool
+        # With the threads that wait, by pool.
+        self._slack: list[tuple[MergedDemand, float, dict[Name, float]]] = []
         needs: list[tuple[dict[Name, float], float]] = []
         for work in fleet.works:
             powers = fleet.powers(work)
@@ -339,11 +334,11 @@ class _Slack:
 
     def spares(self, job: Job) -> bool:
         """Whether neither the work nor the bounds need a job."""
-        p, pool = self._crew.parameters, self._crew.pools[job.pool]
+        p, pool = self._fleet.parameters, self._fleet.pools[job.pool]
         if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
             return False
         return all(
-            left - self._elsewhere(job, waiting) >= self._crew.power(work, job.pool, job.threads)
+            left - self._elsewhere(job, waiting) >= self._fleet.power(work, job.pool, job.threads)
             for work, left, waiting in self._slack
             if work.admits(job)
         )
@@ -352,15 +347,15 @@ class _Slack:
         """Return the threads that wait and do not stand for a job that waits as well."""
         if job.state != PENDING:
             return 0.0
-        return sum(power for name, power in waiting.items() if self._crew.are_apart(name, job.pool))
+        return sum(power for name, power in waiting.items() if self._fleet.are_apart(name, job.pool))
 
     def drop(self, job: Job) -> None:
         """Count a job as gone."""
-        self._workers -= self._crew.pools[job.pool].processes
+        self._workers -= self._fleet.pools[job.pool].processes
         self._counts[job.pool] -= 1
         for at, (work, left, waiting) in enumerate(self._slack):
             if work.admits(job):
-                power = self._crew.power(work, job.pool, job.threads)
+                power = self._fleet.power(work, job.pool, job.threads)
                 self._slack[at] = work, left - power, waiting
                 if job.state == PENDING:
                     waiting[job.pool] -= power

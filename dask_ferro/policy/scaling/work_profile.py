@@ -39,10 +39,11 @@ def cleaned(profile: Profile) -> Profile:
     each = ceil(len(sane) / _ENTRIES)
     if each <= 1:
         return sane
-    return [_joined(sane[start : start + each]) for start in range(0, len(sane), each)]
+    return [joined(sane[start : start + each]) for start in range(0, len(sane), each)]
 
 
-def _joined(entries: Profile) -> tuple[float, float]:
+def joined(entries: Profile) -> tuple[float, float]:
+    """Return the entry that is as long as some together, and of their work."""
     seconds = sum(s for s, _ in entries)
     return seconds, work(entries) / seconds
 

@@ -110,6 +110,11 @@ class StealingParameters:
         "Seconds of queue a thread from which a worker does not notice that its messages are gathered for 5 ms, as"
         " Dask does; to one that has less they leave within `scheduler-sends`.",
     )
+    saturated: float = options.number(
+        0.9,
+        "Share of the time that the scheduler's loop is busy, or waits for a core, from which messages to all"
+        " workers are gathered for 5 ms: it has no time for more of them, and each takes some 0.1 ms.",
+    )
     pause: float = options.seconds(
         "1s",
         "How long a paused worker is projected to stay paused. Dask looks at a worker's memory ten times a second,"

@@ -8,9 +8,10 @@ within `ferro.elastic.order-patience`, and what they hold and nobody could take 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+from itertools import product
 from numbers import Real
 from typing import Any
 
@@ -22,8 +23,6 @@ from dask_ferro.policy.scaling.facts import PAUSED, Pool
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters
-
-logger = logging.getLogger(__name__)
 
 # What a user calls waits so long for the controller's look; it goes on by itself.
 _LOOKED = 3.0
@@ -60,8 +59,8 @@ class ElasticCluster:
             For what is no number of at least 0; when the site refuses the jobs for good, in its own words; when only
             pools could have them that are paused: the order holds, and is filled when one is resumed.
         """
-        n, jobs, cores = _count("n", n), _count("jobs", jobs) or 0, _count("cores", cores)
-        wanted = None if memory is None else _bytes(memory)
+        n, jobs, cores = _amount("n", n), _amount("jobs", jobs) or 0, _amount("cores", cores)
+        wanted = _amount("memory", memory)
         if self.status in (Status.closing, Status.closed, Status.failed):
             return super().scale(n, jobs, memory, cores)  # type: ignore[misc]
         pool = self.pools()[0]
@@ -112,7 +111,8 @@ class ElasticCluster:
             When the site refuses the first jobs for good, in its own words.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
-            _check(kwargs, self.pools())  # before the controller that there is gives way
+            # Before the controller that there is gives way.
+            _check(kwargs, self.pools())
         upstream_deploy.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
         if isinstance(adaptive, Elastic) and not (self.asynchronous or self.called_from_running_loop):
@@ -130,8 +130,10 @@ class ElasticCluster:
         try:
             await adaptive.settle()
         except ConfigError:
-            paused = any(pool.mode == PAUSED for pool in self.pools())  # the order holds when it is resumed
-            if not paused and not await self.reconcile():  # those that there are go on being looked after
+            # The order holds when it is resumed.
+            paused = any(pool.mode == PAUSED for pool in self.pools())
+            # Where there are jobs, somebody has to look after them.
+            if not paused and not await self.reconcile():
                 adaptive.stop(reason="the first step failed")
             raise
 
@@ -144,54 +146,34 @@ class ElasticCluster:
 
     async def _look_now(self: Any) -> None:
         """Let the controller look at once, and wait for that a moment."""
-        if (adaptive := self._adapting()) is None:
-            return
-        look = asyncio.ensure_future(adaptive.adapt())
-        await asyncio.wait({look}, timeout=_LOOKED)
-        look.add_done_callback(_log)
+        if (adaptive := self._adapting()) is not None:
+            await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
 
 
-def _log(look: asyncio.Future[None]) -> None:
-    if not look.cancelled() and (error := look.exception()) is not None:
-        logger.warning("dask_ferro: a look at the cluster failed: %r", error)
-
-
-def _count(name: str, value: Any) -> int | None:
-    """Return a number of workers, jobs or cores, rounded up.
+def _amount(name: str, value: Any) -> int | None:
+    """Return a number of workers, jobs, cores or bytes, rounded up; None as it is.
 
     Raises
     ------
     ConfigError
-        For what is no number of at least 0.
+        For what is no number of at least 0, nor, of memory, a size.
     """
     if value is None:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
-        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted a number of at least 0")
-    return math.ceil(value)
-
-
-def _bytes(memory: Any) -> int:
-    try:
-        nbytes = -1 if isinstance(memory, bool) else int(parse_bytes(memory))
-    except (ValueError, TypeError, AttributeError):
-        nbytes = -1
-    if nbytes < 0:
-        raise ConfigError(f"cluster.scale: got memory={memory!r}, wanted a size such as 64GiB")
-    return nbytes
+    amount: Any = None if isinstance(value, bool) else value
+    if name == "memory":
+        with suppress(ValueError, TypeError, AttributeError, OverflowError):
+            amount = parse_bytes(amount)
+    is_number = isinstance(amount, Real)
+    if not is_number or not 0 <= amount < math.inf:
+        wanted = "a size such as 64GiB" if name == "memory" else "a number of at least 0"
+        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted {wanted}")
+    return math.ceil(amount)
 
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
-    by_others = {
-        "minimum_jobs",
-        "maximum_jobs",
-        "minimum_cores",
-        "maximum_cores",
-        "minimum_memory",
-        "maximum_memory",
-    }
+    by_others = set(map("_".join, product(("minimum", "maximum"), ("jobs", "cores", "memory"))))
     own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}
     scale_parameters(options.get("minimum"), options.get("maximum"), rest)

@@ -44,13 +44,13 @@ from dask_ferro.policy.scaling.fleet import expected_wait
 from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.elastic.facts import staffed, unrunnable
-from dask_ferro.runtime.elastic.lost import LostResults
+from dask_ferro.runtime.elastic.lost import summed
 from dask_ferro.runtime.elastic.lost import told as told_lost
 from dask_ferro.runtime.elastic.options import check_room, fails_unrunnable, scale_parameters
 from dask_ferro.runtime.pools.providers import Pools, pools_of, told_closed
 from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
-from dask_ferro.runtime.scheduler_calls import RosterCalls, WorkerRow
+from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
 
@@ -168,9 +168,7 @@ class Elastic(upstream_deploy.Adapting):
         self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
         # Those that take as long as it takes, when an order comes.
         self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        self._lost: LostResults = (
-            taken._lost if taken else LostResults()
-        )  # with those that leave now on an order
+        self._lost: list[LostCount] = taken._lost if taken else []  # with those that leave now on an order
         self._released: set[str] = taken._released if taken else set()  # since the latest look began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
@@ -236,7 +234,7 @@ class Elastic(upstream_deploy.Adapting):
             self.parameters = replace(self.parameters, minimum=least, maximum=least)
         facts = await self._calls.ferro_roster()
         for job in jobs:
-            self._leave(job.name, job, facts["workers"], math.inf, ordered=True)
+            self._leave(job, facts["workers"], math.inf, ordered=True)
         leaving = [self._leaving[job.name] for job in jobs if job.name in self._leaving]
         if leaving:
             await asyncio.wait(leaving)
@@ -260,13 +258,13 @@ class Elastic(upstream_deploy.Adapting):
                 await self._exposures.take_back(self._calls)
 
     def _began(self) -> None:
-        self._first = asyncio.ensure_future(self._start_with_a_look())
+        self._first = self.look()
 
-    async def _start_with_a_look(self) -> None:
-        try:
-            await self.adapt()
-        except Exception:
-            logger.warning("dask_ferro: the first look at the cluster failed", exc_info=True)
+    def look(self) -> asyncio.Future[None]:
+        """Look at once, whatever the interval; that it failed is logged."""
+        look = asyncio.ensure_future(self.adapt())
+        look.add_done_callback(_log)
+        return look
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -340,21 +338,21 @@ class Elastic(upstream_deploy.Adapting):
         jobs: Mapping[str, SiteJob],
         workers: Mapping[str, WorkerRow],
     ) -> None:
+        ends = {job.name: job.ends_in for job in staff.jobs}
         for action in decision.actions:
             if isinstance(action, Submit):
                 self._say(action.why)
                 self._pools.request(action.pool, action.count)
             elif isinstance(action, Recall):
                 for name in action.jobs:
-                    await self._recall(name, jobs[name], workers)
+                    await self._recall(jobs[name], workers)
             elif isinstance(action, Cancel | Drain):
                 self._say(action.why, action.jobs)
-                ends = {job.name: job.ends_in for job in staff.jobs} if isinstance(action, Drain) else {}
                 ordered = isinstance(action, Drain) and action.ordered
                 for name in action.jobs:
-                    self._leave(name, jobs[name], workers, ends.get(name, math.inf), ordered)
+                    self._leave(jobs[name], workers, ends[name], ordered)
         for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
-            self._leave(name, jobs[name], workers, math.inf, True)
+            self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
         reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
         await self._report(decision, staff, dict(reasons))
@@ -366,17 +364,14 @@ class Elastic(upstream_deploy.Adapting):
             asked = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
             because(f"{asked}: {why}", jobs)
 
-    def _leave(
-        self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool = False
-    ) -> None:
-        if not ordered and (name in self._leaving or time() < self._not_before.get(name, 0.0)):
+    def _leave(self, job: SiteJob, workers: Mapping[str, WorkerRow], ends_in: float, ordered: bool) -> None:
+        if not ordered and (job.name in self._leaving or time() < self._not_before.get(job.name, 0.0)):
             return
-        addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
         if ordered:
-            self._ordered.add(name)
-        task = asyncio.create_task(self._see_off(name, addresses, ends_in, ordered))
-        self._leaving[name] = task
-        task.add_done_callback(lambda _: self._gone(name, task))
+            self._ordered.add(job.name)
+        task = asyncio.create_task(self._see_off(job.name, _addresses(job, workers), ends_in, ordered))
+        self._leaving[job.name] = task
+        task.add_done_callback(lambda _: self._gone(job.name, task))
 
     def _gone(self, name: str, task: asyncio.Task[None]) -> None:
         """Forget one that left or stays; when all have that leave on an order, say what was lost."""
@@ -384,30 +379,31 @@ class Elastic(upstream_deploy.Adapting):
             return  # an order came after it
         del self._leaving[name]
         self._ordered.discard(name)
-        if not self._ordered and self._lost.results:
-            logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(self._lost))
+        if not self._ordered:
+            lost = summed(self._lost)
             self._lost.clear()
+            if lost["results"]:
+                logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(lost))
 
-    async def _recall(self, name: str, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
+    async def _recall(self, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
         """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
-        if name in self._leaving:
-            self._recalled.add(name)
-            addresses = [a for a, facts in workers.items() if str(facts["name"]) in job.workers]
-            await self._calls.ferro_stay(addresses=addresses)
+        if job.name in self._leaving:
+            self._recalled.add(job.name)
+            await self._calls.ferro_stay(addresses=_addresses(job, workers))
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
         """Let a job's workers leave the scheduler, and only then end the job."""
         try:
             if addresses:
-                patience = None if math.isinf(ends_in) else max(ends_in, 0.0)
-                must = ends_in <= self.parameters.notice + _TICK
-                if ordered:
-                    patience = min(self.parameters.order_patience, max(ends_in, 0.0))
+                left = min(max(ends_in, 0.0), self.parameters.order_patience if ordered else math.inf)
                 answer = await self._calls.ferro_leave(
-                    addresses=addresses, seconds=patience, must=must, ordered=ordered
+                    addresses=addresses,
+                    seconds=None if math.isinf(left) else left,
+                    must=ends_in <= self.parameters.notice + _TICK,
+                    ordered=ordered,
                 )
                 if ordered:
-                    self._lost.add(answer["lost"])
+                    self._lost.append(answer["lost"])
                 if answer["stayed"] and name in self._recalled:
                     return
                 if answer["stayed"] and not ordered:
@@ -449,6 +445,15 @@ class Elastic(upstream_deploy.Adapting):
             return
         self._said, self._published = said, staff.now
         await self._calls.log_event(topic=TOPIC, msg={"action": "scale", **entry})
+
+
+def _log(look: asyncio.Future[None]) -> None:
+    if not look.cancelled() and (error := look.exception()) is not None:
+        logger.warning("dask_ferro: a look at the cluster failed", exc_info=error)
+
+
+def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
+    return [address for address, facts in workers.items() if str(facts["name"]) in job.workers]
 
 
 def _closed(pool: Pool) -> ClosedPool:

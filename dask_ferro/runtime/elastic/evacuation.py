@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple, cast
 
 from dask.typing import Key
@@ -21,6 +20,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
+from dask_ferro.policy.replication.copies import Rooms
 from dask_ferro.policy.replication.evacuation import spread
 from dask_ferro.policy.replication.worth import UniqueResult, by_worth
 from dask_ferro.runtime import upstream
@@ -119,17 +119,14 @@ class Moving:
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
         """Give results to whoever has most room; return those that nobody has room for."""
-        rooms = [(-nbytes, address) for address, nbytes in receivers.items()]
-        heapify(rooms)
-        unplaced = []
+        rooms, unplaced = Rooms(receivers), []
         for ts in rest:
             nbytes = nbytes_of(ts)
-            if not rooms or -rooms[0][0] < nbytes:
+            if (address := rooms.most(nbytes)) is None:
                 unplaced.append(ts)
-                continue
-            room, address = heappop(rooms)
-            self.moves[ts.key] = ResultTransfer(address, nbytes)
-            heappush(rooms, (room + nbytes, address))
+            else:
+                rooms.fill(address, nbytes)
+                self.moves[ts.key] = ResultTransfer(address, nbytes)
         return unplaced
 
     def _pass_over(self, receivers: dict[str, int], now: float) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
+from dask_ferro.runtime.elastic.remaining_work import names_a_gpu
 from dask_ferro.runtime.pools.providers import Pools, told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
@@ -45,16 +46,18 @@ def staffed(
     kinds = pools.pools()
     gone, kept = set(leaving), set(held)
     rows: list[Job] = []
-    pool_of: dict[str, str] = {}
+    of_pool: dict[str, list[WorkerRow]] = {}
+    names: dict[str, set[str]] = {}
     for job in jobs:
         there = [by_name[worker] for worker in job.workers if worker in by_name]
         rows.append(_job(now, job, there, job.name in gone, job.name in kept))
-        pool_of |= dict.fromkeys(job.workers, job.pool)
+        of_pool.setdefault(job.pool, []).extend(there)
+        names.setdefault(job.pool, set()).update(job.workers)
     seen = _seen.setdefault(pools, {})
     for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
         del seen[name]
-    offers = {kind.name: _offer(kind.name, pools, pool_of, by_name, seen) for kind in kinds}
-    demands = tuple(_demand(row, offers, by_name, pool_of, facts["workers"]) for row in facts["demands"])
+    offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
+    demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
     return ScalingFacts(now, kinds, tuple(rows), demands)
 
 
@@ -82,23 +85,15 @@ def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held:
     )
 
 
-def _offer(
-    name: str,
-    pools: Pools,
-    pool_of: Mapping[str, str],
-    workers: Mapping[str, WorkerRow],
-    seen: dict[str, _Offer],
-) -> _Offer:
+def _offer(name: str, pools: Pools, workers: Iterable[WorkerRow], seen: dict[str, _Offer]) -> _Offer:
     """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
     declared = getattr(pools, "resources", None)
     resources, device = seen.get(name, ({}, None))
     resources = resources | (declared(name) if declared is not None else {})
-    for worker, pool in pool_of.items():
-        if pool == name and worker in workers:
-            resources |= workers[worker]["resources"]
-            device = workers[worker]["device"]
-            seen[name] = resources, device
-    if device is None and any(key.upper() == "GPU" for key in resources):
+    for worker in workers:
+        resources, device = resources | worker["resources"], worker["device"]
+        seen[name] = resources, device
+    if device is None and names_a_gpu(resources):
         device = "gpu"
     return resources, device
 
@@ -106,8 +101,7 @@ def _offer(
 def _demand(
     row: DemandRow,
     offers: Mapping[str, _Offer],
-    by_name: Mapping[str, WorkerRow],
-    pool_of: Mapping[str, str],
+    names: Mapping[str, set[str]],
     workers: Mapping[str, WorkerRow],
 ) -> Demand:
     """Return a demand with the pools whose workers may run it."""
@@ -118,8 +112,8 @@ def _demand(
         if has_all and (row["device"] is None or device in (None, row["device"])):
             admitted.add(name)
     if row["workers"] is not None:
-        names = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
-        admitted &= {pool_of[name] for name in names if name in pool_of}
+        bound = {str(workers[a]["name"]) for a in row["workers"] if a in workers}
+        admitted &= {pool for pool, own in names.items() if own & bound}
     profile = tuple((float(seconds), float(width)) for seconds, width in row["profile"])
     everyone = len(admitted) == len(offers)
     speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}
@@ -148,5 +142,5 @@ def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[s
 
 def is_known_by_resources(row: DemandRow) -> bool:
     """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
-    of_gpu = row["device"] == "gpu" and any(name.upper() == "GPU" for name in row["resources"])
+    of_gpu = row["device"] == "gpu" and names_a_gpu(row["resources"])
     return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

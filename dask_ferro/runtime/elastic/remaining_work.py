@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal, NamedTuple
 
-import dask
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
@@ -24,11 +22,7 @@ from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.scheduler_calls import DemandRow
 
 # States of tasks that wait for no other, and are not done.
-READY: tuple[Literal["processing"], Literal["queued"], Literal["no-worker"]] = (
-    "processing",
-    "queued",
-    "no-worker",
-)
+READY: tuple[Literal["processing", "queued", "no-worker"], ...] = ("processing", "queued", "no-worker")
 # A schedule of so many tasks takes 60 ms.
 EXACT = 20_000
 # Of a sampled graph, so many chains are followed up and down; the longest is its depth.
@@ -56,8 +50,6 @@ class Demands:
     def __init__(self, scheduler: Scheduler, exact: int = EXACT) -> None:
         self.scheduler = scheduler
         self.exact = exact
-        guess = dask.config.get("distributed.scheduler.unknown-task-duration")
-        self._guess = float(parse_timedelta(guess) or 0.0)
 
     def remaining(self) -> int:
         """Return how many tasks are to be done and are not."""
@@ -66,14 +58,12 @@ class Demands:
 
     def ready(self) -> int:
         """Return how many tasks wait for no other: those that run, and those that could."""
-        count = 0
-        for prefix in upstream.prefixes(self.scheduler):
-            count += sum(prefix.states[state] for state in READY)
-        return count
+        states = [prefix.states for prefix in upstream.prefixes(self.scheduler)]
+        return sum(sum(map(counts.__getitem__, READY)) for counts in states)
 
     def rows(self) -> list[DemandRow]:
         """Return a row for each kind of needs; see `DemandRow`."""
-        seconds = Seconds(self.scheduler, self._guess)
+        seconds = Seconds(self.scheduler)
         count = self.remaining()
         away = self._seceded()
         spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)
@@ -86,13 +76,13 @@ class Demands:
 
     def _row(self, needs: Needs, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds) -> DemandRow:
         ready = (seconds.left(ts) for ts, _ in own if ts.state in READY)
-        is_gpu = any(name.upper() == "GPU" for name, _ in needs.resources)
+        resources = dict(needs.resources)
         return {
             "profile": profile(span for _, span in own),
             "longest": max(ready, default=0.0),
-            "resources": dict(needs.resources),
+            "resources": resources,
             "workers": self._bound_to(ts for ts, _ in own) if needs.bound else None,
-            "device": needs.device or ("gpu" if is_gpu else None),
+            "device": needs.device or ("gpu" if names_a_gpu(resources) else None),
             "speeds": seconds.speeds(ts for ts, _ in own),
         }
 
@@ -165,3 +155,8 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
 
 
 _NOTHING = Needs()
+
+
+def names_a_gpu(resources: Iterable[str]) -> bool:
+    """Whether resources of a worker, or of a task, name a GPU."""
+    return any(name.upper() == "GPU" for name in resources)

@@ -19,24 +19,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from typing import Literal, NamedTuple
 from uuid import uuid4
 
-import dask
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.evacuation import Moving, is_clear, unheld
-from dask_ferro.runtime.elastic.lost import LostResults, lost_with
+from dask_ferro.runtime.elastic.lost import lost_with, summed
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
+from dask_ferro.runtime.scheduler_calls import LostCount
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.runtime.worker_memory import free_bytes
@@ -81,8 +81,7 @@ class Departure:
     outcome: asyncio.Future[str]  # why they stay; empty: they are gone
     must: bool = False  # their job ends, whatever is said here
     ordered: bool = False  # they are removed, whatever is lost
-    gives_up: bool = False
-    lost: LostResults = field(default_factory=LostResults)
+    lost: LostCount | None = None  # what went with them; None while they are not given up
     before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
     asked: dict[Key, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
     began: float = field(default_factory=monotonic)
@@ -125,43 +124,36 @@ class Leaving:
         seconds: float | None = None,
         must: bool = False,
         ordered: bool = False,
-        lost: LostResults | None = None,
-    ) -> dict[str, str]:
-        """Let workers leave; return those that stay, with the reason, when the others are gone.
+    ) -> tuple[dict[str, str], LostCount]:
+        """Let workers leave; return those that stay, with the reason, and what is lost, when the others are gone.
 
-        Parameters are those of `Roster.leave`; what is lost is added to `lost`.
+        Parameters are those of `Roster.leave`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
+        ordered = ordered and not must
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
         joined = [d for d in self._departures if not d.workers.keys().isdisjoint(found)]
         for departure in joined:
             departure.until = min(departure.until, until)
-            if must and not departure.must:
-                departure.must = True
-                departure.asked.clear()  # what runs too long is judged when the worker answers
-            if ordered and not departure.is_forced:
-                departure.ordered = True
+            if (must and not departure.must) or (ordered and not departure.is_forced):
+                departure.must, departure.ordered = departure.must or must, departure.ordered or ordered
                 departure.asked.clear()  # what runs too long is judged when the worker answers
         known = frozenset(chain.from_iterable(d.workers for d in joined))
         new = {a: ws for a, ws in found.items() if a not in known}
         if new:
-            over = asyncio.get_running_loop().create_future()
-            departure = Departure(new, until, over, must, ordered and not must)
+            departure = Departure(new, until, asyncio.get_running_loop().create_future(), must, ordered)
             joined.append(departure)
             self._departures.append(departure)
         if not joined:
-            return {}
+            return {}, summed([])
         self._start()
         members = [(d, set(d.workers) & found.keys()) for d in joined]
         await asyncio.wait([d.outcome for d in joined])
-        if lost is not None:
-            for departure in joined:
-                lost.add(departure.lost.count)
         told: dict[str, str] = {}
         for d, own in members:
             if why := d.outcome.result():
                 told |= dict.fromkeys(sorted(own), why)
-        return told
+        return told, summed(d.lost for d in joined if d.lost)
 
     def recall(self, addresses: Iterable[str]) -> None:
         """Let workers stay that are leaving of their own will, and all that leave with them."""
@@ -235,25 +227,21 @@ class Leaving:
         if not self._departures:
             return
         self._wake.clear()
-        least = min(max(_SOON, _SHARE * cost), 1.0)
-        await asyncio.sleep(least)
+        await asyncio.sleep(min(max(_SOON, _SHARE * cost), 1.0))
         left = min((d.until for d in self._departures), default=0.0) - monotonic()
         if left > 0 and not self.moving.moves and not self._asked:
-            await _quietly(self._wake.wait(), min(left, _LATER))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(left, _LATER))
 
     def _look(self) -> None:
         """Take one look at all that leave, and do what follows."""
         for departure in list(self._departures):
             self._drop_gone(departure)
+        self._refuse()
+        self._place()
         self._admit()
         for departure in list(self._departures):
             self._hand_back(departure)
-        while not self.moving.place(self._leavers(), self._bounded()):
-            free = [d for d in self._departures if not d.is_forced]
-            if not free:
-                self.moving.place_some(self._leavers(), self._bounded())
-                break
-            self._stay(self._heaviest(free), self._no_room())
         self.moving.fetch(self._next())
         for departure in list(self._departures):
             if departure.must and (why := self._rest_of(departure)):
@@ -272,23 +260,30 @@ class Leaving:
 
     # -- may they? -----------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Let new ones begin, if nothing speaks against it and what they hold has a place elsewhere."""
-        new = [d for d in self._departures if not d.before]
-        if last := self._last_of(new):
-            new.remove(last)
+    def _new(self) -> list[Departure]:
+        """Those that were not told yet that they leave."""
+        return [d for d in self._departures if not d.before]
+
+    def _refuse(self) -> None:
+        """Let those new ones stay that may not leave, whatever they hold."""
+        if last := self._last_of(self._new()):
             self._stay(last, _NOBODY)
-        for departure in list(new):
+        for departure in self._new():
             if not departure.is_forced and (why := self._obstacle(departure)):
-                new.remove(departure)
                 self._stay(departure, why)
-        while (free := [d for d in new if not d.is_forced]) and not self.moving.place(
-            self._leavers(), self._bounded()
-        ):
-            heaviest = self._heaviest(free)
-            new.remove(heaviest)
-            self._stay(heaviest, self._no_room())
-        for departure in new:
+
+    def _place(self) -> None:
+        """Find room for what all hold that leave; for want of it the heaviest stay, new ones before others."""
+        while not self.moving.place(self._leavers(), self._bounded()):
+            free = [d for d in self._departures if not d.is_forced]
+            if not free:
+                self.moving.place_some(self._leavers(), self._bounded())
+                return
+            self._stay(self._heaviest([d for d in free if not d.before] or free), self._no_room())
+
+    def _admit(self) -> None:
+        """Let new ones begin."""
+        for departure in self._new():
             for address, ws in departure.workers.items():
                 left = ws.status == Status.closing_gracefully  # begun by somebody else
                 departure.before[address] = Status.running if left else ws.status
@@ -394,8 +389,7 @@ class Leaving:
         until = next((d.until for d in self._departures if d.is_forced and address in d.workers), inf)
         if until == inf or ts.processing_on is None or ts.processing_on.address != address:
             return False
-        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
-        return Seconds(self.scheduler, float(guess or 0.0)).left(ts) > until - monotonic()
+        return Seconds(self.scheduler).left(ts) > until - monotonic()
 
     def _leavers(self) -> set[WorkerState]:
         return _workers_of(self._departures)
@@ -412,18 +406,18 @@ class Leaving:
 
     def _give_up(self, departure: Departure) -> None:
         """Let workers that were ordered to leave go in this round with all that only they hold."""
-        departure.gives_up = True
-        going = _workers_of(d for d in self._departures if d.gives_up)
+        before = _workers_of(d for d in self._departures if d.lost)
+        going = before.union(departure.workers.values())
         departure.lost = lost_with(departure.workers.values(), going)
 
     async def _see_off(self, departure: Departure) -> None:
         """Remove the workers of a departure, if nothing is left with any of them or it is given up."""
         left = self._leavers()
         workers = departure.workers
-        if not departure.gives_up and not all(is_clear(ws, left) for ws in workers.values()):
+        if not departure.lost and not all(is_clear(ws, left) for ws in workers.values()):
             return
         for address, ws in list(workers.items()):
-            if self.scheduler.workers.get(address) is ws and (departure.gives_up or is_clear(ws, left)):
+            if self.scheduler.workers.get(address) is ws and (departure.lost or is_clear(ws, left)):
                 # Nothing is awaited between the check above and the removal, which comes before its first await.
                 await self.scheduler.remove_worker(address, expected=True, stimulus_id=self._next())
         # One that is not clear any more stays on the list until it is.
@@ -450,7 +444,7 @@ class Leaving:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        lost: Mapping[str, object] = {**departure.lost.count} if departure.gives_up else {}
+        lost: Mapping[str, object] = departure.lost or {}
         self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **lost)
 
     def _tell(self, action: str, departure: Departure, **more: object) -> None:
@@ -463,7 +457,8 @@ class Leaving:
 
 
 def _actors_of(workers: Iterable[WorkerState]) -> list[object]:
-    return [ts.key for ts in chain.from_iterable(ws.actors for ws in workers)]
+    actors = chain.from_iterable(ws.actors for ws in workers)
+    return [ts.key for ts in actors]
 
 
 def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:
@@ -474,10 +469,3 @@ def _some(names: Iterable[object]) -> str:
     every = sorted(map(str, names))
     rest = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
     return ", ".join(every[:_NAMED]) + rest
-
-
-async def _quietly(awaitable: Coroutine[object, None, object], seconds: float) -> None:
-    """Wait for something, or for so long."""
-    task = asyncio.ensure_future(awaitable)
-    await asyncio.wait({task}, timeout=seconds)
-    task.cancel()

@@ -31,8 +31,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.elastic.blame import Blame
-from dask_ferro.runtime.elastic.lost import LostResults
-from dask_ferro.runtime.elastic.remaining_work import Demands
+from dask_ferro.runtime.elastic.lost import summed
+from dask_ferro.runtime.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.runtime.elastic.retirement import Leaving
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.replication.copies import Copies
@@ -44,9 +44,9 @@ from dask_ferro.runtime.worker_memory import free_bytes
 logger = logging.getLogger(__name__)
 
 NAME = "ferro-roster"
-ROSTER, LEAVE, STAY, ENDS = "ferro_roster", "ferro_leave", "ferro_stay", "ferro_ends"
-FAIL, EXPOSED, UNBLAME, OVER = "ferro_fail", "ferro_exposed", "ferro_unblame", "ferro_over"
-# What a client calls to take the plugin off.
+# The methods that a client may call, each as "ferro_" and its name.
+_CALLS = ("roster", "leave", "stay", "ends", "fail", "exposed", "unblame", "over")
+# What it calls to take the plugin off.
 REMOVE = "ferro_roster_remove"
 
 # Of the scheduler's time that telling may take: 2 %.
@@ -70,13 +70,15 @@ class Roster(SchedulerPlugin):
     name = NAME
     idempotent = True
 
+    # Made by `start`, which Dask awaits before it calls any of the hooks below.
+    leaving: Leaving
+    blame: Blame
+    copies: Copies
+    _demands: Demands
+
     def __init__(self) -> None:
-        self.leaving: Leaving | None = None
-        self.blame: Blame | None = None
-        self.copies: Copies | None = None
         self._over = False
         self._scheduler: Scheduler | None = None
-        self._demands: Demands | None = None
         self._rows: RateLimitedValue[list[DemandRow]] = RateLimitedValue()
         self._unique: RateLimitedValue[dict[str, int]] = RateLimitedValue()
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
@@ -109,28 +111,21 @@ class Roster(SchedulerPlugin):
         scheduler.handlers.update(self._handlers())
 
     def _handlers(self) -> dict[str, Callable[..., object]]:
-        return {
-            ROSTER: self.roster, STAY: self.stay, LEAVE: self.leave, ENDS: self.ends, FAIL: self.fail,
-            EXPOSED: self.exposed, UNBLAME: self.unblame, OVER: self.over, REMOVE: self.remove,
-        }  # fmt: skip
+        return {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
 
     async def remove(self, comm: object = None) -> None:
         """Answer no more; those that are leaving stay.  Idempotent."""
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is None:
+        if (scheduler := self._scheduler) is None:
             return
+        self._ends, self._fresh, self._told = {}, 0.0, None
+        self._tell(scheduler.workers.values())
+        self._scheduler = None
         for name in self._handlers():
             scheduler.handlers.pop(name, None)
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
-        if self.copies is not None:
-            self.copies.stop()
-        if self.leaving is not None:
-            await self.leaving.stop()
-        if (stealing := stealing_of(scheduler)) is not None:
-            for address in scheduler.workers:
-                stealing.tell(EndTold(address, None))
-            stealing.ledger.fresh = 0.0
+        self.copies.stop()
+        await self.leaving.stop()
 
     async def before_close(self) -> None:
         """Let nobody leave any more, and copy nothing: the scheduler is going."""
@@ -142,8 +137,7 @@ class Roster(SchedulerPlugin):
         """Begin to count a worker's idle seconds, and pass on when its job ends."""
         self._busy[worker] = monotonic()
         self._names[worker] = str(scheduler.workers[worker].name)
-        if self.blame is not None:
-            self.blame.came(self._names[worker])
+        self.blame.came(self._names[worker])
         if scheduler.workers[worker].status == Status.paused:  # it came back
             self._paused[worker] = monotonic()
         self._tell([scheduler.workers[worker]])
@@ -155,10 +149,9 @@ class Roster(SchedulerPlugin):
         self._busy.pop(worker, None)
         self._paused.pop(worker, None)
         name = self._names.pop(worker, "")
-        if self.leaving is not None:
-            self.leaving.forget(worker)
-            if self.leaving.is_own(stimulus_id):
-                self._ends.pop(name, None)
+        self.leaving.forget(worker)
+        if self.leaving.is_own(stimulus_id):
+            self._ends.pop(name, None)
 
     def _forget_ends(self) -> None:
         """Drop the ends of workers that are not there where they have passed, or are too many: the oldest first."""
@@ -174,31 +167,29 @@ class Roster(SchedulerPlugin):
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Note that a worker had a task until now, and which results are gone."""
-        if self.copies is not None and start == "memory":
+        if start == "memory":
             self.copies.forget(key)
-        elif self.copies is not None and finish == "memory":
+        elif finish == "memory":
             self.copies.came(key)
         if start == "processing":
             worker = kwargs.get("worker")
             if worker in self._busy:
                 self._busy[worker] = monotonic()
-            if self.leaving is not None and self.leaving.is_on:
+            if self.leaving.is_on:
                 self.leaving.wake()
 
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key] = (), **kwargs: object) -> None:
         """Hold nothing that a client asks for: it is the client's to release."""
-        if self.copies is not None:
-            self.copies.anchors.let_go_soon(keys)
+        self.copies.anchors.let_go_soon(keys)
 
     def log_event(self, topic: str, msg: object) -> None:
         """Notice what Dask has no other hook for: cancels, workers that pause and run again, what the dead had."""
         told = msg if isinstance(msg, dict) else {}
         action = told.get("action")
-        if action == "cancel" and self.copies is not None:
-            self.copies.anchors.let_go_wanted()  # it is told before Dask looks who else wants it
-        elif (
-            action == "remove-worker" and self.blame is not None and "worker" in told and not told["expected"]
-        ):
+        if action == "cancel":
+            # It is told before Dask looks who else wants the result: our own hold must be gone by then.
+            self.copies.anchors.let_go_wanted()
+        elif action == "remove-worker" and "worker" in told and not told["expected"]:
             self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
         elif action == "worker-status-change":
             ws = self._scheduler.workers.get(topic) if self._scheduler is not None else None
@@ -211,7 +202,7 @@ class Roster(SchedulerPlugin):
 
     def roster(self, comm: object = None) -> RosterAnswer:
         """Return who is there and what is left to do."""
-        scheduler, demands = self._here()
+        scheduler, demands = self._here(), self._demands
         now = monotonic()
         unique = self._unique.get(self._held_alone)
         self._tell(scheduler.workers.values())
@@ -219,7 +210,7 @@ class Roster(SchedulerPlugin):
             "workers": {a: self._row(ws, unique.get(a, 0), now) for a, ws in scheduler.workers.items()},
             "demands": self._rows.get(demands.rows, demands.remaining()),
             "queue": demands.ready(),
-            "copies": dict(self.copies.made) if self.copies is not None else {},
+            "copies": dict(self.copies.made),
         }
 
     async def leave(
@@ -252,28 +243,22 @@ class Roster(SchedulerPlugin):
 
         """
         self._here()
-        assert self.leaving is not None
         asked = list(addresses)
-        lost = LostResults()
-        if self._over:
-            stayed = dict.fromkeys(asked, "the cluster ends")
-        else:
-            stayed = await self.leaving.leave(asked, seconds, must, ordered, lost)
+        stayed, lost = dict.fromkeys(asked, "the cluster ends"), summed([])
+        if not self._over:
+            stayed, lost = await self.leaving.leave(asked, seconds, must, ordered)
         left = [a for a in asked if a not in stayed]
-        return {"left": left, "stayed": stayed, "lost": lost.count, "over": self._over}
+        return {"left": left, "stayed": stayed, "lost": lost, "over": self._over}
 
     async def over(self, comm: object = None) -> None:
         """Take note that the cluster ends: those that leave stay, and nobody else has to."""
         self._over = True
-        if self.copies is not None:
-            self.copies.stop()
-        if self.leaving is not None:
-            await self.leaving.stop()
+        self.copies.stop()
+        await self.leaving.stop()
 
     def stay(self, comm: object = None, addresses: Iterable[str] = ()) -> None:
         """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""
         self._here()
-        assert self.leaving is not None
         self.leaving.recall(addresses)
 
     def ends(
@@ -294,10 +279,10 @@ class Roster(SchedulerPlugin):
         by : str
             Who says so: a batch system knows of walltimes, a worker of its own lifetime.  The earliest end counts.
         """
-        scheduler, _ = self._here()
+        scheduler = self._here()
         put_off = {str(name) for name, at in (ends or {}).items() if self._note(str(name), at, by)}
         self._forget_ends()
-        if put_off and self.leaving is not None:
+        if put_off:
             self.leaving.take_again([a for a, name in self._names.items() if name in put_off])
         self._fresh = self._fresh if fresh is None else fresh - reserve(fresh)
         self._told = None
@@ -312,7 +297,6 @@ class Roster(SchedulerPlugin):
             Of workers, those still to come as well, to the job that they are of.  It replaces what was said before.
         """
         self._here()
-        assert self.copies is not None
         self.copies.expose(jobs or {})
 
     def _note(self, name: str, at: float | None, by: str) -> bool:
@@ -329,17 +313,16 @@ class Roster(SchedulerPlugin):
 
     # -- parts of the answers ------------------------------------------------------------------------------
 
-    def _here(self) -> tuple[Scheduler, Demands]:
-        if self._scheduler is None or self._demands is None:
+    def _here(self) -> Scheduler:
+        if self._scheduler is None:
             raise RuntimeError("dask_ferro's roster was taken off this scheduler")
-        return self._scheduler, self._demands
+        return self._scheduler
 
     def _row(self, ws: WorkerState, unique: int, now: float) -> WorkerRow:
         if ws.processing:
             self._busy[ws.address] = now
         at = self._end(ws)
         told = metrics_of(ws).get(METRIC) or {}
-        is_gpu = any(name.upper() == "GPU" for name in ws.resources)
         return {
             "name": ws.name,
             "threads": ws.nthreads,
@@ -352,12 +335,12 @@ class Roster(SchedulerPlugin):
             "free": free_bytes(ws),
             "ends_in": None if at is None else at - unique / _LEAVES_AT - time(),
             "resources": dict(ws.resources),
-            "device": told.get("device") or ("gpu" if is_gpu else "cpu"),
+            "device": told.get("device") or ("gpu" if names_a_gpu(ws.resources) else "cpu"),
         }
 
     def _held_alone(self) -> dict[str, int]:
         """Return the bytes of results that each worker holds and nobody else does."""
-        scheduler, _ = self._here()
+        scheduler = self._here()
         return {
             address: sum(nbytes_of(ts) for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
             for address, ws in scheduler.workers.items()
@@ -368,7 +351,7 @@ class Roster(SchedulerPlugin):
 
     def _tell(self, workers: Iterable[WorkerState]) -> None:
         """Pass the ends on to the ledger that placement looks at: all of them to a new one."""
-        scheduler, _ = self._here()
+        scheduler = self._here()
         stealing = stealing_of(scheduler)
         if stealing is None:
             return
@@ -385,7 +368,7 @@ class Roster(SchedulerPlugin):
 
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""
-        return self.blame.take_back(names) if self.blame is not None else 0
+        return self.blame.take_back(names)
 
     def fail(self, comm: object = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
         """Fail tasks that wait for a worker, while there is none for them; return how many.
@@ -397,7 +380,7 @@ class Roster(SchedulerPlugin):
         resources : mapping, optional
             Those of exactly these needs that are tied to no worker or host; None: all.
         """
-        scheduler, _ = self._here()
+        scheduler = self._here()
         if scheduler.workers and resources is None:  # one has come since the caller looked
             return 0
         keys = upstream.fail_unplaced(scheduler, ConfigError(why), resources)

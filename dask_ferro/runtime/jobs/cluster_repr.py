@@ -11,7 +11,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
+from itertools import chain
 from math import inf
 from pathlib import Path
 from time import localtime, strftime
@@ -19,7 +21,10 @@ from typing import Any, NamedTuple
 
 from distributed.utils import Log, Logs
 
-from dask_ferro.runtime.site_jobs import SiteJob
+from dask_ferro.policy.scaling.facts import Pool
+from dask_ferro.runtime.site_jobs import MODES, SiteJob
+from dask_ferro.runtime.slurm.logs import end_of_file
+from dask_ferro.runtime.slurm.parsing import option
 
 # In the order of a job's life.
 _STATES = ("running", "booting", "pending", "submitting")
@@ -33,41 +38,18 @@ _FILES, _TAIL = 50, 20_000
 _PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
 
 
-class PoolWords(NamedTuple):
-    """A pool as it is shown.
-
-    Attributes
-    ----------
-    minimum, maximum : float
-        Jobs.
-    closed : str
-        Why no job of it is asked for; empty: it is open.
-    until : float
-        When it is open again; epoch, 0: nobody knows.
-    state : str
-        "closed", "paused" or "being removed".
-    """
-
-    name: str
-    minimum: float = 0
-    maximum: float = inf
-    closed: str = ""
-    until: float = 0.0
-    state: str = "closed"
-
-
 class Known(NamedTuple):
     """What is known of a cluster: its jobs, its pools, and the bounds of its workers, where there are some."""
 
     jobs: Sequence[SiteJob]
-    pools: Sequence[PoolWords]
+    pools: Sequence[Pool]
     bounds: tuple[float, float] | None = None
 
 
 def in_words(known: Known) -> str:
     """Return it on one line.
 
-    >>> in_words(Known((), (PoolWords("default"), PoolWords("gpu", maximum=4)), (0, 64)))
+    >>> in_words(Known((), (Pool("default"), Pool("gpu", maximum=4)), (0, 64)))
     'jobs: none, bounds: 0..64 workers, pools: default, gpu 0..4'
     """
     parts = [f"jobs: {', '.join(_states(known.jobs)) or 'none'}"]
@@ -100,20 +82,17 @@ def _states(jobs: Iterable[SiteJob]) -> list[str]:
     found = []
     for state in sorted(states, key=lambda one: _STATES.index(one) if one in _STATES else len(_STATES)):
         reasons = [reason[:_WORDS] for reason, _ in states[state].most_common() if reason]
-        told = (
-            f" ({', '.join(reasons[:_REASONS])}{', ...' if len(reasons) > _REASONS else ''})"
-            if reasons
-            else ""
-        )
+        more = ["..."] if len(reasons) > _REASONS else []
+        told = f" ({', '.join(reasons[:_REASONS] + more)})" if reasons else ""
         found.append(f"{states[state].total()} {state}{told}")
     return found
 
 
-def _pool(pool: PoolWords) -> str:
+def _pool(pool: Pool) -> str:
     return f"{pool.name}{_limits(pool)}" + (f" {_closed(pool)}" if pool.closed else "")
 
 
-def _limits(pool: PoolWords) -> str:
+def _limits(pool: Pool) -> str:
     return f" {_bounds(pool.minimum, pool.maximum)}" if pool.minimum or pool.maximum < inf else ""
 
 
@@ -123,10 +102,10 @@ def _bounds(low: float, high: float) -> str:
     return f"{low:g}.." + ("" if high == inf else f"{high:g}")
 
 
-def _closed(pool: PoolWords) -> str:
-    until = f" until {strftime('%H:%M:%S', localtime(pool.until))}" if pool.until else ""
+def _closed(pool: Pool) -> str:
+    until = f" until {strftime('%H:%M:%S', localtime(pool.closed_until))}" if pool.closed_until else ""
     more = "..." if len(pool.closed) > _WORDS else ""
-    return f"{pool.state}{until}: {pool.closed[:_WORDS]}{more}"
+    return f"{MODES.get(pool.mode, 'closed')}{until}: {pool.closed[:_WORDS]}{more}"
 
 
 # -- output --------------------------------------------------------------------------------------------------
@@ -134,29 +113,29 @@ def _closed(pool: PoolWords) -> str:
 
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
     """Return the files that jobs of a script's head have written since then, the newest last, some at most."""
+    patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
+    return newest(chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns), since)
+
+
+def newest(paths: Iterable[Path], since: float) -> list[Path]:
+    """Return those of some files that were written since then, the newest last, some at most."""
     found: dict[Path, float] = {}
-    for pattern in _files(header, job_name):
-        for path in pattern.parent.glob(pattern.name) if pattern.parent.is_dir() else ():
-            try:
-                changed = path.stat().st_mtime
-            except OSError:
-                continue  # removed meanwhile
-            if changed >= since and path.is_file():
-                found[path] = changed
+    for path in paths:
+        with suppress(OSError):  # removed meanwhile
+            if path.is_file() and path.stat().st_mtime >= since:
+                found[path] = path.stat().st_mtime
     return sorted(found, key=lambda path: found[path])[-_FILES:]
 
 
 def _files(header: str, job_name: str) -> set[Path]:
     """Return where the jobs of a script's head write, as patterns; of each stream the last that it names."""
-    last: dict[str, str] = {}
-    for option, path in re.findall(r"^#SBATCH\s+(-o|-e|--output|--error)[=\s]\s*(\S+)", header, re.MULTILINE):
-        last[option.lstrip("-")[0]] = path.strip("\"'")
+    streams = {option(header, "o", "output"), option(header, "e", "error")}
     known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
     patterns = set()
-    for path in last.values():
+    for path in streams - {"", "/dev/null"}:
         parent, _, name = path.rpartition("/")
         plain = re.sub(r"([*?[])", r"[\1]", name)
-        if "%" not in parent and path != "/dev/null":
+        if "%" not in parent:
             glob = _PATTERN.sub(lambda match: known.get(match[2], "*"), plain)
             patterns.add(Path(parent or ".") / glob)
     return patterns
@@ -165,25 +144,17 @@ def _files(header: str, job_name: str) -> set[Path]:
 def tail(path: Path) -> str:
     """Return the end of a file, from the beginning of a line on."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL, 0))
-            text = file.read(_TAIL).decode(errors="replace")
+        size, read = end_of_file(path, _TAIL)
     except OSError as error:
         return f"cannot be read: {error}"
+    text = read.decode(errors="replace")
     if size <= _TAIL:
         return text
     return f"... the last {_TAIL} of {size} bytes\n" + text.partition("\n")[2]
 
 
 class Described:
-    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue, before it."""
-
-    def _known(self: Any) -> Known:
-        raise NotImplementedError
-
-    def _written(self: Any) -> list[Path]:
-        raise NotImplementedError
+    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue with `_known()` and `_written()`, before it."""
 
     def __repr__(self: Any) -> str:
         text = super().__repr__()
@@ -212,15 +183,13 @@ class Described:
         Logs
             Text by name, with an HTML view.
         """
-        return self.sync(self._all_logs, cluster=cluster, scheduler=scheduler, workers=workers, jobs=jobs)
+        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
 
     # Dask's older word for it.
     logs = get_logs
 
-    async def _all_logs(
-        self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
-    ) -> Logs:
-        found: Logs = await self._dask_logs(cluster, scheduler, workers)
+    async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:
+        found: Logs = await self._dask_logs(*of_dask)
         if jobs:
             found.update(await asyncio.to_thread(self._printed))
         return found

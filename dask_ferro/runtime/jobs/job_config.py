@@ -161,15 +161,18 @@ def load(name_or_path: str | Path) -> JobConfig:
     path = find(name_or_path)
     tree = _read(path)
     kind, section = _jobs(path, tree)
-    elastic = _mapping(_mapping(tree.get("ferro")).get("elastic"))
-    problems = [*_strangers(tree), *job_keys.problems(kind, section), *_elastic_problems(elastic)]
-    if problems:
+    given = _mapping(_mapping(tree.get("ferro")).get("elastic"))
+    if problems := [*_strangers(tree), *job_keys.problems(kind, section), *_elastic_problems(given)]:
         raise ConfigError(f"{path}: " + "; ".join(problems))
-    settings = _settings(elastic)
+    elastic = job_keys.dashed(given)
+    settings = {f"ferro.elastic.{key}": value for key, value in elastic.items() if key in _SETTINGS}
+    # Those that are left to their default, null, are no option of a call.
     options = {
-        key: value for key, value in elastic.items() if f"ferro.elastic.{_dashed(key)}" not in settings
+        key.replace("-", "_"): value
+        for key, value in elastic.items()
+        if key not in _SETTINGS and value is not None
     }
-    return JobConfig(path, kind, job_keys.keywords(section), _underscored(options), settings)
+    return JobConfig(path, kind, job_keys.keywords(section), options, settings)
 
 
 def shipped() -> dict[str, Path]:
@@ -256,9 +259,9 @@ def _strangers(tree: Mapping[str, object]) -> Iterator[str]:
                 yield f"section {dotted} is not read from here{hint}"
 
 
-def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
-    known = ("minimum", "maximum", *_OF_ELASTIC)
-    strange = [key for key in elastic if str(key).replace("_", "-") not in known]
+def _elastic_problems(given: Mapping[str, Any]) -> Iterator[str]:
+    known, elastic = ("minimum", "maximum", *_OF_ELASTIC), job_keys.dashed(given)
+    strange = [key for key in given if str(key).replace("_", "-") not in known]
     for key in strange:
         yield f"unknown key ferro.elastic.{key}{meant(str(key), known)}; wanted some of {', '.join(known)}"
     bounds = {key: elastic[key] for key in ("minimum", "maximum") if elastic.get(key) is not None}
@@ -267,33 +270,14 @@ def _elastic_problems(elastic: Mapping[str, Any]) -> Iterator[str]:
         yield f"ferro.elastic.{key}: got {value!r}, wanted a whole number of workers"
     if strange or wrong:
         return
-    values = {
-        _dashed(key): value
-        for key, value in elastic.items()
-        if key not in bounds and (value is not None or _dashed(key) in _SETTINGS)
-    }
-    for key, value in values.items():
-        if fault := config.fault(OPTIONS[f"elastic.{key}"], value):
+    for key, value in elastic.items():
+        is_told = key in _SETTINGS or (key in _OF_ELASTIC and value is not None)
+        if is_told and (fault := config.fault(OPTIONS[f"elastic.{key}"], value)):
             yield f"configuration ferro.elastic.{key}: {fault}"
     try:
         scale_parameters(elastic.get("minimum"), elastic.get("maximum"), {})
     except ConfigError as error:
         yield f"ferro.elastic: {error}"
-
-
-def _settings(elastic: Mapping[str, object]) -> dict[str, Any]:
-    return {
-        f"ferro.elastic.{_dashed(key)}": value for key, value in elastic.items() if _dashed(key) in _SETTINGS
-    }
-
-
-def _dashed(key: object) -> str:
-    return str(key).replace("_", "-")
-
-
-def _underscored(section: Mapping[str, object]) -> dict[str, Any]:
-    """Return keys as Python writes them, without those that are left to their default."""
-    return {str(key).replace("-", "_"): value for key, value in section.items() if value is not None}
 
 
 def _mapping(section: object) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from inspect import signature
@@ -69,7 +69,7 @@ _FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
 
 # A pool is another kind of job of the same cluster, so these are the cluster's alone,
 _OF_THE_CLUSTER = frozenset(
-    (
+    [
         "pools",
         "patience",
         "name",
@@ -78,7 +78,7 @@ _OF_THE_CLUSTER = frozenset(
         "shared-temp-directory",
         "journal",
         "keep",
-    )
+    ]
 )
 # and these a pool's.
 _OF_A_POOL = frozenset(key for key, _ in options_of(PoolKeywords)) - OURS
@@ -99,20 +99,30 @@ def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
     """Yield all that is wrong with a section of job keys, a clause each."""
     where = f"jobqueue.{kind}"
     known = dask_jobqueue_keys(kind) | OURS
-    yield from _wrong_keys(where, section, known)
     for key, says in required(kind).items():
         if key not in section:
             yield f"key {where}.{key} is missing: {says}"
-    yield from _wrong_values(where, section, known)
-    yield from _uneven(where, section)
+    yield from _wrong(where, section, known, section)
     if kind != "slurm":
         yield from _without_hours(where, section.get("walltime"))
-    for name, pool in _pools(section).items():
+    for name, pool in section["pools"].items() if _is_pools(section.get("pools")) else ():
         own = dashed(pool)
-        fitting = known - _OF_THE_CLUSTER | _OF_A_POOL
-        yield from _wrong_keys(f"{where}.pools.{name}", own, fitting)
-        yield from _wrong_values(f"{where}.pools.{name}", own, fitting)
-        yield from _uneven(f"{where}.pools.{name}", {**section, **own})
+        yield from _wrong(
+            f"{where}.pools.{name}", own, known - _OF_THE_CLUSTER | _OF_A_POOL, {**section, **own}
+        )
+
+
+def _wrong(
+    where: str, given: Mapping[str, Any], known: frozenset[str], shape: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what is wrong with the keys of a cluster, or of a pool, whose jobs have a shape."""
+    for key in [key for key in given if key in _RENAMED]:
+        yield f"key {where}.{key} is now called {_RENAMED[key]}"
+    yield from _unknown(where, [key for key in given if key not in _RENAMED], sorted(known))
+    yield from _wrong_values(where, given, known)
+    cores, processes = shape.get("cores"), shape.get("processes")
+    if isinstance(cores, int) and _is_count(processes) and cores % int(processes or 1):
+        yield f"{where}.cores: got {cores} for processes: {processes}, wanted a multiple: each has as many threads"
 
 
 def keywords(section: Mapping[str, object]) -> dict[str, Any]:
@@ -165,24 +175,6 @@ def dask_jobqueue_keys(kind: str) -> frozenset[str]:
     return known - _NOT_OF_COMMANDS | _OF_COMMANDS if kind == "batch" else known
 
 
-# ---- keys --------------------------------------------------------------------------------------------------
-
-
-def _wrong_keys(where: str, section: Mapping[str, object], known: frozenset[str]) -> Iterator[str]:
-    for key in section:
-        if key in _RENAMED:
-            yield f"key {where}.{key} is now called {_RENAMED[key]}"
-        elif key not in known:
-            yield f"unknown key {where}.{key}{meant(key, known) or '; wanted some of ' + ', '.join(sorted(known))}"
-
-
-def _pools(section: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
-    pools = section.get("pools")
-    return (
-        {str(n): p for n, p in pools.items() if isinstance(p, Mapping)} if isinstance(pools, Mapping) else {}
-    )
-
-
 # ---- values ------------------------------------------------------------------------------------------------
 
 
@@ -230,18 +222,13 @@ _TEXT = "text"
 _COUNT = "a whole number of at least 1"
 _LINES = "a list of text"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "cores": (_is_count, _COUNT),
-    "processes": (_is_count, _COUNT),
-    "job-cpu": (_is_count, _COUNT),
+    **dict.fromkeys(("cores", "processes", "job-cpu"), (_is_count, _COUNT)),
     "walltime": (_is_walltime, "text such as '01:30:00', in quotes, for YAML reads it otherwise"),
     "memory": (_is_size, "a size such as 32GiB"),
     "patience": (_is_mapping, "seconds by name, such as boot: 900"),
     "name": (_is_name, "letters, digits, and _ . : + - after the first, for commands take others apart"),
-    "worker-extra-args": (_is_lines, _LINES),
-    "job-script-prologue": (_is_lines, _LINES),
-    "job-extra-directives": (_is_lines, _LINES),
-    "job-directives-skip": (_is_lines, _LINES),
-    "directives": (_is_lines, _LINES),
+    **dict.fromkeys(("worker-extra-args", "job-script-prologue", "directives"), (_is_lines, _LINES)),
+    **dict.fromkeys(("job-extra-directives", "job-directives-skip"), (_is_lines, _LINES)),
     "listed": (_is_listing, "a regular expression, or columns or fields by name"),
     "states": (_is_mapping, "lists of the batch system's words, such as held: [PSUSP]"),
     "scheduler-options": (_is_mapping, "keys and values of distributed.Scheduler"),
@@ -267,25 +254,18 @@ def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str])
         elif key not in _OF_THE_NODE and key != "pools":
             yield from _unset(f"{where}.{key}", value)
     if _is_mapping(section.get("scheduler-options")):
-        yield from _wrong_options(f"{where}.scheduler-options", section["scheduler-options"])
+        yield from _unknown(f"{where}.scheduler-options", section["scheduler-options"], _scheduler_options())
 
 
-def _wrong_options(where: str, options: Mapping[str, object]) -> Iterator[str]:
-    known = _scheduler_options()
-    for key in options:
+def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    for key in given:
         if key not in known:
-            yield f"unknown key {where}.{key}{meant(str(key), known) or '; wanted some of ' + ', '.join(known)}"
+            yield f"unknown key {where}.{key}{meant(key, known) or '; wanted some of ' + ', '.join(known)}"
 
 
 @cache
 def _scheduler_options() -> tuple[str, ...]:
     return tuple(name for name in signature(distributed.Scheduler).parameters if name != "kwargs")
-
-
-def _uneven(where: str, section: Mapping[str, Any]) -> Iterator[str]:
-    cores, processes = section.get("cores"), section.get("processes")
-    if isinstance(cores, int) and _is_count(processes) and cores % int(processes or 1):
-        yield f"{where}.cores: got {cores} for processes: {processes}, wanted a multiple: each has as many threads"
 
 
 def _without_hours(where: str, walltime: Any) -> Iterator[str]:

@@ -35,7 +35,7 @@ from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
 from dask_ferro.runtime.jobs import sigterm
-from dask_ferro.runtime.scheduler_calls import LeaveAnswer, RosterCalls
+from dask_ferro.runtime.scheduler_calls import LeaveAnswer, LostCount, RosterCalls
 from dask_ferro.runtime.upstream_worker import address_of, keywords_of
 
 logger = logging.getLogger(__name__)
@@ -194,9 +194,13 @@ async def _leave(seconds: float) -> None:
         await asyncio.sleep(_POLL)
     pause = _RETRY
     while there := _there():
-        servers = {a: server for server in there if (a := address_of(server))}
-        left = max(until - time(), 0.0)
-        gone = await _ask(there[0].scheduler, list(servers), left - _kept(left)) if servers else set()
+        servers, answer = await _ask(there, until)
+        if answer is not None:
+            gone = answer["left"]
+            if answer["stayed"]:
+                logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
+        else:  # Dask's own way, which loses what results meanwhile
+            gone = list(await there[0].scheduler.retire_workers(workers=list(servers), close_workers=True))
         await asyncio.gather(*(_end(servers[address]) for address in gone))
         if len(gone) == len(there):
             return
@@ -222,10 +226,9 @@ async def _leave_while_needed(until: float) -> None:
         if await sigterm.is_gone(there[0].scheduler.address):
             logger.info("dask_ferro: the scheduler is gone")
             return
-        servers = {a: server for server in there if (a := address_of(server))}
-        left = max(until - time(), 0.0)
-        answer = await _answer(there[0].scheduler, list(servers), left - _kept(left))
-        if answer.get("over"):
+        servers, answer = await _ask(there, until)
+        # Without a roster: Dask's own way loses results, and could hold up a cluster that closes.
+        if answer is None or answer.get("over"):
             return
         # At once: a job that is requeued is missed when it takes long to end.
         if len(answer["left"]) == len(there):
@@ -237,19 +240,28 @@ async def _leave_while_needed(until: float) -> None:
             await asyncio.sleep(_POLL)
 
 
-async def _answer(scheduler: RosterCalls, addresses: list[str], seconds: float) -> LeaveAnswer:
-    """Ask the scheduler to let workers leave that end in any case; "over": it has no use for them."""
+async def _ask(
+    there: list[Nanny | Worker], until: float
+) -> tuple[dict[str, Nanny | Worker], LeaveAnswer | None]:
+    """Ask the scheduler to let workers leave that end in any case; return them by address, and its answer.
+
+    None: it has no roster.
+    """
+    servers = {a: server for server in there if (a := address_of(server))}
+    left = max(until - time(), 0.0)
+    scheduler: RosterCalls = there[0].scheduler
     try:
-        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)
-    except KeyError:  # no roster; Dask's own way loses results, and could hold up a cluster that closes
-        return _no_answer({}, over=True)
-    except (OSError, RuntimeError) as error:  # the scheduler closes, or is busy
-        return _no_answer(dict.fromkeys(addresses or [""], repr(error)), over=False)
-    return answer or _no_answer({}, over=True)  # nothing: Dask's answer to what it does not know
-
-
-def _no_answer(stayed: dict[str, str], *, over: bool) -> LeaveAnswer:
-    return {"left": [], "stayed": stayed, "lost": {"results": 0, "nbytes": 0, "for_good": 0}, "over": over}
+        answer = await scheduler.ferro_leave(addresses=[*servers], seconds=left - _kept(left), must=True)
+    except KeyError:
+        return servers, None
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # the scheduler is gone, or busy, or this process has begun to close
+        stayed = dict.fromkeys(servers or ("",), f"the scheduler could not be asked: {error!r}")
+        nothing: LostCount = {"results": 0, "nbytes": 0, "for_good": 0}
+        return servers, {"left": [], "stayed": stayed, "lost": nothing, "over": False}
+    return servers, answer or None  # nothing: Dask's answer to what it does not know
 
 
 def _exit() -> None:
@@ -262,20 +274,6 @@ def _kept(seconds: float) -> float:
 
 def _there() -> list[Nanny | Worker]:
     return [server for server in list(_servers) if server.status not in _OVER]
-
-
-async def _ask(scheduler: RosterCalls, addresses: list[str], seconds: float) -> set[str]:
-    """Return the workers that have left."""
-    try:
-        answer = await scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=True)
-        if answer["stayed"]:
-            logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
-        return set(answer["left"])
-    except KeyError:  # the scheduler has no roster: Dask's own way, which loses what results meanwhile
-        return set(await scheduler.retire_workers(workers=addresses, close_workers=True))
-    except (OSError, RuntimeError) as error:  # the scheduler is gone, or this process has begun to close
-        logger.warning("dask_ferro: the scheduler could not be asked: %r", error)
-        return set()
 
 
 async def _end(server: Nanny | Worker) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from dask.utils import parse_timedelta
+from dask_jobqueue.core import Job
 from dask_jobqueue.slurm import SLURMJob
 
 from dask_ferro.runtime.jobs.keywords import JobKeywords
-from dask_ferro.runtime.slurm.parsing import duration
+from dask_ferro.runtime.slurm.parsing import duration, option
 from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, prologue_of
 
 _PRELOAD = "dask_ferro.runtime.jobs.job_preload"
@@ -27,12 +28,12 @@ _AHEAD_MOST = 0.25
 _GRACE = 30.0
 
 # What every job's script does before its worker starts, and then: pass signals on, and end as the worker does.
-LISTENING = """\
+_LISTENING = """\
 ferro_pid= ferro_timer=
 trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
 trap '[ -n "$ferro_pid" ] || exit 143; kill -TERM "$ferro_pid" 2>/dev/null' TERM
 """
-WAITING = """\
+_WAITING = """\
 while :; do
     wait "$ferro_pid"
     ferro_status=$?
@@ -49,30 +50,32 @@ while :; do
 done
 """
 
+# Requeued, a job's workers have another name: the scheduler may still know those that were lost with the first run.
+_NAMING = """\
+FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
+[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"\
+"""
+
 _SCRIPT = """\
 {shebang}
 
 {header}
 {prologue}
-FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
-[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"
+{naming}
 {exports}{listening}{command} &
 ferro_pid=$!
-{waiting}"""
+{timer}{waiting}"""
 
 
-class WorkerJob(SLURMJob):
-    """A job of dask-jobqueue with our script; it is rendered and never submits itself.
-
-    Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and
+class ScriptedJob(Job):  # type: ignore[misc]
+    """Mixed into a job of dask-jobqueue, before its class: our script; it is rendered and never submits itself.
 
     Parameters
     ----------
     signal_ahead : float
-        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does when a job is preempted;
-        0: never.
+        Seconds before the end of the walltime at which SIGUSR1 is sent; 0: never.
     grace : float, optional
-        Seconds that a preempted job has from that signal on; None: what its partition grants.
+        Seconds that a job has whose batch system ends it; None: what the site says.
     """
 
     def __init__(
@@ -84,20 +87,38 @@ class WorkerJob(SLURMJob):
         grace: float | None = None,
         **options: object,
     ) -> None:
+        self._prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
-        self._prefix = name or "worker"
-        self._grace = grace
-        header = str(self.job_header)
-        self.walltime = _walltime(header)
-        ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
-        directive = f"#SBATCH --signal=B:USR1@{ahead}"
-        is_skipped = any(skip in directive for skip in self.job_directives_skip)
-        if ahead >= 1 and "--signal" not in header and not is_skipped:
-            self.job_header = f"{header}\n{directive}"
+        self.walltime = self._limit(str(self.job_header))
+        self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
         if _DASK_WORKER in command_of(self):
-            arguments = command_of(self).split()
-            option = "--preload" if "--no-nanny" in arguments else "--preload-nanny"
+            option = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
             add_to_command(self, f"{option} {_PRELOAD}")
+        self._complete()
+
+    def _complete(self) -> None:
+        """Add what the script's head lacks."""
+
+    def _limit(self, header: str) -> float:
+        """Return the seconds of the job's walltime; infinity for none."""
+        raise NotImplementedError
+
+    def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
+        """Return what the worker is told: when its job ends (epoch), when the signal comes, what it has from then."""
+        raise NotImplementedError
+
+    def _naming(self, first: int) -> str:
+        """Return the lines that name the worker."""
+        return f'FERRO_WORKER="{self._prefix}-{first}"'
+
+    def _timer(self) -> str:
+        """Return what the script sends signals by, where the batch system sends none."""
+        return ""
+
+    def _add_directive(self, directive: str) -> None:
+        """Have one more line in the script's head, where the user does not skip it."""
+        if not any(skip in directive for skip in self.job_directives_skip):
+            self.job_header = f"{self.job_header}\n{directive}"
 
     def job_script(
         self, first: int = 0, graces: Mapping[str, float] | None = None, kill_wait: float | None = None
@@ -111,39 +132,25 @@ class WorkerJob(SLURMJob):
         kill_wait : float, optional
             Seconds from SIGTERM to SIGKILL at the site; None: it does not say.
         """
+        if not hasattr(self, "walltime"):
+            return ""  # dask-jobqueue logs it before it is made
+        told = self._told(graces or {}, kill_wait)
         return _SCRIPT.format(
             shebang=self.shebang,
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
-            prefix=self._prefix,
-            first=first,
-            exports=self._exports(graces or {}, kill_wait),
-            listening=LISTENING,
+            naming=self._naming(first),
+            exports="".join(f"export FERRO_JOB_{name}={value}\n" for name, value in told.items()),
+            listening=_LISTENING,
             command=command_of(self),
-            waiting=WAITING,
+            timer=self._timer(),
+            waiting=_WAITING,
         )
-
-    def _exports(self, graces: Mapping[str, float], kill_wait: float | None) -> str:
-        """What the worker is told: when its job ends (epoch), when the signal comes, and what it has from then on."""
-        lines = [] if kill_wait is None else [f"export FERRO_JOB_KILLWAIT={kill_wait:g}\n"]
-        if math.isfinite(self.walltime):
-            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
-            lines.append(f'export FERRO_JOB_ENDS="${{SLURM_JOB_END_TIME:-{end}}}"\n')
-        if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
-            lines.append(f"export FERRO_JOB_NOTICE={notice[1]}\n")
-            lines.append(f"export FERRO_JOB_GRACE={self._preempted(graces):g}\n")
-        return "".join(lines)
-
-    def _preempted(self, graces: Mapping[str, float]) -> float:
-        if self._grace is not None:
-            return self._grace
-        return min((graces[name] for name in self.partitions if name in graces), default=_GRACE)
 
     @property
     def partitions(self) -> list[str]:
-        """The partitions that it names; "" where it names none."""
-        named = re.findall(r"^#SBATCH\s+(?:-p\s*|--partition[=\s])(\S+)", str(self.job_header), re.MULTILINE)
-        return named[-1].split(",") if named else [""]
+        """The kinds of jobs that a batch system may end: SLURM alone says which they are."""
+        return []
 
     @property
     def lifetime(self) -> float:
@@ -169,7 +176,42 @@ class WorkerJob(SLURMJob):
         return value
 
 
-def _walltime(header: str) -> float:
-    """The seconds of the last time limit in a script's head, which is the one that SLURM takes."""
-    limits: Iterable[str] = re.findall(r"^#SBATCH\s+(?:-t\s*|--time[=\s])(\S+)", header, re.MULTILINE)
-    return duration([*limits][-1]) if limits else math.inf
+class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
+    """A job of dask-jobqueue's SLURM with our script.
+
+    Parameters are those of `dask_jobqueue.slurm.SLURMJob`, and
+
+    Parameters
+    ----------
+    signal_ahead : float
+        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does when a job is preempted;
+        0: never.
+    grace : float, optional
+        Seconds that a preempted job has from that signal on; None: what its partition grants.
+    """
+
+    def _complete(self) -> None:
+        if self._ahead >= 1 and "--signal" not in str(self.job_header):
+            self._add_directive(f"#SBATCH --signal=B:USR1@{self._ahead}")
+
+    def _limit(self, header: str) -> float:
+        return duration(option(header, "t", "time"))
+
+    def _naming(self, first: int) -> str:
+        return _NAMING.format(prefix=self._prefix, first=first)
+
+    def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
+        told: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
+        if math.isfinite(self.walltime):
+            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
+            told["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
+        if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
+            grants = (graces[name] for name in self.partitions if name in graces)
+            grace = min(grants, default=_GRACE) if self._grace is None else self._grace
+            told |= {"NOTICE": notice[1], "GRACE": f"{grace:g}"}
+        return told
+
+    @property
+    def partitions(self) -> list[str]:
+        """The partitions that it names; "" where it names none."""
+        return option(str(self.job_header), "p", "partition").split(",")

@@ -63,6 +63,7 @@ def save(path: Path, results: Mapping[str, object]) -> None:
                 np.save(file, _storable(next(iter(results.values()))), allow_pickle=False)
             else:
                 _write_npz(file, results)
+        # Whoever looks meanwhile sees the file of before, or all of this one.
         os.replace(part, path)
     except OSError as error:
         raise _unwritable(path, error) from error

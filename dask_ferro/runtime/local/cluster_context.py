@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from dask.system import CPU_COUNT
@@ -47,8 +48,10 @@ def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
     ConfigError
         For an address where no scheduler answers, or one without workers.
     """
-    where(address)  # what is no address is told at once: Dask's client would wait at its end
-    try:  # a client that cannot connect would stay the process's default one
+    # What is no address is told at once: Dask's client would wait at its end.
+    where(address)
+    # A client that cannot connect would stay the process's default one.
+    try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
@@ -66,14 +69,9 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
-        Pool(
-            name,
-            closed=told["why"],
-            closed_until=told["until"],
-            output=told["output"],
-            mode=told.get("mode", ""),
-        )
-        for name, told in newest.items()
+        # The names of `telemetry.events.ClosedPool`; an older scheduler tells no mode.
+        Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], mode=t.get("mode", ""))
+        for name, t in newest.items()
     )
 
 
@@ -99,8 +97,10 @@ def started(
     ConfigError
         For a dashboard without bokeh.
     """
-    if dashboard:
-        _need_bokeh()
+    if dashboard and find_spec("bokeh") is None:
+        raise ConfigError(
+            "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
+        )
     with ExitStack() as stack:
         with held():
             cluster = stack.enter_context(_local(workers, threads or 1, dashboard, quiet))
@@ -113,18 +113,10 @@ def _local(workers: int | None, threads: int, dashboard: bool, quiet: bool) -> L
         n_workers=workers or max(1, CPU_COUNT // threads),
         threads_per_worker=threads,
         dashboard_address=":8787" if dashboard else ":0",
-        scheduler_kwargs={"dashboard": dashboard},  # Dask serves metrics in any case: at any port
+        # Dask serves metrics in any case: at any port.
+        scheduler_kwargs={"dashboard": dashboard},
         silence_logs=logging.CRITICAL if quiet else logging.WARNING,
     )
-
-
-def _need_bokeh() -> None:
-    try:
-        import bokeh  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
-        ) from None
 
 
 def _place(client: Client, *, dashboard: bool) -> RunningCluster:

@@ -50,6 +50,7 @@ def execute(client: Client, collection: object, *, watch: Watch | None = None) -
     Exception
         The error of the task that failed, as it was raised in the worker.
     """
+    # Before the submission: the first tasks may be done when that returns.
     with get_task_stream(client) as stream:
         start = time.perf_counter()
         future = client.compute(collection)

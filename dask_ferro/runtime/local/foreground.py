@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from distributed import Status
 
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.jobs.job_config import JobConfig
+from dask_ferro.runtime.local.sigint import Noted
 from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 
@@ -39,7 +39,7 @@ class Standing:
         What ended it.
     """
 
-    def __init__(self, cluster: Any, elastic: Mapping[str, Any], stop: _Stop) -> None:
+    def __init__(self, cluster: Any, elastic: Mapping[str, Any], stop: Noted) -> None:
         self._cluster = cluster
         self._elastic = elastic
         self._stop = stop
@@ -89,7 +89,7 @@ def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: 
     """
     if scheduler_file is not None:
         keywords["scheduler_options"] = {"scheduler_file": str(scheduler_file)}
-    with _Stop() as stop:
+    with Noted(_SIGNALS) as stop:
         cluster = config.cluster(**keywords)
         try:
             yield Standing(cluster, config.elastic, stop)
@@ -111,29 +111,3 @@ def summary(decision: ScaleEvent) -> str:
     closed = decision.get("closed") or {}
     ruled = [f"{pool} is {MODES[told['mode']]}" for pool, told in closed.items() if told.get("mode") in MODES]
     return "; ".join([", ".join(counts) or "no jobs", *decision["actions"], *ruled])
-
-
-class _Stop:
-    """The first of some signals is kept for whoever looks; the second is a KeyboardInterrupt.
-
-    A handler that raised at once could leave a cluster half started.  What the caller ignores (nohup) stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Stop:
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)

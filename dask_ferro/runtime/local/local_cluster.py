@@ -41,10 +41,13 @@ class Nanny(distributed.Nanny):
 
     async def instantiate(self) -> Any:
         """Start the worker process deaf to a terminal's Ctrl-C, which reaches all processes: its nanny stops it."""
-        if not hasattr(signal, "pthread_sigmask"):  # Windows: a process cannot be started deaf
+        # Windows: a process cannot be started deaf.
+        if not hasattr(signal, "pthread_sigmask"):
             return await super().instantiate()
-        resource_tracker.ensure_running()  # its start unblocks SIGINT in this thread
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+        # Its start unblocks SIGINT in this thread.
+        resource_tracker.ensure_running()
+        # Children inherit it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return await super().instantiate()
         finally:
@@ -82,5 +85,6 @@ class LocalCluster(distributed.LocalCluster):
         if _PLUGIN in options["preload"]:
             Settings.configured()
         kwargs["scheduler_kwargs"] = options
-        logging.getLogger("asyncio").addFilter(is_told)  # it is added once, however often
+        # It is added once, however often.
+        logging.getLogger("asyncio").addFilter(is_told)
         super().__init__(*args, **kwargs)

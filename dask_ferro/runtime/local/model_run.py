@@ -166,7 +166,8 @@ def trial(
     _check_sink(request.sink, model)
     if request.trace:
         checked(request.trace)
-    model(arrays)  # what does not fit is told before a cluster is started
+    # What does not fit is told before a cluster is started.
+    model(arrays)
     with _cluster(request) as (client, place):
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
         if place.dashboard:
@@ -177,7 +178,8 @@ def trial(
         bound_model = model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
-            is_last = number + 1 == request.repeat  # a trace is of one run, and the last one is warm
+            # A trace is of one run, and the last one is warm.
+            is_last = number + 1 == request.repeat
             with traced_to(client, request.trace if is_last else None), watching() as watch:
                 measured = execute(client, bound_model, watch=watch)
             seconds.append(measured.seconds)
@@ -242,6 +244,7 @@ def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int)
     if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
         return None
     (count,) = rows
+    # Asked last: it follows rows through the whole graph.
     if threads < 2 or count < 2 or opened_of(model).row_dependence(arrays):
         return None
     return ceil(count / threads)

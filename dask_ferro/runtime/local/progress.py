@@ -73,7 +73,8 @@ class Counting(SchedulerPlugin):
         self._keys = set(keys)
         self._began = monotonic() - elapsed
         self._has_begun = False
-        self._left: dict[Key, tuple[TaskPrefix, int]] = {}  # prefix and ops of each key that is not done
+        # Prefix and ops of each key that is not done.
+        self._left: dict[Key, tuple[TaskPrefix, int]] = {}
         self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
         self._done = [0, 0, 0]  # tasks, bundles, ops
         self._all = [0, 0, 0]
@@ -159,7 +160,8 @@ class Counting(SchedulerPlugin):
     def _left_seconds(self) -> float | None:
         """Seconds of the tasks that are left; a prefix that was never measured is taken for the mean of the others."""
         each = [(left, prefix.duration_average) for prefix, left in self._prefixes.items()]
-        known = [seconds for _, seconds in each if seconds >= 0]  # Dask has -1 for what it never saw
+        # Dask has -1 for what it never saw.
+        known = [seconds for _, seconds in each if seconds >= 0]
         if not known:
             return None
         mean = sum(known) / len(known)
@@ -187,7 +189,8 @@ def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) 
 
 def ops_of(spec: Any) -> int:
     """Return the ops that a task runs, those of bundles that were fused into it included; 0: it is no bundle."""
-    bundles = sys.modules.get("dask_ferro.lower.task")  # where that is not loaded, there are no bundles
+    # Where that is not loaded, there are no bundles.
+    bundles = sys.modules.get("dask_ferro.lower.task")
     if bundles is None or not hasattr(spec, "func"):
         return 0
     if spec.func is bundles.run_bundle:
@@ -302,7 +305,8 @@ class Following:
             counts = await self._counts()
         except (CommClosedError, OSError):
             return None
-        if self._is_over or counts is None:  # closed meanwhile
+        # `close` may have been called while the scheduler answered.
+        if self._is_over or counts is None:
             return None
         self._is_over = counts["status"] == "finished"
         self._elapsed = counts["elapsed"]
@@ -331,7 +335,8 @@ class Following:
     async def _ask(self, function: Callable[..., object], **arguments: object) -> Any:
         try:
             return await self._client.run_on_scheduler(function, **arguments)
-        except RuntimeError:  # of a pool of connections that is closed
+        # A closed pool of connections raises this too.
+        except RuntimeError:
             if self._client.status in ("closing", "closed"):
                 raise CommClosedError("the client is closed") from None
             raise

@@ -13,8 +13,36 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+class Noted:
+    """The first of some signals is kept for whoever looks; the second is a KeyboardInterrupt.
+
+    A handler that raised at once could leave a cluster half started.  What the caller ignores (nohup) stays ignored.
+    """
+
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        self.signal: signal.Signals | None = None
+        self._signals = signals
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Noted:
+        for number in self._signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
@@ -26,24 +54,15 @@ def held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held_back: list[int] = []
-
-    def hold(number: int, frame: object) -> None:
-        if held_back:
-            raise KeyboardInterrupt
-        held_back.append(number)
-
-    handler = signal.signal(signal.SIGINT, hold)
-    try:
+    with Noted([signal.SIGINT]) as noted:
         yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if held_back:
+    if noted.signal is not None:
         raise KeyboardInterrupt
 
 
 def _interrupt() -> None:
-    if sys.platform == "win32":  # os.kill ends a process there
+    # On Windows, `os.kill` ends a process.
+    if sys.platform == "win32":
         signal.raise_signal(signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGINT)
@@ -63,6 +82,7 @@ def kept() -> Iterator[None]:
             before(dropped)
             return
         again = threading.Timer(_AGAIN_S, _interrupt)
+        # A program that ends meanwhile is not held up for it.
         again.daemon = True
         again.start()
 

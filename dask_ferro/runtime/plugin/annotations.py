@@ -158,7 +158,8 @@ class Require(_Affinity):
 def wish_of(annotations: Mapping[str, object] | None) -> Wish:
     """Return what a task's annotations say of devices; the innermost rule whose pattern matches its region counts."""
     told = annotations.get(NAME) if annotations else None
-    if told is None or not isinstance(told, Mapping):  # most have none, and the check of an ABC is slow
+    # Most tasks have none, and the check of an ABC is slow: None is asked for first.
+    if told is None or not isinstance(told, Mapping):
         return NOTHING
     own = {key: told.get(key) for key in ("require", "prefer")}
     if not any(own.values()) and (rule := _matching(told)) is not None:

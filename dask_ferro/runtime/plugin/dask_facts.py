@@ -54,9 +54,11 @@ class Shown:
         self.devices = devices
         self.live = devices.live
         self._moving = moving
-        self._thieves: Sequence[str] = ()  # of the step that is being taken
-        self._fetching: list[str] = []  # those of them that are being sent inputs of what they were given
-        self._coming: Counter[tuple[str, str]] = Counter()  # resources that moves on their way need, by thief
+        # Of the step that is being taken: the thieves, and those of them that are being sent inputs of earlier moves.
+        self._thieves: Sequence[str] = ()
+        self._fetching: list[str] = []
+        # Resources that moves on their way need, by thief: Dask books them when a task has moved, and not before.
+        self._coming: Counter[tuple[str, str]] = Counter()
 
     def begin(self, thieves: Sequence[str]) -> None:
         """Begin a look at tasks, for some thieves."""
@@ -69,10 +71,10 @@ class Shown:
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
         """Return whether a task may be asked for, and note that its resources will be taken at the thief."""
-        ts, to = self.task(key), self.scheduler.workers.get(thief)
-        if ts is None or to is None or ts.processing_on is None or ts.processing_on.address != victim:
+        ts, workers = self.task(key), self.scheduler.workers
+        if ts is None or thief not in workers or ts.processing_on is None:
             return False
-        if not self._has_resources(ts, to):
+        if ts.processing_on.address != victim or not self._has_resources(ts, workers[thief]):
             return False
         self._sends(ts, thief)
         return True
@@ -87,11 +89,11 @@ class Shown:
 
     def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
         """Whether the thief has free what the task needs, less what is already on its way there."""
-        for resource, amount in (ts.resource_restrictions or {}).items():
-            used = thief.used_resources.get(resource, 0) + self._coming[thief.address, resource]
-            if amount > thief.resources.get(resource, 0) - used:
-                return False
-        return True
+        has, used, coming = thief.resources, thief.used_resources, self._coming
+        return all(
+            amount <= has.get(resource, 0) - (used.get(resource, 0) + coming[thief.address, resource])
+            for resource, amount in (ts.resource_restrictions or {}).items()
+        )
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
         """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""
@@ -101,25 +103,15 @@ class Shown:
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:
             workers = self.scheduler.workers
+            # Those that have it free now: one that would have to wait for it would only be the next to wait.
             has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._fetching))
-        wish = wish_of(ts.annotations)
+        others, headroom, wish = self.ledger.others(entry), self.devices.headroom(ts), wish_of(ts.annotations)
         return TaskFacts(
-            ts.key,
-            entry.seconds,
-            entry.known,
-            inputs,
-            allowed,
-            preferred,
-            entry.origins,
-            entry.device,
-            self.ledger.others(entry),
-            entry.nbytes,
-            self.devices.headroom(ts, self.ledger),
-            wish.must,
-            wish.likes,
-        )
+            ts.key, entry.seconds, entry.known, inputs, allowed, preferred, entry.origins, entry.device, others,
+            entry.nbytes, headroom, wish.must, wish.likes,
+        )  # fmt: skip
 
     def holds(self, address: str) -> int:
         """Return the bytes of the results that a worker holds."""

@@ -52,26 +52,35 @@ class Devices:
     tell : callable (event)
         Told what workers are, and what copies out of devices, into them and between them took.
     learning : Learning
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Set by who owns both.
     """
+
+    ledger: Ledger
 
     def __init__(self, scheduler: Scheduler, tell: Callable[[Event], None], learning: Learning) -> None:
         self.sizes = ResultSizes(learning=learning)
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _ReportedMemory] = {}
-        self._heard: set[str] = set()  # workers that told of their links
-        self._first: dict[str, str] = {}  # model that a class's plain name stands for
+        # Workers whose links are known: the first figures of each count.
+        self._heard: set[str] = set()
+        # The model that each class's plain name stands for: the first that was heard of.
+        self._first: dict[str, str] = {}
 
     # -- what workers say ----------------------------------------------------------------------------------
 
-    def heard(self, ws: WorkerState, told: Heartbeat, ledger: Ledger) -> None:
+    def heard(self, ws: WorkerState, told: Heartbeat) -> None:
         """Take what a worker says of itself in a heartbeat; of one that measures still, what is known stands."""
         if not told["flops"] and ws.address in self._told:
             return
         device = self._class(told)
-        if ledger.rows[ws.address].device != device:
+        if self.ledger.rows[ws.address].device != device:
             self._tell(DeviceTold(ws.address, device))
-        if told["flops"] and told["bandwidth"] and device not in ledger.durations.speeds:
+        if told["flops"] and told["bandwidth"] and device not in self.ledger.durations.speeds:
             self._tell(SpeedLearned(device, told["flops"], told["bandwidth"]))
         gpu = told.get("gpu")
         if not gpu:
@@ -85,7 +94,7 @@ class Devices:
         managed = int(metrics_of(ws).get("managed_bytes", 0))
         live = max(int(gpu["live"]) - int(gpu["evictable"]), 0)
         self._told[ws.address] = _ReportedMemory(live, managed, frozenset(gpu["types"]))
-        if ledger.rows[ws.address].most != gpu["total"]:
+        if self.ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
     def _class(self, told: Heartbeat) -> str:
@@ -149,39 +158,36 @@ class Devices:
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
-    def done(self, ts: TaskState, nbytes: int, ledger: Ledger) -> None:
+    def done(self, ts: TaskState, nbytes: int) -> None:
         """Learn from a result; the first of its prefix also says what its like will take that were given away."""
-        if self.sizes.add(ts.prefix.name, nbytes) and ledger.counts_bytes:
+        if self.sizes.add(ts.prefix.name, nbytes) and self.ledger.counts_bytes:
             self._tell(SizeLearned(ts.prefix.name, nbytes))
 
-    def takes(self, ts: TaskState, ledger: Ledger) -> int:
+    def takes(self, ts: TaskState) -> int:
         """Return the projected device bytes of a task's result, and what it works in; 0 where nobody counts."""
-        if not ledger.counts_bytes:
+        if not self.ledger.counts_bytes:
             return 0
-        told = wish_of(ts.annotations).nbytes
-        if told is not None:
-            return told
-        found = self.sizes.of(ts.prefix.name)
-        if found is not None:
-            return found
-        return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), ledger.least)
+        known = self._known(ts)
+        if known is not None:
+            return known
+        return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), self.ledger.least)
 
-    def headroom(self, ts: TaskState, ledger: Ledger) -> int:
+    def headroom(self, ts: TaskState) -> int:
         """Return the projected device bytes of the largest result that is made of a task's, less what it frees.
 
         Of a reader that nobody has seen, or the client not submitted yet, it is thought to be as large as its own.
         """
-        if not ledger.counts_bytes:
+        if not self.ledger.counts_bytes:
             return 0
-        own = self.takes(ts, ledger)
-        found = [self._of_dependent(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
+        own = self.takes(ts)
+        found = [self._known(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
         return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
 
-    def grows(self, ts: TaskState, ledger: Ledger) -> bool:
+    def grows(self, ts: TaskState) -> bool:
         """Whether more bytes are projected to be in use when a task is done than before."""
-        return self.takes(ts, ledger) > freed_by(ts)
+        return self.takes(ts) > freed_by(ts)
 
-    def _of_dependent(self, ts: TaskState) -> int | None:
+    def _known(self, ts: TaskState) -> int | None:
         told = wish_of(ts.annotations).nbytes
         return self.sizes.of(ts.prefix.name) if told is None else told
 

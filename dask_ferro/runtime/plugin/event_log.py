@@ -46,7 +46,8 @@ class EventLog:
         self.is_over = False
         self._open, self._most, self._name = open_, most, name
         self._lines = Lines()
-        self._pending: deque[Record] = deque()  # the loop appends, the thread takes
+        # The loop appends and the thread takes from the other end, which a deque allows without a lock.
+        self._pending: deque[Record] = deque()
         self._head: dict[str, Json] = {}
         self._size = 0
         self._behind = False
@@ -91,12 +92,8 @@ class EventLog:
                     file.flush()
                 if not self._is_done(file) and self._behind:
                     self._end(file, f"{_PENDING:,} events waited to be written")
-        except (
-            OSError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # the disk's, or a value that no line has
+        # The disk's errors, and those of a value that no line has.
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             logger.warning("dask_ferro records no more events in %s: %s", self._name, error)
         finally:
             self.is_over = True
@@ -135,7 +132,8 @@ def _opened(path: Path) -> BinaryIO:
             begins = file.read(len(FORM) + 3)
         if begins and begins != f'{{"{FORM}"'.encode():
             raise FileExistsError("the file is there, and is no recording of events")
-        path.unlink()  # who writes it still keeps what he wrote apart
+        # Not truncated: another process that still writes into it keeps its own file, and the two are not mixed.
+        path.unlink()
     return path.open("xb", buffering=1 << 16)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
     FIGURES,
     NAME,
@@ -19,6 +20,17 @@ from dask_ferro.runtime.plugin.scheduler import (
     stays_off,
 )
 from dask_ferro.runtime.plugin.settings import Settings
+
+# What becomes of workers that have not answered.
+_LATER = "; each {} when it answers, and the others are already"
+
+
+class _There(NamedTuple):
+    """Why a scheduler cannot have the plugin, or ""; the settings of the one that it has; who has not answered."""
+
+    off: str
+    settings: Settings | None
+    late: list[str]
 
 
 def install(client: Client, **options: object) -> Any:
@@ -88,58 +100,40 @@ def _checked(client: object) -> None:
 
 async def _install(client: Client, settings: Settings) -> None:
     try:
-        off, current = await client.run_on_scheduler(_state)
-        if off:
-            warnings.warn(off, RuntimeWarning, stacklevel=2)
+        there = await client.run_on_scheduler(_there)
+        if there.off:
+            warnings.warn(there.off, RuntimeWarning, stacklevel=2)
             return
-        if current != settings:
+        # The same settings stay on: a replacement would forget what was learned, and ask workers again.
+        if there.settings != settings:
             await _uninstall(client)
             await client.register_plugin(FerroScheduler(settings))
-            _tell(await client.run_on_scheduler(_late), "ff.install", "is set up", settings.answer)
+            there = await client.run_on_scheduler(_there)
+            reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
+    # Also of a client that comes second: the interval is its own, and not the scheduler's.
     upstream.put_client_sends(client, settings.client_sends)
 
 
 async def _uninstall(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
-    settings = await client.run_on_scheduler(_settings)
+    settings = (await client.run_on_scheduler(_there)).settings
     if settings is not None:
         late = await getattr(client.scheduler, REMOVE)()
-        _tell(late, "ff.uninstall", "is what it was", settings.answer)
-
-
-def _tell(late: list[str], call: str, becomes: str, seconds: float) -> None:
-    """Warn of workers that hang."""
-    if late:
-        warnings.warn(
-            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer); each {becomes}"
-            " when it answers, and the others are already",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
 
 
 async def _figures(client: Client) -> PluginFigures:
-    if await client.run_on_scheduler(_settings) is None:
+    if (await client.run_on_scheduler(_there)).settings is None:
         raise ConfigError(NOT_INSTALLED)
     return await getattr(client.scheduler, FIGURES)()
 
 
-def _late(*, dask_scheduler: Scheduler) -> list[str]:
-    """Return the workers that the plugin still waits for."""
+def _there(*, dask_scheduler: Scheduler) -> _There:
     plugin = dask_scheduler.plugins.get(NAME)
-    return plugin.late if isinstance(plugin, FerroScheduler) else []
-
-
-def _state(*, dask_scheduler: Scheduler) -> tuple[str, Settings | None]:
-    """Return why a scheduler's Dask cannot have the plugin, or "", and the settings of the one that it has."""
-    return stays_off(), _settings(dask_scheduler=dask_scheduler)
-
-
-def _settings(*, dask_scheduler: Scheduler) -> Settings | None:
-    """Return the settings of the plugin on a scheduler, or None where there is none."""
-    plugin = dask_scheduler.plugins.get(NAME)
-    return plugin.settings if isinstance(plugin, FerroScheduler) else None
+    if not isinstance(plugin, FerroScheduler):
+        return _There(stays_off(), None, [])
+    return _There(stays_off(), plugin.settings, plugin.late)

@@ -49,21 +49,31 @@ _RETRIED_AT_ONCE = 16
 _RANKED = 20_000
 
 
+# Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
+# inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
+PLACES = ("holder", "fetches", "free", "root", "waits")
+
+
 class Placing:
-    """Placement of a scheduler's tasks by a `policy.placement.PlacementParameters`."""
+    """Placement of a scheduler's tasks by a `policy.placement.PlacementParameters`.
+
+    Attributes
+    ----------
+    placed : dict of str to int
+        Ready tasks by where they were put, of `PLACES`.
+    """
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
         self.scheduler = scheduler
         self.stealing = stealing
         self.settings = settings
+        self.placed = dict.fromkeys(PLACES, 0)
         self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current)
-        self._waiting: dict[
-            TaskState, int
-        ] = {}  # for a fresh worker, or for bytes of a device: the number of the wait
-        self._since: dict[TaskState, float] = {}  # when each began to wait: Dask's own book is kept young
-        self._for_room: list[
-            tuple[bool, tuple[float, ...], int, TaskState]
-        ] = []  # a heap; ended waits are skipped
+        # Tasks that wait for a fresh worker, or for bytes of a device, with the number of the wait; when each began to
+        # wait, as Dask's own book is kept young; and a heap of the latter, in which waits that ended are skipped.
+        self._waiting: dict[TaskState, int] = {}
+        self._since: dict[TaskState, float] = {}
+        self._for_room: list[tuple[bool, tuple[float, ...], int, TaskState]] = []
         self._waits_begun = 0
         self._is_due = False
         self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
@@ -72,7 +82,18 @@ class Placing:
         stealing.waits.elsewhere = self._idle_waits
 
     def ready(self, ts: TaskState) -> WorkerState | None:
-        """Return the worker for a ready task, or None where no worker may have it."""
+        """Return the worker for a ready task, or None where no worker may have it; counting takes 0.1 us an input."""
+        chosen = self._ready(ts)
+        if chosen is None:
+            place = "waits"
+        elif not ts.dependencies:
+            place = "free"
+        else:
+            place = "holder" if all(dts in chosen.has_what for dts in ts.dependencies) else "fetches"
+        self.placed[place] += 1
+        return chosen
+
+    def _ready(self, ts: TaskState) -> WorkerState | None:
         chosen = None
         if not ts.actor and self.scheduler.running:
             try:
@@ -82,6 +103,7 @@ class Placing:
                     return None
                 if self._since:
                     self._since.pop(ts, None)
+            # A mistake of ours costs a task a good place, and not its run.
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
@@ -111,8 +133,7 @@ class Placing:
         """Return a task that nobody was given, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
         allowed, preferred = stealing.shown.restrictions(ts)
-        takes = stealing.devices.takes(ts, stealing.ledger)
-        headroom = stealing.devices.headroom(ts, stealing.ledger)
+        takes, headroom = stealing.devices.takes(ts), stealing.devices.headroom(ts)
         device, seconds, known, others = self.candidates.seconds_by_class(
             ts.prefix.name, estimate_of(ts.annotations)
         )
@@ -194,8 +215,8 @@ class Placing:
 
     def _try(self, tasks: list[TaskState]) -> None:
         """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
-        ledger, devices = self.stealing.ledger, self.stealing.devices
-        growing = [ts for ts in tasks if ledger.counts_bytes and devices.grows(ts, ledger)]
+        grows = self.stealing.devices.grows
+        growing = [ts for ts in tasks if self.stealing.ledger.counts_bytes and grows(ts)]
         if growing:
             taken = set(growing)
             upstream.place_again(self.scheduler, [ts for ts in tasks if ts not in taken])
@@ -209,7 +230,7 @@ class Placing:
         self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
         ledger = self.stealing.ledger
         if ledger.counts_bytes and wish_of(ts.annotations).must in self._present_classes():
-            grows = self.stealing.devices.grows(ts, ledger)
+            grows = self.stealing.devices.grows(ts)
             heappush(self._for_room, (grows, ts.priority or (), self._waits_begun, ts))
             if len(self._for_room) > 2 * len(self._waiting) + _RETRIED:
                 self._for_room = [item for item in self._for_room if self._waiting.get(item[3]) == item[2]]
@@ -261,13 +282,19 @@ class Placing:
 
     def queued(self, ts: TaskState) -> WorkerState | None:
         """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
+        chosen = self._queued(ts)
+        self.placed["root"] += chosen is not None  # Dask may try again and again
+        return chosen
+
+    def _queued(self, ts: TaskState) -> WorkerState | None:
         free: Collection[WorkerState] = self.scheduler.idle_task_count
         waits = self.stealing.waits
         if waits.silent:
             free = [ws for ws in free if waits.is_open(ws)]
         if not self.candidates.are_alike:
             event = ts, self.stealing.ledger.version
-            if event == self._declined:  # Dask asks once for each free slot, in one go
+            # Dask asks once for each free slot, in one go, and nothing has happened between two of these.
+            if event == self._declined:
                 return None
             free = self._helping(ts, free)
             self._declined = None if free else event
@@ -276,7 +303,8 @@ class Placing:
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would be done first with a task, of those with room that help with the queue."""
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
-        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]  # in order, they would have to be sorted
+        # Any of them, not the first: Dask's queue is a heap, and in order they would have to be sorted.
+        some = list(islice(self.scheduler.queued, QUEUED)) or [ts]
         takes = [
             self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
         ]
@@ -305,7 +333,8 @@ class Placing:
 
     def _current(self, worker: Worker) -> Worker:
         """Return the row with the worker's status of this moment."""
-        ws = self.scheduler.workers.get(worker.address)  # one that is being removed is in the ledger still
+        # One that is being removed is in the ledger still.
+        ws = self.scheduler.workers.get(worker.address)
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 

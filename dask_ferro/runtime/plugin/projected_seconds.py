@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import dask
+from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.metrics import time
 from distributed.scheduler import TaskState
@@ -29,8 +31,6 @@ class Seconds:
     Parameters
     ----------
     scheduler : Scheduler
-    guess : float
-        Of a task whose like was never seen.
 
     Attributes
     ----------
@@ -38,12 +38,13 @@ class Seconds:
         Whether tasks are placed by our plugin, which keeps the ledger.
     """
 
-    def __init__(self, scheduler: Scheduler, guess: float) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         stealing = scheduler.extensions.get("stealing")
         self._ledger = stealing.ledger if isinstance(stealing, Stealing) else None
         self.is_placed = self._ledger is not None
         self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
-        self._guess = guess
+        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
+        self._guess = float(guess or 0.0)  # of a task whose like was never seen
         self._now = time()
         self._known: dict[str, float] = {}
         self._left: dict[TaskState, float] = {}
@@ -60,6 +61,7 @@ class Seconds:
         if told is not None:
             seconds = self._measured(name, told)
             return self._stock(ts) if seconds is None else seconds
+        # Once for a prefix: a look has all tasks that are not done, of which most have no annotation.
         if name not in self._known:
             self._known[name] = self._measured(name, None) or self._stock(ts)
         return self._known[name]
@@ -92,6 +94,7 @@ class Seconds:
     def chain(self, ts: TaskState) -> float:
         """Return the seconds of a chain through a waiting task, from the first that waits for none to the last."""
         total = self.left(ts)
+        # One neighbour each: to find the longest chain through a task, the whole graph would have to be walked.
         for follow in (_one_before, _one_after):
             other = follow(ts)
             while other is not None:
@@ -104,7 +107,8 @@ class Seconds:
         if len(self._devices) < 2:
             return {}
         work: dict[str, float] = {}
-        told: dict[str, Told] = {}  # of a prefix, one task's: those of its like differ in size
+        # Of a prefix, one task's annotation: those of its like differ in size, and hardly in what they do.
+        told: dict[str, Told] = {}
         for ts in tasks:
             name = ts.prefix.name
             work[name] = work.get(name, 0.0) + self.left(ts)

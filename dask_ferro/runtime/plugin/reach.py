@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from distributed import Scheduler
 from distributed.core import clean_exception
@@ -29,11 +29,14 @@ logger = logging.getLogger(__name__)
 # Between two tries with a worker that could not be reached, which takes Dask 30 s to find out.
 _AGAIN = 1.0
 
-# By scheduler and worker: the newest message that is on its way there.
-_underway: WeakKeyDictionary[Scheduler, dict[str, asyncio.Task[Exception | None]]] = WeakKeyDictionary()
+# Messages go to a worker one by one, in the order of the calls: an `asyncio.Lock` lets its waiters in as they came.
+# Only messages on their way keep it, as an elastic cluster has new addresses all day.
+_locks: WeakKeyDictionary[Scheduler, WeakValueDictionary[str, asyncio.Lock]] = WeakKeyDictionary()
+# The event loop itself does not keep tasks that nobody waits for.
+_underway: set[asyncio.Task[Exception | None]] = set()
 
 
-async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float) -> list[str]:
+async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
     """Put a worker plugin on all workers, later ones included.
 
     Parameters
@@ -54,16 +57,19 @@ async def put_on(scheduler: Scheduler, name: str, plugin: bytes, seconds: float)
         A worker could not read it or set it up, in its words, and from what one of them raised; no worker that joins
         later is given it: it would not start.
     """
-    upstream.worker_plugins(scheduler)[name] = plugin
+    plugins = upstream.worker_plugins(dask_scheduler)
+    plugins[name] = plugin
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
-    late, refusals = await _tell_all(scheduler, message, seconds)
+    late, refusals = await _tell_all(dask_scheduler, message, seconds)
     if refusals:
-        upstream.worker_plugins(scheduler).pop(name, None)
+        plugins.pop(name, None)
         raise RuntimeError(_words(refusals)) from next(iter(refusals.values()))
     return late
 
 
-async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collection[str] = ()) -> list[str]:
+async def take_off(
+    name: str, seconds: float, hung: Collection[str] = (), *, dask_scheduler: Scheduler
+) -> list[str]:
     """Take a worker plugin off all workers; return those that have not answered within so many seconds.
 
     Parameters
@@ -71,83 +77,83 @@ async def take_off(scheduler: Scheduler, name: str, seconds: float, hung: Collec
     hung : collection of str
         Addresses of those that are told, too, and not waited for.
     """
-    if upstream.worker_plugins(scheduler).pop(name, None) is None:
+    if upstream.worker_plugins(dask_scheduler).pop(name, None) is None:
         return []
-    late, refusals = await _tell_all(scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
+    late, refusals = await _tell_all(dask_scheduler, {"op": "plugin-remove", "name": name}, seconds, hung)
     if refusals:
         logger.warning("dask_ferro: plugin %s stays on some workers: %s", name, _words(refusals))
     return late
 
 
-async def silent(scheduler: Scheduler, seconds: float) -> list[str]:
-    """Return the addresses of the workers that do not answer within so many seconds."""
+async def answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
+    """Return the addresses of the workers that answer within so many seconds, and of those that do not."""
+    workers = dask_scheduler.workers
     asked = {
         address: asyncio.create_task(
-            scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
+            dask_scheduler.broadcast(msg={"op": "ping"}, workers=[address], on_error="return")
         )
-        for address in scheduler.workers
+        for address in workers
     }
     if asked:
         await asyncio.wait(asked.values(), timeout=seconds)
-    found = []
+    hung = []
     for address, task in asked.items():
         answered = task.done() and not isinstance(task.result()[address], Exception)
         task.cancel()
-        if not answered and address in scheduler.workers:
-            found.append(address)
-    return found
+        if not answered and address in workers:
+            hung.append(address)
+    return [address for address in workers if address not in hung], hung
+
+
+def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
+    """Warn a client of workers that did not answer `call` in time, and of what follows."""
+    if late:
+        warnings.warn(
+            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer){what}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 async def _tell_all(
     scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
     """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
-    underway = _underway.setdefault(scheduler, {})
-    told: dict[str, asyncio.Task[Exception | None]] = {}
+    locks, told = _locks.setdefault(scheduler, WeakValueDictionary()), {}
     for address in scheduler.workers:
-        told[address] = asyncio.create_task(_tell(scheduler, address, message, underway.get(address)))
-    underway.update(told)
-    for address, task in told.items():
-        task.add_done_callback(partial(_forget, underway, address))
+        lock = locks.setdefault(address, asyncio.Lock())
+        told[address] = asyncio.create_task(_tell(scheduler, address, message, lock))
+        _underway.add(told[address])
+        told[address].add_done_callback(_underway.discard)
     if awaited := [task for address, task in told.items() if address not in hung]:
         await asyncio.wait(awaited, timeout=seconds)
     late = [address for address, task in told.items() if not task.done()]
-    raised = {address: task.result() for address, task in told.items() if task.done()}
+    refusals = {a: error for a, task in told.items() if task.done() and (error := task.result())}
     if late:
         logger.warning(
             "dask_ferro: %s did not answer within %g s; whoever is late is set up when it answers",
             ", ".join(late),
             seconds,
         )
-    return late, {address: error for address, error in raised.items() if error is not None}
+    return late, refusals
 
 
 def _words(refusals: dict[str, Exception]) -> str:
     return "; ".join(f"{address}: {error!r}" for address, error in refusals.items())
 
 
-def _forget(
-    underway: dict[str, asyncio.Task[Exception | None]], address: str, done: asyncio.Task[Exception | None]
-) -> None:
-    if underway.get(address) is done:
-        del underway[address]
-
-
 async def _tell(
-    scheduler: Scheduler,
-    address: str,
-    message: Mapping[str, object],
-    before: asyncio.Task[Exception | None] | None,
+    scheduler: Scheduler, address: str, message: Mapping[str, object], turns: asyncio.Lock
 ) -> Exception | None:
     """Send a worker a message until it has answered or is gone; return what it raised, or None."""
     worker = scheduler.workers[address]
-    if before is not None:
-        await asyncio.wait({before})
-    while scheduler.workers.get(address) is worker:
-        answer = (await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return"))[address]
-        if not isinstance(answer, OSError | TimeoutError):
-            return answer if isinstance(answer, Exception) else _raised(answer)
-        await asyncio.sleep(_AGAIN)
+    async with turns:
+        while scheduler.workers.get(address) is worker:
+            answers = await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return")
+            answer = answers[address]
+            if not isinstance(answer, OSError | TimeoutError):
+                return answer if isinstance(answer, Exception) else _raised(answer)
+            await asyncio.sleep(_AGAIN)
     return None
 
 
@@ -155,12 +161,11 @@ def _raised(answer: dict[str, object]) -> Exception | None:
     """Return what a plugin's own `setup` or `teardown` raised on a worker."""
     if answer.get("status") != "error":
         return None
-    _, error, _ = clean_exception(_plain(answer["exception"]))
-    return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))
-
-
-def _plain(told: object) -> Any:
-    """Return what a scheduler is sent packed, so that it can pass it on as it is."""
+    # Packed by the worker, so that a scheduler can pass it on without unpickling it.
+    told: Any = answer["exception"]
     if isinstance(told, Serialized):
-        return deserialize(told.header, told.frames)
-    return told.data if isinstance(told, Serialize) else told
+        told = deserialize(told.header, told.frames)
+    elif isinstance(told, Serialize):
+        told = told.data
+    _, error, _ = clean_exception(told)
+    return error if isinstance(error, Exception) else RuntimeError(answer.get("exception_text", "no reason"))

@@ -97,13 +97,15 @@ class FerroScheduler(SchedulerPlugin):
         """
         if sentence := stays_off():
             warn_once(sentence)
-            scheduler.loop.add_callback(self._leave, scheduler)  # whoever starts it adds it now
+            # Not now: whoever starts it adds it to the plugins after this returns.
+            scheduler.loop.add_callback(self._leave, scheduler)
             return
         async with _turn(scheduler):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
                 return
-            if isinstance(current, FerroScheduler):  # another client was quicker
+            # Another client was quicker, with settings of its own: the later call holds.
+            if isinstance(current, FerroScheduler):
                 await current.take_off()
             try:
                 await self._put_on(scheduler)
@@ -131,16 +133,17 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on(self, scheduler: Scheduler) -> None:
         stock = upstream.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
+        # First: what stock has asked for is answered to stock.
         await upstream.quiet(stock, scheduler)
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
         upstream.put_stealing(scheduler, self.stealing, stock)
         await self.stealing.start()
         self.placing = Placing(scheduler, self.stealing, settings)
-        self.events = Events(scheduler, self.stealing, self.settings.events)
+        self.events = Events(scheduler, self.stealing, self.placing.placed, self.settings.events)
         if self.settings.placement:
-            ready, queued = self.events.ready(self.placing.ready), self.events.queued(self.placing.queued)
-            upstream.put_placement(scheduler, ready, queued, self.placing.is_tied)
+            placing = self.placing
+            upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove
@@ -151,8 +154,11 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on_workers(self, scheduler: Scheduler) -> None:
         plugin = dumps(FerroWorker(sends=self.settings.worker_sends))
         try:
-            self.late = await reach.put_on(scheduler, WORKER_NAME, plugin, self.settings.answer)
-        except RuntimeError as error:  # whatever a worker lacks; without the plugin nothing is measured there
+            self.late = await reach.put_on(
+                WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
+            )
+        # Whatever a worker lacks, a package or a disk: stealing works without its measurements.
+        except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
     async def take_off(self) -> None:
@@ -178,7 +184,7 @@ class FerroScheduler(SchedulerPlugin):
             scheduler.handlers.pop(handler, None)
         upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
-        self.late = await reach.take_off(scheduler, WORKER_NAME, self.settings.answer)
+        self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
 
     async def close(self) -> None:
         """Publish, count and record no more: the scheduler is going."""
@@ -206,7 +212,7 @@ class FerroScheduler(SchedulerPlugin):
         assert self.stealing is not None
         return {
             "counts": dict(self.stealing.counts),
-            "thresholds": dict(self.stealing.state.thresholds),
+            "thresholds": dict(self.stealing.core.state.thresholds),
             "stealing": self.stealing.settings.stealing,
             "late": self.late,
         }
@@ -223,7 +229,7 @@ class FerroScheduler(SchedulerPlugin):
                 if (log := self.stealing.end_recording(who)) is not None:
                     log.stop()
         for name in [name for name in upstream.worker_plugins(scheduler) if name.startswith(mine)]:
-            scheduler.loop.add_callback(reach.take_off, scheduler, name, self.settings.answer)
+            scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:
         """Order the tasks of a new graph."""

@@ -22,9 +22,9 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.recording.recorder import Recorder
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.stealing.informed import Policy, StealingState
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.loop_load import LoopLoad
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.dask_facts import Shown
 from dask_ferro.runtime.plugin.device_memory import Devices
@@ -72,25 +72,21 @@ class Stealing(EntryPoints):
         The recordings of events that are being made, by who wants each.
     after_tick : callable ()
         Called after each slow tick.
-    after_freeing : callable ()
-        Called when a device may have room again.
     """
 
     name = "ferro-stealing"
+    # The timer of the next step; and whether no steps are taken, from `stop` to `start`.
+    _kick: object = None
+    _refused = False
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
         self.links = Links(learning=settings.learning)
         self.devices = Devices(scheduler, self.tell, settings.learning)
         self.shown: Shown = Shown(scheduler, self.devices, lambda: self.asked)
-        policy = named(settings.stealing, settings.parameters)
+        policy, learning = named(settings.stealing, settings.parameters), settings.learning
         self.core = SchedulingCore(
-            self.shown,
-            policy,
-            self.links,
-            coalesce=settings.coalesce,
-            tick=settings.tick,
-            learning=settings.learning,
+            self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick, learning=learning
         )
         self.logs: dict[str, EventLog] = {}
         self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)
@@ -99,34 +95,30 @@ class Stealing(EntryPoints):
         if settings.record is not None:
             self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
         self.ledger: Ledger = self.core.ledger
-        self.shown.ledger = self.ledger
+        self.shown.ledger = self.devices.ledger = self.ledger
         self.counts = self.core.counts
         self.moves = MoveLog(self.counts)
         self.telemetry = Telemetry(settings.recorded_tasks)
         self.moves.readers.append(self.telemetry.moved)
         self.watch = Watch()
-        self.waits = Waits(self, self.tell, self._called)
+        self.waits = Waits(self, settings, self._called)
         self.after_tick: Callable[[], None] = lambda: None
         self.after_freeing: Callable[[], None] = lambda: None
-        self._kick: object = None
+        self._load = LoopLoad()
         self._beats: dict[str, int] = {}
-        self._refused = False
-        self._acts = self._by_instruction()
-        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
-        self._learn(scheduler)
-        super().__init__(scheduler)
-        self._take_over(scheduler)
-
-    def _by_instruction(self) -> dict[type, Callable[[Any, float], None]]:
-        return {
+        self._acts: dict[type, Callable[..., None]] = {
             events.Ask: self._request,
             events.HandOver: self._hand_over,
-            events.PlaceAgain: self._place_again,
+            events.PlaceAgain: self._place_anew,
             events.Wake: self._wake,
             events.Hurry: self._hurry,
             events.Settled: self.moves.write,
             events.Arrived: self.moves.write,
         }
+        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
+        self._learn(scheduler)
+        super().__init__(scheduler)
+        self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
         """Take what Dask has seen before us."""
@@ -140,16 +132,6 @@ class Stealing(EntryPoints):
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
                     self._assigned(task)
-
-    @property
-    def policy(self) -> Policy:
-        """The stealing policy."""
-        return self.core.policy
-
-    @property
-    def state(self) -> StealingState:
-        """What the policy remembers."""
-        return self.core.state
 
     # -- from start to stop --------------------------------------------------------------------------------
 
@@ -209,7 +191,7 @@ class Stealing(EntryPoints):
         if decided := self._handle(event, now):
             self._enact(decided, now)
 
-    def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
+    def add_worker(self, scheduler: object = None, worker: str = "") -> None:
         """Open the worker's page; it is a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
@@ -244,7 +226,8 @@ class Stealing(EntryPoints):
                 self.after_freeing()
             if self.ledger.starting:
                 self.waits.listen_soon()
-        except Exception:  # Dask would swallow it
+        # Dask logs errors of plugins and goes on; this line says of which task the ledger is wrong from now on.
+        except Exception:
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
 
@@ -260,12 +243,8 @@ class Stealing(EntryPoints):
         ws = ts.processing_on
         if ws is None:
             return
-        told, nbytes = estimate_of(ts.annotations), self.devices.takes(ts, self.ledger)
-        self.tell(
-            events.Assigned(
-                ts.key, ws.address, ts.prefix.name, ts.priority, told, ts.resource_restrictions, nbytes
-            )
-        )
+        told, nbytes, needs = estimate_of(ts.annotations), self.devices.takes(ts), ts.resource_restrictions
+        self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
 
     def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
         ts = self.scheduler.tasks[key]
@@ -273,11 +252,12 @@ class Stealing(EntryPoints):
         seconds, is_done = None, finish == "memory"
         if is_done:
             spans = message.get("startstops") or ()
-            for span in reversed(spans):  # a worker that ran the task before sends that run too
+            # A worker that ran the task before sends that run too, first.
+            for span in reversed(spans):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
                     break
-            self.devices.done(ts, message.get("nbytes") or 0, self.ledger)
+            self.devices.done(ts, message.get("nbytes") or 0)
             if self.telemetry.is_on:
                 thread = message.get("thread")
                 self.telemetry.finished(ts, message["worker"], spans, message.get("nbytes"), thread)
@@ -312,6 +292,9 @@ class Stealing(EntryPoints):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
+        share = self._load.share()
+        if share is not None:
+            self.tell(events.LoopMeasured(share))
         self._look_at_all()
         self.waits.tick()
         self.watch.sampled(time(), self.scheduler, self.ledger, self.core.threshold)
@@ -322,7 +305,8 @@ class Stealing(EntryPoints):
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
-        if ws.resources != self.ledger.rows[ws.address].resources:  # Dask has no hook for it
+        # A worker may change its resources at any time, for which Dask has no hook.
+        if ws.resources != self.ledger.rows[ws.address].resources:
             self.tell(events.ResourcesTold(ws.address, dict(ws.resources)))
         if not told and ws.address not in self._beats:
             self._beats[ws.address] = 0
@@ -330,7 +314,7 @@ class Stealing(EntryPoints):
         if not told or self._beats.get(ws.address) == told["beat"]:
             return
         self._beats[ws.address] = told["beat"]
-        self.devices.heard(ws, told, self.ledger)
+        self.devices.heard(ws, told)
         for sender, sample in sent(told, self.ledger.hosts):
             self.devices.received(sender, ws.address, sample)
 
@@ -341,7 +325,8 @@ class Stealing(EntryPoints):
         for told in decided:
             try:
                 self._acts[type(told)](told, now)
-            except Exception as error:  # the core believes that all of them were done
+            # The core believes that all of them were done: the others still are, and the first error is told.
+            except Exception as error:
                 logger.exception("dask_ferro could not do %r", told)
                 failed = failed or error
         if self._lines:
@@ -358,17 +343,15 @@ class Stealing(EntryPoints):
 
     def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
-        if line is None:  # the victim is going; Dask will take its tasks back
+        # The victim is going; Dask will take its tasks back.
+        if line is None:
             self.tell(events.Unsent(told.key))
         else:
             self._lines.append(line)
 
     def _hand_over(self, told: events.HandOver, now: float) -> None:
-        ts, workers = self.scheduler.tasks[cast(Any, told.key)], self.scheduler.workers
+        ts, workers = self.scheduler.tasks[cast(Key, told.key)], self.scheduler.workers
         upstream.hand_over(self.scheduler, ts, workers[told.victim], workers[told.thief])
-
-    def _place_again(self, told: events.PlaceAgain, now: float) -> None:
-        self._place_anew(told.key)
 
     # -- the answer ----------------------------------------------------------------------------------------
 

@@ -10,23 +10,21 @@ Durations are seconds, on the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Hashable, Iterable
+from typing import cast
 from uuid import uuid4
 
 from dask.typing import Key
-from distributed import Scheduler, Status
+from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import AcceptsTasks, Event, MessagesSent, Sweep, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Sweep, Withdrawn
 from dask_ferro.policy.facts import Worker
-from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.scheduling_core import SchedulingCore
 from dask_ferro.policy.waits import Wait, by_reason, waits_of
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
-from dask_ferro.runtime.upstream_stealing import StealRequest
+from dask_ferro.runtime.upstream_stealing import EntryPoints, StealRequest
 
 # A step that comes so late finds answers that nobody has read; it lets them be read first.
 _LATE, _AFTER = 0.005, 0.001
@@ -39,28 +37,14 @@ _LOST = 30.0
 _STALL = 1.0
 
 
-class StealingExtension(Protocol):
-    """What is read of the scheduler's stealing extension, which owns these waits."""
-
-    scheduler: Scheduler
-    settings: Settings
-    core: SchedulingCore
-    ledger: Ledger
-    after_freeing: Callable[[], None]
-
-    @property
-    def asked(self) -> Mapping[TaskState, StealRequest]:
-        """The requests that are not answered, by task."""
-
-
 class Waits:
     """What waits at the workers of one scheduler although others are idle.
 
     Parameters
     ----------
-    stealing : StealingExtension
-    tell : callable (event)
-        Tells the core of an event, and does what it decides.
+    stealing : EntryPoints
+        The scheduler's stealing extension, which owns these waits.
+    settings : Settings
     take_step : callable (time)
         Takes the step of stealing that was due then, unless stealing was stopped.
 
@@ -74,22 +58,20 @@ class Waits:
         What waits at the scheduler.
     """
 
-    def __init__(
-        self,
-        stealing: StealingExtension,
-        tell: Callable[[Event], None],
-        take_step: Callable[[float], None],
-    ) -> None:
-        self._stealing = stealing
-        self._tell, self._take_step = tell, take_step
+    def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
+        self._stealing, self._settings = stealing, settings
+        self._tell, self._take_step = stealing.tell, take_step
         self.now: list[Wait] = []
         self.began: Counter[str] = Counter()
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
-        self.silent: dict[str, float] = {}  # workers that do not answer: when they were heard of last
-        self._ticked, self._awake = 0.0, 0.0  # when it ticked last, and since when it does so in time
-        self._told: set[Hashable] = set()  # keys of which it was said that they wait, and that still do
+        # Workers that do not answer: when they were heard of last.
+        self.silent: dict[str, float] = {}
+        # When it ticked last, and since when it does so in time.
+        self._ticked, self._awake = 0.0, 0.0
+        # Tasks of which it was said that they wait, and that still do; and by key, requests of which nothing was heard.
+        self._told: set[Hashable] = set()
         self._listens = False
-        self._withdrawn: dict[Key, str] = {}  # by key: the request of which nothing was heard
+        self._withdrawn: dict[Key, str] = {}
 
     # -- the clock -----------------------------------------------------------------------------------------
 
@@ -118,14 +100,16 @@ class Waits:
         """Look at what is overdue: move what may move, place anew what nobody answers for, note the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
-        if ledger.starting:  # a stolen task is sent without a transition
+        # A stolen task is sent without a transition, which would have asked for this.
+        if ledger.starting:
             self.listen_soon()
-        if not 0 <= now - self._ticked <= stealing.settings.tick + _STALL:
+        if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
             self._awake = now
         self._ticked = now
         self._hear_again()
         self._give_up_on_silent(now)
-        self._tell(Sweep(bool(stealing.asked) or self._elsewhere()))
+        scheduler = stealing.scheduler
+        self._tell(Sweep(bool(stealing.asked or scheduler.unrunnable or scheduler.queued)))
         found = stealing.core.found
         idle = found.idle
         told = self._asked(idle, now)
@@ -150,13 +134,9 @@ class Waits:
         self.began.update(new.values())
         self._told.update(new)
 
-    def _elsewhere(self) -> bool:
-        scheduler = self._stealing.scheduler
-        return bool(scheduler.unrunnable or scheduler.queued)
-
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
         """Return what a worker was asked for, and has not answered for long."""
-        patience = self._stealing.settings.parameters.patience
+        patience = self._settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
         waits = []
         for ts, info in self._stealing.asked.items() if idle else ():

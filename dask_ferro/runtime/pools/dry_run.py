@@ -10,13 +10,13 @@ are up, or none of them is large enough.  What is not known for sure refuses not
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from math import inf
 from typing import NamedTuple
 
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
-from dask_ferro.runtime.slurm.logs import option
+from dask_ferro.runtime.slurm.parsing import option
 
 # What `sbatch --test-only` says of a request that no node has, and of nodes that are only away for now.
 _NO_NODE = "node configuration is not available"
@@ -91,21 +91,16 @@ def request(script: str) -> ScriptRequest:
 
 def partitions(text: str) -> tuple[Partition, ...]:
     """Return the partitions that ``scontrol --oneliner show partition`` told of."""
-    found = []
-    for line in text.splitlines():
-        facts = dict(part.partition("=")[::2] for part in line.split())
-        if "PartitionName" in facts:
-            most = facts.get("MaxNodes", "")
-            found.append(
-                Partition(
-                    facts["PartitionName"],
-                    parsing.duration(facts.get("MaxTime", "")),
-                    int(most) if most.isdecimal() else inf,
-                    facts.get("Default") == "YES",
-                    facts.get("QoS", "N/A") not in ("N/A", ""),
-                )
-            )
-    return tuple(found)
+    return tuple(
+        Partition(
+            facts["PartitionName"],
+            parsing.duration(facts.get("MaxTime", "")),
+            int(most) if (most := facts.get("MaxNodes", "")).isdecimal() else inf,
+            facts.get("Default") == "YES",
+            facts.get("QoS", "N/A") not in ("N/A", ""),
+        )
+        for facts in parsing.partitions(text)
+    )
 
 
 # What `nodes` reads: of each node in each of its partitions.
@@ -128,18 +123,23 @@ def nodes(text: str) -> tuple[PartitionNode, ...]:
     return tuple(found)
 
 
-def excess(asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]) -> str:
+def excess(asked: ScriptRequest, limits: Collection[Partition], there: Iterable[PartitionNode]) -> str:
     """Return what a request asks for beyond what each of its partitions has, in words; empty: one may have it all.
 
     The words begin with the reason by which SLURM lets such a job wait.
     """
     known = {limit.name: limit for limit in limits}
-    names = asked.partitions or tuple(limit.name for limit in known.values() if limit.is_default)
+    names = _named(asked, limits)
     nodes: dict[str, list[PartitionNode]] = {}
     for node in there:
         nodes.setdefault(node.partition, []).append(node)
     each = [_beyond(asked, known[name], nodes.get(name, [])) for name in names if name in known]
     return "; ".join(each) if each and len(each) == len(names) and all(each) else ""
+
+
+def _named(asked: ScriptRequest, limits: Collection[Partition]) -> tuple[str, ...]:
+    """Return the partitions that a request names, or the default one."""
+    return asked.partitions or tuple(limit.name for limit in limits if limit.is_default)
 
 
 def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) -> str:
@@ -166,7 +166,11 @@ def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) 
 
 
 def verdict(
-    refused: str, kind: str, asked: ScriptRequest, limits: Iterable[Partition], there: Iterable[PartitionNode]
+    refused: str,
+    kind: str,
+    asked: ScriptRequest,
+    limits: Collection[Partition],
+    there: Iterable[PartitionNode],
 ) -> str:
     """Return why no job of a kind would ever start, in SLURM's words; empty: it would, or nobody knows.
 
@@ -182,7 +186,7 @@ def verdict(
     if not refused or kind != parsing.PERMANENT or _NO_OPTION.search(refused):
         return beyond
     if _NO_NODE in refused and not beyond:
-        names = asked.partitions or tuple(limit.name for limit in limits if limit.is_default)
+        names = _named(asked, limits)
         own = [node for node in there if node.partition in names]
         return refused if own and all(node.is_up for node in own) else ""
     return "; ".join(filter(None, (refused, beyond)))

@@ -24,13 +24,12 @@ from distributed.metrics import time
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import REMOVED, Pool
 from dask_ferro.runtime.jobs.cluster_options import check_options
-from dask_ferro.runtime.jobs.cluster_repr import PoolWords
 from dask_ferro.runtime.jobs.script import WorkerJob
 from dask_ferro.runtime.pools.pool import JobPool, overrides_of
 from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.pools.rpc import PoolRow
 from dask_ferro.runtime.pools.shortage import is_shut
-from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
+from dask_ferro.runtime.site_jobs import DEFAULT, SiteJob
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.telemetry.events import POOL, TOPIC
 from dask_ferro.runtime.upstream_jobqueue import job_keywords
@@ -167,28 +166,18 @@ class PoolOrders:
             for name, kind in self._records().items()
         )
 
-    def _pool_words(self: Any) -> list[PoolWords]:
-        """Return them as `repr` and HTML show them; nothing is built for that."""
-        now, found = time(), []
-        for name, kind in self._pool_records.items():
-            told: tuple[str, float, str] = self._submission.trouble(name), 0.0, "closed"
-            if kind.mode:
-                told = kind.told_mode(), 0.0, MODES[kind.mode]
-            elif now < kind.closed_until:
-                told = kind.closed, kind.closed_until, "closed"
-            found.append(PoolWords(name, kind.offer.minimum, kind.offer.maximum, *told))
-        return found
-
     def _pool_rows(self: Any) -> list[PoolRow]:
         """Return of each pool what a table shows, in msgpack's types."""
-        states = Counter((job.pool, job.state) for job in self._book.values())
+        states: dict[str, Counter[str]] = {}
+        for job in self._book.values():
+            states.setdefault(job.pool, Counter())[job.state] += 1
         return [
             {
                 "name": pool.name,
                 "state": pool.mode or ("closed" if pool.closed else "open"),
                 "why": pool.closed,
                 "until": pool.closed_until or None,
-                "jobs": {state: count for (name, state), count in states.items() if name == pool.name},
+                "jobs": dict(states.get(pool.name, {})),
                 "minimum": pool.minimum,
                 "maximum": None if pool.maximum == float("inf") else pool.maximum,
                 "processes": pool.processes,

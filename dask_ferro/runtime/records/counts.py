@@ -77,10 +77,8 @@ class JobCounts(SchedulerPlugin):
         for told in records:
             try:
                 record = JobRecord.from_dict(told)
-            except (
-                ValueError,
-                AttributeError,
-            ) as error:  # of another version, as it may be: the others count
+            # Of another version, as it may be: the other records count.
+            except (ValueError, TypeError) as error:
                 logger.warning("dask_ferro: a record of a job is left out: %s", error)
                 continue
             before = self._book.get(record.name)
@@ -90,7 +88,8 @@ class JobCounts(SchedulerPlugin):
             for worker in {*record.workers, *(before.workers if before else ())}.difference(now):
                 self._job_of.pop(worker, None)
                 self._done.pop(worker, None)
-        self._book.changed()  # nobody asks for that here
+        # Nobody asks for these here: they would pile up.
+        self._book.changed()
         return dict(self._done)
 
     def jobs(self, comm: object = None) -> list[dict[str, object]]:

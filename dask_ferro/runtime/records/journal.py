@@ -20,6 +20,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
@@ -124,7 +125,8 @@ def _taken(told: dict[str, object], runs: dict[str, ClusterRun], records: dict[s
         except ValueError:
             return False
         records[record.name] = record
-        if record.run:  # whose own line may be damaged
+        # Its run's own line may be the damaged one.
+        if record.run:
             runs.setdefault(record.run, ClusterRun(record.run, name))
         return True
     if kind not in (_RUN, _END) or not isinstance(tag, str) or not tag:
@@ -148,8 +150,7 @@ def read(path: str | os.PathLike[str]) -> Told:
         When it cannot be read, or is none.
     """
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        text = Path(path).read_bytes()
     except FileNotFoundError:
         return Told()
     except OSError as error:
@@ -218,22 +219,17 @@ class JobJournal:
 
     def _text(self, told: Told, job_name: str, now: float) -> bytes:
         """The newest of each, and this run."""
-        ended = [run for run in told.runs if run.ended][-_RUNS:]
-        lines = []
-        asked = {record.run for record in told.records if not record.is_over}
-        idle = [run for run in told.open_runs if run.tag not in asked][-_RUNS:]
-        busy = [run for run in told.open_runs if run.tag in asked]
-        for run in (*ended, *busy, *idle):
-            lines.append(_run_line(run))
-            if run.ended:
-                lines.append(sealed({_KIND: _END, "run": run.tag}))
-        names = {run.tag: run.job_name for run in told.runs}
         over = [record for record in told.records if record.is_over][-KEPT:]
         live = [record for record in told.records if not record.is_over]
-        lines += [
-            _job_line(record, names.get(record.run, ""))
-            for record in sorted([*over, *live], key=lambda one: one.order)
-        ]
+        asked = {record.run for record in live}
+        ended = [run for run in told.runs if run.ended][-_RUNS:]
+        idle = [run for run in told.open_runs if run.tag not in asked][-_RUNS:]
+        busy = [run for run in told.open_runs if run.tag in asked]
+        lines = [_run_line(run) for run in (*ended, *busy, *idle)]
+        lines += [sealed({_KIND: _END, "run": run.tag}) for run in ended]
+        names = {run.tag: run.job_name for run in told.runs}
+        for record in sorted([*over, *live], key=lambda one: one.order):
+            lines.append(_job_line(record, names.get(record.run, "")))
         return b"".join([*lines, _run_line(ClusterRun(self.run, job_name, now))])
 
     def announce(self, address: str) -> None:
@@ -254,6 +250,7 @@ class JobJournal:
         if self._hold is None or os.getpid() != self._pid:
             return
         failed = bool(self._late)
+        # By name: of a job that changed twice while the disk was full, the newest line says all.
         self._late.update((record.name, record) for record in records)
         if not self._late:
             return
@@ -277,8 +274,10 @@ class JobJournal:
             return
         if not jobs_left:
             self._write_ends([*(run.tag for run in self._former), self.run], now)
+        # Another run that took over has written its own address, which stays.
         with suppress(OSError):
-            if self._announced() == self.run:
+            _, _, run = Path(self.address_file).read_text(errors="replace").strip().partition(" ")
+            if run == self.run:
                 os.unlink(self.address_file)
         self.release()
 
@@ -310,18 +309,13 @@ class JobJournal:
             self._hold.check()
         except ConfigError as error:
             logger.error("dask_ferro: %s; this cluster writes no more into it", error)
-        except OSError as error:  # nobody knows, so that nothing is touched
+        # Nobody knows whose it is, so that nothing is touched.
+        except OSError as error:
             logger.warning("dask_ferro: journal %s: %s", self.path, error)
         else:
             return True
         self.release()
         return False
-
-    def _announced(self) -> str:
-        """Return the run that the address file names."""
-        with open(self.address_file, "rb") as file:
-            _, _, run = file.readline().decode(errors="replace").strip().partition(" ")
-        return run
 
     def release(self) -> None:
         """Let others have the journal.  Idempotent."""
@@ -357,7 +351,8 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
         '    FERRO_SCHEDULER="$ferro_found"\n'
         "fi\n"
     )
-    if "FERRO_WORKER=" not in script:  # a script of the user's own class
+    # A script of the user's own class: it has no line before which to look.
+    if "FERRO_WORKER=" not in script:
         return script.replace(placeholder, address)
     return script.replace(placeholder, '"$FERRO_SCHEDULER"').replace(
         "FERRO_WORKER=", look + "FERRO_WORKER=", 1

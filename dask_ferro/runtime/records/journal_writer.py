@@ -14,18 +14,16 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, TypeVar
+
+from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from dask_ferro.runtime.records.journal import JobJournal, Told
 from dask_ferro.runtime.records.record import JobRecord
 
 logger = logging.getLogger(__name__)
 
-# At the end, for the last lines.
+# For which the end waits for the last lines: a file server that hangs may do so for hours.
 _LAST = 5.0
-
-_T = TypeVar("_T")
 
 
 class JournalWriter:
@@ -35,14 +33,13 @@ class JournalWriter:
     ----------
     journal : JobJournal
         Which nobody else uses.
-    last : float
-        For which the end waits for a file system.
     """
 
-    def __init__(self, journal: JobJournal, last: float = _LAST) -> None:
+    def __init__(self, journal: JobJournal) -> None:
         self.path, self.address_file = journal.path, journal.address_file
-        self._journal, self._last = journal, last
-        self._calls: SimpleQueue[tuple[Callable[[], object], Future[Any]] | None] = SimpleQueue()
+        self._journal, self._last = journal, _LAST
+        # Dask's executor, whose threads are daemons: the standard library's would keep a process from its end.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ferro-journal")
         self._lock = threading.Lock()
         self._news: dict[str, JobRecord] = {}
         self._is_due = False
@@ -61,8 +58,7 @@ class JournalWriter:
             When another cluster has it, or it is none, or cannot be written.
         """
         self._is_on = True
-        threading.Thread(target=self._run, name="ferro-journal", daemon=True).start()
-        self._begun = self._call(partial(self._journal.begin, job_name, now))
+        self._begun = self._thread.submit(self._journal.begin, job_name, now)
         return await asyncio.wrap_future(self._begun)
 
     async def announce(self, address: str) -> None:
@@ -73,7 +69,7 @@ class JournalWriter:
         ConfigError
             When that cannot be written.
         """
-        await asyncio.wrap_future(self._call(partial(self._journal.announce, address)))
+        await asyncio.wrap_future(self._thread.submit(self._journal.announce, address))
 
     async def release(self, now: float) -> None:
         """Let others have the journal, since the cluster did not start; one that is still being taken, when it is."""
@@ -88,8 +84,8 @@ class JournalWriter:
         if not self._is_on or os.getpid() != self._pid:
             return
         self._is_on = False
-        over = self._call(last)
-        self._calls.put(None)
+        over = self._thread.submit(last)
+        self._thread.shutdown(wait=False)
         _, late = await asyncio.wait({asyncio.wrap_future(over)}, timeout=patience)
         if late and patience:
             logger.warning(
@@ -108,34 +104,20 @@ class JournalWriter:
             if self._is_due or not (self._news or self._journal.is_late):
                 return
             self._is_due = True
-        self._call(self._write)
+        self._thread.submit(self._write)
 
     def drop(self, tags: Iterable[str], now: float) -> None:
         """Have it written that runs before this one have no jobs left."""
         if self._is_on and os.getpid() == self._pid:
-            self._call(partial(self._journal.drop, tuple(tags), now))
+            self._thread.submit(self._journal.drop, tuple(tags), now)
 
     # -- in the thread ---------------------------------------------------------------------------------------
-
-    def _call(self, what: Callable[[], _T]) -> Future[_T]:
-        result: Future[_T] = Future()
-        self._calls.put((what, result))
-        return result
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            what, result = call
-            if not result.set_running_or_notify_cancel():
-                continue  # whoever asked for it has gone
-            try:
-                result.set_result(what())
-            except BaseException as error:  # noqa: BLE001 - it is whoever asked's
-                result.set_exception(error)
 
     def _write(self) -> None:
         with self._lock:
             news, self._news, self._is_due = self._news, {}, False
         try:
             self._journal.add(news.values())
-        except Exception:  # nobody waits for this
+        # Nobody waits for this; the thread has to go on.
+        except Exception:
             logger.exception("dask_ferro: journal %s", self.path)

@@ -26,8 +26,6 @@ KEPT = 10_000
 # Names of workers that were before a requeue and are remembered with their job.
 _FORMER_WORKERS = 50
 
-# What is said of a job that ended otherwise than by its own or our wish.
-
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -114,19 +112,12 @@ class JobRecord:
         ValueError
             When it is none.
         """
-        known = {field.name for field in fields(JobRecord)}
-        try:
-            own = {name: value for name, value in told.items() if name in known}
-            workers = own.get("workers", ())
-            if not isinstance(workers, list | tuple):
-                raise TypeError(f"workers are {workers!r}")
-            record = JobRecord(**{**own, "workers": tuple(map(str, workers))})
-        except TypeError as error:
-            raise ValueError(f"no record of a job: {error}") from error
-        for name, kinds in _TYPES.items():
-            value = getattr(record, name)
+        own = {"name": "", **{f.name: told[f.name] for f in fields(JobRecord) if f.name in told}}
+        for field in fields(JobRecord):
+            value, kinds = own.get(field.name, field.default), _KINDS[field.type]
             if isinstance(value, bool) or not isinstance(value, kinds) or not is_said(value):
-                raise ValueError(f"no record of a job: {name} is {value!r}")
+                raise ValueError(f"no record of a job: {field.name} is {value!r}")
+        record = JobRecord(**{**own, "workers": tuple(map(str, own.get("workers", ())))})
         if not record.name or record.state not in STATES:
             raise ValueError(f"no record of a job: {record.name!r} is {record.state!r}")
         return record
@@ -139,12 +130,13 @@ def is_said(value: object) -> bool:
 
 # Of all numbers of a record.
 _MOST = 1e100
-_MOMENTS = ("submitted", "started", "connected", "ended")
-_TYPES: dict[str, type | UnionType] = {
-    **dict.fromkeys(("name", "pool", "job_id", "why", "state", "ending", "run", "kind"), str),
-    **dict.fromkeys(("nodes", "processes", "restarts", "tasks", "order"), int),
-    **dict.fromkeys(("asked", "before", "seen"), int | float),
-    **dict.fromkeys(_MOMENTS, int | float | None),
+# By a field's annotation: what its value may be in JSON, where tuples are lists and a whole float may come as an int.
+_KINDS: Mapping[object, type | UnionType] = {
+    "str": str,
+    "int": int,
+    "float": int | float,
+    "float | None": int | float | None,
+    "tuple[str, ...]": list | tuple,
 }
 
 
@@ -198,12 +190,10 @@ class JobBook:
     def asked(self, jobs: Iterable[BatchJob], why: str, now: float, kind: str = "") -> None:
         """Take note of jobs that are asked for."""
         for job in jobs:
-            self.put(
-                JobRecord(
-                    job.name, job.pool, workers=job.workers, why=why, asked=now, processes=job.processes,
-                    order=job.order, run=self.run, kind=kind, seen=now,
-                )
-            )  # fmt: skip
+            asked = JobRecord(
+                job.name, job.pool, workers=job.workers, processes=job.processes, order=job.order
+            )
+            self.put(replace(asked, why=why, asked=now, run=self.run, kind=kind, seen=now))
 
     def note(self, job: BatchJob, now: float, connected: float | None = None) -> None:
         """Take in a job as it is now.
@@ -215,26 +205,29 @@ class JobBook:
         """
         facts = (job.job_id, job.state, job.restarts, job.submitted_at, job.started_at, job.nodes)
         record = self._records.get(job.name)
-        if record is None or self._noted.get(job.name) == facts:  # as it is with most jobs at most looks
+        # As it is with most jobs at most looks.
+        if record is None or self._noted.get(job.name) == facts:
             return
         self._noted[job.name] = facts
         if job.restarts > record.restarts:
             record = self._bounded(_requeued(record, job, now), job)
-        started = job.started_at if job.state in (BOOTING, RUNNING) else None
+        # The newest of its workers are those of its script, or what its shell has made of them.
+        earlier = record.workers[: len(record.workers) - len(job.workers)]
         new = replace(
             record,
             job_id=job.job_id,
             state=job.state,
             submitted=record.submitted if job.submitted_at is None else job.submitted_at,
-            started=started,
+            started=job.started_at if job.state in (BOOTING, RUNNING) else None,
             connected=record.connected if job.state != RUNNING else record.connected or connected or now,
-            workers=_workers(record, job),
+            workers=earlier + job.workers,
             nodes=job.nodes,
             ended=None,
             ending="",
         )
         if new != record:
-            self._over.pop(job.name, None)  # it was thought over
+            # It was thought over, and SLURM knows it after all.
+            self._over.pop(job.name, None)
             self.put(replace(self._counted(new), seen=now))
 
     def tally(self, tasks: Mapping[str, int]) -> None:
@@ -288,12 +281,6 @@ def _requeued(record: JobRecord, job: BatchJob, now: float) -> JobRecord:
         record, before=record.node_seconds(now), started=None, connected=None, restarts=job.restarts,
         workers=record.workers + job.workers,
     )  # fmt: skip
-
-
-def _workers(record: JobRecord, job: BatchJob) -> tuple[str, ...]:
-    """Return the names of a job's workers: its shell may have made others of those in its script."""
-    earlier = record.workers[: len(record.workers) - len(job.workers)]
-    return earlier + job.workers
 
 
 def gone_by_us(job: BatchJob, why: str) -> str:

@@ -88,7 +88,8 @@ class RecordedCluster:
             before = await self._recording.begin(self._site.job_name)
         except BaseException as error:
             if isinstance(error, ConfigError):
-                self.status = Status.closed  # it never began
+                # It never began: nobody has to close it.
+                self.status = Status.closed
             await self._recording.release()
             raise
         try:
@@ -188,7 +189,8 @@ class RecordedCluster:
     def _end_unheard(self: Any, rows: Mapping[str, QueueRow]) -> None:
         """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
         jobs = [job for job in self._former.values() if not job.job_id]
-        for job in jobs:  # SLURM may have them all the same
+        # SLURM may have them all the same, under numbers that we do not know: those are looked for below.
+        for job in jobs:
             del self._former[job.name]
             self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
         known = {job.job_id for job in self._followed()}

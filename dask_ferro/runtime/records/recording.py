@@ -184,10 +184,12 @@ class Recording:
                 tasks = await self._tell([record.as_dict() for record in told.values()])
         except Exception as error:  # noqa: BLE001 - it closes, or is busy: it is told the next time
             logger.debug("dask_ferro: the scheduler was not told of jobs: %r", error)
-            waiting = told | self._told  # of jobs that are still remembered
+            # What came meanwhile is newer; a job that the book has forgotten is told no more.
+            waiting = told | self._told
             self._told = {name: one for name, one in waiting.items() if self.book.get(name) is not None}
             return
-        if isinstance(tasks, Mapping):  # Dask answers nothing to what it does not know
+        # Dask answers nothing to a call that it does not know.
+        if isinstance(tasks, Mapping):
             self.book.tally(tasks)
 
     async def records(self) -> tuple[JobRecord, ...]:

@@ -54,7 +54,8 @@ async def of_scheduler(where: Callable[[], str]) -> tuple[JobRecord, ...]:
     except (OSError, TimeoutError) as error:
         raise ConfigError(f"no scheduler answers: {error}") from error
     except (KeyError, AttributeError):
-        told = None  # Dask's answers to what it does not know
+        # Dask's answers to a call that it does not know.
+        told = None
     if told is None:
         raise ConfigError(f"scheduler {address!r} keeps no record of jobs: it is of no ff.SLURMCluster")
     return tuple(JobRecord.from_dict(one) for one in told)

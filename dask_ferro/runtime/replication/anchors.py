@@ -11,7 +11,7 @@ cancels it expects its memory back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dask.typing import Key
 from distributed import Scheduler
@@ -28,27 +28,22 @@ class Anchors:
     Parameters
     ----------
     scheduler : Scheduler
+
+    Attributes
+    ----------
+    seconds : dict of key to float
+        What each that is held would take to compute again, as it was when it was first held.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._seconds: dict[Key, float] = {}
+        self.seconds: dict[Key, float] = {}
         self._going: set[Key] = set()
-
-    @property
-    def keys(self) -> Collection[Key]:
-        """Keys of the results that are held."""
-        return self._seconds.keys()
-
-    @property
-    def seconds(self) -> Mapping[Key, float]:
-        """What each would take to compute again, as it was when it was first held."""
-        return self._seconds
 
     def hold(self, ts: TaskState, seconds: float) -> None:
         """Keep a result in memory, unless a client wants or wanted it, or it was scattered."""
         if ts.who_wants is None and ts.run_spec is not None:
-            self._seconds[ts.key] = seconds
+            self.seconds[ts.key] = seconds
             self._scheduler.client_desires_keys([ts.key], CLIENT)
 
     def review(self, is_exposed: Callable[[TaskState], bool]) -> int:
@@ -61,34 +56,35 @@ class Anchors:
         """
         paths = _Paths(is_exposed)
         tasks, gone, kept = self._scheduler.tasks, set(), []
-        for key in self._seconds:
+        for key in self.seconds:
             if _is_foreign(tasks.get(key)):
                 gone.add(key)
             elif paths.seen <= _FAR:
                 kept.append(key)
                 if not paths.is_needed(tasks[key]):
                     gone.add(key)
-        if paths.seen > _FAR:  # those that had their turn come last
-            self._seconds |= {key: self._seconds.pop(key) for key in kept}
+        # Those that had their turn come last.
+        if paths.seen > _FAR:
+            self.seconds |= {key: self.seconds.pop(key) for key in kept}
         self.let_go(gone)
         return paths.seen
 
     def let_go(self, keys: Iterable[Key]) -> None:
         """Hold some no more."""
-        going = [key for key in keys if self._seconds.pop(key, None) is not None]
+        going = [key for key in keys if self.seconds.pop(key, None) is not None]
         if going and CLIENT in self._scheduler.clients:
             self._scheduler.client_releases_keys(going, CLIENT)
-        if not self._seconds:
+        if not self.seconds:
             self._scheduler.clients.pop(CLIENT, None)
 
     def let_go_wanted(self) -> None:
         """Hold nothing that a client wants: it is about to cancel it, say."""
         tasks = self._scheduler.tasks
-        self.let_go([key for key in self._seconds if _is_foreign(tasks.get(key))])
+        self.let_go([key for key in self.seconds if _is_foreign(tasks.get(key))])
 
     def let_go_soon(self, keys: Iterable[Key]) -> None:
         """Hold some no more, as soon as the scheduler is done with what it does: within a transition there is none."""
-        going = self._seconds.keys() & keys if self._seconds else set()
+        going = self.seconds.keys() & keys if self.seconds else set()
         if going and not self._going:
             asyncio.get_running_loop().call_soon(self._go)
         self._going |= going
@@ -99,7 +95,7 @@ class Anchors:
 
     def clear(self) -> None:
         """Let go of all."""
-        self.let_go(list(self._seconds))
+        self.let_go(list(self.seconds))
 
 
 def _is_foreign(ts: TaskState | None) -> bool:
@@ -112,7 +108,8 @@ class _Paths:
 
     def __init__(self, is_exposed: Callable[[TaskState], bool]) -> None:
         self._is_exposed = is_exposed
-        self._leads: dict[TaskState, bool] = {}  # whether a task leads to one that needs its inputs
+        # Whether a task leads to one that needs its inputs.
+        self._leads: dict[TaskState, bool] = {}
         self.seen = 0
 
     def is_needed(self, start: TaskState) -> bool:

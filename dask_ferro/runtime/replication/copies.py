@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice, zip_longest
 from typing import NamedTuple, cast
 
@@ -85,20 +86,26 @@ class Copies:
         self.scheduler = scheduler
         self.copying = config.read(Copying, "elastic.copy-")
         self.made: Counter[str] = Counter()
-        self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
+        self.anchors = Anchors(scheduler)
         self._began = 0.0
+        self._traffic = CopyTraffic()
+        self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
+        self._keeps: _Keeping | None = None
+        self._count = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with nothing that was told, copied or found out."""
+        self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
+        self._not_before = 0.0
         self._since: dict[Key, float] = {}  # when results came, while there are such workers
         self._coming: dict[Key, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
         self.kept = ReplicaLedger()
         self._rounds = Rounds()
-        self._passed: list[Key] = []  # found worth a copy, but more than could travel
-        self.anchors = Anchors(scheduler)
-        self._traffic = CopyTraffic()
-        self._doubted: dict[str, float] = {}  # receivers to which something did not come, and until when
-        self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
-        self._not_before = 0.0
-        self._keeps: _Keeping | None = None
-        self._count = 0
+        # Found worth a copy, but more than could travel.
+        self._passed: list[Key] = []
+        # Receivers to which something did not come, and until when.
+        self._doubted: dict[str, float] = {}
 
     # -- who is exposed --------------------------------------------------------------------------------------
 
@@ -109,21 +116,14 @@ class Copies:
             self._began = monotonic()
         if self._jobs and not self._ticks.is_running():
             self._ticks.start()
-            self._keep()
+            self._keeps = _Keeping.put_on(self)
         elif not self._jobs:
             self.stop()
 
     def stop(self) -> None:
         """Copy nothing any more, and give Dask's memory manager its own rule back.  Idempotent."""
-        self._jobs = {}
         self._ticks.stop()
-        self._not_before = 0.0
-        self._since.clear()
-        self._coming.clear()
-        self.kept.clear()
-        self._rounds.clear()
-        self._passed.clear()
-        self._doubted.clear()
+        self._forget()
         self.anchors.clear()
         if self._keeps is not None:
             self._keeps.give_way()
@@ -183,9 +183,8 @@ class Copies:
         each = max(_MOST // 4 // max(len(workers), 1), 1)
         keys = dict.fromkeys(self._passed)
         for ws in workers:  # `has_what` is in the order in which results came
-            keys |= dict.fromkeys(
-                ts.key for ts in islice(reversed(cast(dict[TaskState, None], ws.has_what)), each)
-            )
+            newest = reversed(cast(dict[TaskState, None], ws.has_what))
+            keys |= dict.fromkeys(ts.key for ts in islice(newest, each))
         keys |= dict.fromkeys(self._rounds.take(_MOST // 2, lambda: _one_of_each(workers)))
         tasks = self.scheduler.tasks
         return [tasks[key] for key in keys if key in tasks and key not in self._coming]
@@ -202,10 +201,8 @@ class Copies:
         for ts in exposed:
             job = sight.job(ts) or ""
             if job not in again:
-                again[job] = (
-                    self._recompute(job, sight, receivers),
-                    self._recompute(job, sight, receivers, self.anchors.seconds),
-                )
+                recompute = partial(self._recompute, job, sight, receivers)
+                again[job] = recompute({}), recompute(self.anchors.seconds)
             since, all_of_it = again[job]
             nbytes, fresh, seconds = nbytes_of(ts), since.seconds(ts), all_of_it.seconds(ts)
             is_dear = self.copying.is_dear(nbytes, fresh)
@@ -219,11 +216,7 @@ class Copies:
                 yield _Worthy(ts, result, fresh if is_dear else 0.0)
 
     def _recompute(
-        self,
-        job: str,
-        sight: Sight,
-        receivers: Mapping[str, Receiver],
-        anchored: Mapping[Key, float] | None = None,
+        self, job: str, sight: Sight, receivers: Mapping[str, Receiver], anchored: Mapping[Key, float]
     ) -> Recompute:
         room = max((r.room for r in receivers.values() if r.job != job), default=0)
 
@@ -283,7 +276,7 @@ class Copies:
             return True
         ts = self.scheduler.tasks.get(key)
         holders = (ts.who_has if ts is not None else None) or ()
-        return any(h.address == to for h in holders) and (len(holders) > 1 or key in self.anchors.keys)
+        return any(h.address == to for h in holders) and (len(holders) > 1 or key in self.anchors.seconds)
 
     def _budget(self, now: float, coming: Mapping[str, int]) -> dict[str, float]:
         """Return the bytes that each worker may begin to send or fetch; none while a second's worth is on its way."""
@@ -295,13 +288,6 @@ class Copies:
         allowed = self._traffic.allowed(now, rates)
         return {address: left if coming[address] < rate else 0.0 for address, left in allowed.items()}
 
-    # -- Dask's memory manager -------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        manager = self.scheduler.extensions.get("amm")
-        if isinstance(manager, ActiveMemoryManagerExtension):
-            self._keeps = _Keeping.put_on(manager, self)
-
 
 class _Keeping(ReduceReplicas):
     """Dask's rule that there is one of each result, but for those that a preemptible job would hold alone then."""
@@ -310,11 +296,12 @@ class _Keeping(ReduceReplicas):
         self._copies, self._replaced = copies, list(replaced)
 
     @classmethod
-    def put_on(cls, manager: ActiveMemoryManagerExtension, copies: Copies) -> _Keeping | None:
+    def put_on(cls, copies: Copies) -> _Keeping | None:
         """Take the place of Dask's rule; None where it is off."""
-        replaced: set[ActiveMemoryManagerPolicy] = {
-            policy for policy in manager.policies if type(policy) is ReduceReplicas
-        }
+        manager = copies.scheduler.extensions.get("amm")
+        if not isinstance(manager, ActiveMemoryManagerExtension):
+            return None
+        replaced = {policy for policy in manager.policies if type(policy) is ReduceReplicas}
         if not replaced:
             return None
         manager.policies -= replaced

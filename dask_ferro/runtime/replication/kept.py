@@ -18,13 +18,10 @@ class Rounds:
         """Return the next ones.  What came since the turn began has its turn in the next."""
         if not self._left:
             self._left = list(everything())
+        # From the end, which costs nothing, however many are left.
         taken = self._left[-most:]
         del self._left[-most:]
         return taken
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self._left.clear()
 
 
 class ReplicaLedger:
@@ -72,6 +69,7 @@ class ReplicaLedger:
         if key in self._copies:
             receiver, nbytes = self._copies.pop(key)
             self.nbytes[receiver] -= nbytes
+            # Addresses come and go for as long as a scheduler lives.
             if not self.nbytes[receiver]:
                 del self.nbytes[receiver]
 
@@ -82,9 +80,3 @@ class ReplicaLedger:
         for key in gone:
             self.drop(key)
         return gone
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._copies.clear()
-        self._rounds.clear()
-        self.nbytes.clear()

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 
-import dask
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed import Scheduler
 from distributed.scheduler import TaskState
 
@@ -51,8 +49,7 @@ class Recompute:
     ) -> None:
         self._is_lost, self._is_saved = is_lost, is_saved
         self._anchored = anchored or {}
-        guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
-        self._own = Seconds(scheduler, float(guess or 0.0))
+        self._own = Seconds(scheduler)
         self._known: dict[TaskState, float] = {}
         self.releases = Releases(self._own)
 
@@ -75,7 +72,8 @@ class Recompute:
 
     def _of(self, ts: TaskState) -> float:
         if ts.run_spec is None:
-            return inf  # it was scattered, and is gone
+            # It was scattered, and is gone.
+            return inf
         inputs = sum(self._again(dep) / max(len(dep.dependents), 1) for dep in self._needed(ts))
         return self._own.left(ts) + inputs
 

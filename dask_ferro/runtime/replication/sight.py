@@ -20,6 +20,7 @@ class Sight:
 
     def __init__(self, scheduler: Scheduler, job_of: Callable[[WorkerState], str]) -> None:
         self._job_of = job_of
+        # A result on two jobs is exposed only while somebody safe could have it: they insure each other.
         self._any_safe = any(not job_of(ws) for ws in scheduler.running)
         self._seen: dict[TaskState, str | None] = {}
 

@@ -19,7 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.commands import CommandSite
 from dask_ferro.runtime.sites.sitecluster import SiteCluster
-from dask_ferro.runtime.sites.workerjob import ScriptedJob
+from dask_ferro.runtime.sites.workerjob import TimedJob
 
 _NAME = "batch"
 # Of dask-jobqueue's keys of a job, those that are PBS's own.
@@ -79,7 +79,7 @@ class _PlainJob(Job):  # type: ignore[misc]
         self.job_header = "\n".join(lines)
 
 
-class BatchWorkerJob(ScriptedJob, _PlainJob):  # type: ignore[misc]
+class BatchWorkerJob(TimedJob, _PlainJob):  # type: ignore[misc]
     """The same with our script."""
 
     config_name = _NAME

@@ -20,12 +20,10 @@ from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
 from dask_ferro.runtime.sites.listing import Listing, pattern
 from dask_ferro.runtime.slurm import parsing
-from dask_ferro.runtime.slurm.commands import Printed, Refused, called
+from dask_ferro.runtime.slurm.commands import Printed, Refused, called, check
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
 _SUBMITS = 30.0
-# Jobs of one cancellation.
-_AT_ONCE = 200
 # Listings with other jobs in which a job is missing, until it is gone: one may be older than the job.
 _MISSES = 3
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -140,7 +138,7 @@ class CommandSite(BatchSite):
             )
 
     def _id(self, printed: Printed) -> str:
-        _check(self.submits, printed)
+        check(self.submits, printed, qstat.refusal)
         found = self._submitted.search(printed.out) or self._submitted.search(printed.err)
         if found is None or not (job_id := (found["job_id"] or "").strip()):
             raise Refused(f"{self.submits} printed no job id: {printed.out.strip()[:200]!r}", parsing.UNKNOWN)
@@ -155,7 +153,7 @@ class CommandSite(BatchSite):
         rows = self._listing.rows(printed.out)
         is_said = self._nothing is not None and bool(self._nothing.search(printed.out + "\n" + printed.err))
         if not rows and not is_said:
-            _check(self.lists, printed)
+            check(self.lists, printed, qstat.refusal)
         return rows, is_said or bool(rows)
 
     async def _shown(self, job_ids: Sequence[str]) -> Answer:
@@ -179,16 +177,7 @@ class CommandSite(BatchSite):
         }
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        each = [[job_id] for job_id in job_ids]
-        if "id" not in self._cancel_command.places:
-            each = [[*job_ids[at : at + _AT_ONCE]] for at in range(0, len(job_ids), _AT_ONCE)]
+        each = [[job_id] for job_id in job_ids] if "id" in self._cancel_command.places else [job_ids]
         for ids in each:
-            _check("the cancellation", await called(*self._cancel_command.filled(id=ids[0], ids=ids)))
-
-
-def _check(command: str, printed: Printed) -> None:
-    """Raise `Refused`, with the batch system's words, for a command that failed."""
-    if printed.status:
-        text = printed.err or printed.out
-        said = qstat.words(text) or f"{command} ended with status {printed.status}"
-        raise Refused(said, qstat.refusal(text))
+            printed = await called(*self._cancel_command.filled(id=ids[0], ids=ids))
+            check("the cancellation", printed, qstat.refusal)

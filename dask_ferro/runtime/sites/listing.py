@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, QueueRow
@@ -44,29 +45,6 @@ KNOWN: Mapping[str, Sequence[str]] = {
 }
 
 
-class ListedRow(QueueRow):
-    """A job as a listing tells of it."""
-
-    __slots__ = ()
-
-    @property
-    def phase(self) -> str:
-        """Return "pending", "started", "ending" or "over"."""
-        return QueueRow(self.job_id, self.state).phase
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it never starts: nobody knows the words for that."""
-        return False
-
-
-class HeldRow(ListedRow):
-    """One that is held."""
-
-    __slots__ = ()
-    phase = HELD
-
-
 class Listing:
     r"""Reads what a listing prints.
 
@@ -92,33 +70,13 @@ class Listing:
 
     def __init__(self, described: object, states: Mapping[str, Sequence[str]] | None = None) -> None:
         self._phases = _phases(states or {})
-        self._pattern: re.Pattern[str] | None = None
-        self._columns: dict[str, int] = {}
-        self._fields: dict[str, str] = {}
-        self._path: str | None = None
-        self._separator: str | None = None
+        self._facts: Callable[[str], Iterator[Mapping[str, object]]]
         if isinstance(described, str):
-            self._pattern = pattern("listed", described, _NEEDED)
+            self._facts = partial(_matches, pattern("listed", described, _NEEDED))
         elif isinstance(described, Mapping):
-            self._describe(dict(described))
+            self._facts = _reader(dict(described))
         else:
             raise _wrong(described)
-
-    def _describe(self, described: dict[str, object]) -> None:
-        path, separator = described.pop("json", None), described.pop("separator", None)
-        kind = int if path is None else str
-        missing = [name for name in _NEEDED if name not in described and (name != "job_id" or path is None)]
-        wrong = [
-            n for n, at in described.items() if n not in FIELDS or type(at) is not kind or at in (-1, "")
-        ]
-        negative = [name for name, at in described.items() if isinstance(at, int) and at < 0]
-        if missing or wrong or negative or not isinstance(path, str | None):
-            raise _wrong(described)
-        if separator is not None and (not isinstance(separator, str) or not separator):
-            raise _wrong({"separator": separator})
-        self._path, self._separator = path, separator
-        self._columns = {name: at for name, at in described.items() if isinstance(at, int)}
-        self._fields = {name: at for name, at in described.items() if isinstance(at, str)}
 
     def rows(self, text: str) -> dict[str, QueueRow]:
         """Return the jobs of a listing, by id."""
@@ -129,43 +87,56 @@ class Listing:
                 found[told["job_id"]] = self._row(told)
         return found
 
-    def _row(self, told: Mapping[str, str]) -> ListedRow:
+    def _row(self, told: Mapping[str, str]) -> QueueRow:
         phase = self._phases.get(told["state"], STARTED)
         reason = f"held: {told['state']}" if phase == HELD else told.get("reason", "")
-        return (HeldRow if phase == HELD else ListedRow)(
+        return QueueRow(
             told["job_id"],
             _STATES[phase],
             node=told.get("node", ""),
             reason=reason,
             comment=told.get("tag", ""),
+            known=phase,
         )
 
-    def _facts(self, text: str) -> Iterator[Mapping[str, object]]:
-        if self._path is not None:
-            yield from self._records(text)
-            return
-        for line in text.splitlines():
-            if self._pattern is not None:
-                if match := self._pattern.search(line):
-                    yield match.groupdict()
-                continue
-            cells = line.split(self._separator)
-            if len(cells) > max(self._columns.values()):
-                yield {name: cells[at] for name, at in self._columns.items()}
 
-    def _records(self, text: str) -> Iterator[Mapping[str, object]]:
-        try:
-            found: object = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        for key in filter(None, (self._path or "").split(".")):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        records: Iterable[Mapping[str, object]] = ()
-        if isinstance(found, Mapping):
-            records = [{"job_id": key, **_named(record, self._fields)} for key, record in found.items()]
-        elif isinstance(found, list):
-            records = [_named(record, self._fields) for record in found]
-        yield from records
+def _reader(described: dict[str, object]) -> Callable[[str], Iterator[Mapping[str, object]]]:
+    """Return what reads columns, or fields of JSON."""
+    path, separator = described.pop("json", None), described.pop("separator", None)
+    if not isinstance(separator, str | None) or separator == "":
+        raise _wrong({"separator": separator})
+    columns = {name: at for name, at in described.items() if type(at) is int and at >= 0}
+    fields = {name: at for name, at in described.items() if isinstance(at, str) and at}
+    is_known = described.keys() <= set(FIELDS) and "state" in described
+    if path is None and is_known and columns == described and "job_id" in columns:
+        return partial(_cells, columns, separator)
+    if isinstance(path, str) and is_known and fields == described:
+        return partial(_records, fields, path)
+    raise _wrong(described)
+
+
+def _matches(searched: re.Pattern[str], text: str) -> Iterator[Mapping[str, object]]:
+    return (match.groupdict() for match in map(searched.search, text.splitlines()) if match)
+
+
+def _cells(columns: Mapping[str, int], separator: str | None, text: str) -> Iterator[Mapping[str, object]]:
+    for line in text.splitlines():
+        cells = line.split(separator)
+        if len(cells) > max(columns.values()):
+            yield {name: cells[at] for name, at in columns.items()}
+
+
+def _records(fields: Mapping[str, str], path: str, text: str) -> Iterator[Mapping[str, object]]:
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    for key in filter(None, path.split(".")):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        yield from ({"job_id": key, **_named(record, fields)} for key, record in found.items())
+    elif isinstance(found, list):
+        yield from (_named(record, fields) for record in found)
 
 
 def _named(record: object, fields: Mapping[str, str]) -> dict[str, object]:
@@ -179,7 +150,7 @@ def _is_word(value: object) -> bool:
 
 
 def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    found = _by_word(KNOWN)
+    """Return the phases by the batch system's words, those that its user told last."""
     is_right = isinstance(states, Mapping) and all(
         phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
         for phase, words in states.items()
@@ -188,12 +159,8 @@ def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
         raise ConfigError(
             f"ff.BatchCluster: states: got {states!r}, wanted lists of words by {', '.join(map(repr, KNOWN))}"
         )
-    return found | _by_word(states)
-
-
-def _by_word(states: Mapping[str, Iterable[object]]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for phase, words in states.items():
+    for phase, words in (*KNOWN.items(), *states.items()):
         found |= dict.fromkeys(map(str, words), phase)
     return found
 

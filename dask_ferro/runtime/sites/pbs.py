@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.batchsite import Answer, BatchSite
 from dask_ferro.runtime.slurm import logs, parsing
-from dask_ferro.runtime.slurm.commands import Printed, Refused, called
+from dask_ferro.runtime.slurm.commands import Refused, called, check
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
 # Jobs of one command.
@@ -43,7 +43,7 @@ class PBSSite(BatchSite):
         variables = ",".join([*qstat.option(script, "v"), f"{qstat.VARIABLE}={known_by}"])
         command = ("qsub", "-N", self.job_name, "-v", variables)
         printed = await called(*command, stdin=script, pass_fds=pass_fds, limit=_SUBMITS)
-        _check(command[0], printed)
+        check(command[0], printed, qstat.refusal)
         if not (job_id := qstat.submitted(printed.out)):
             raise Refused(f"qsub printed no job id: {printed.out.strip()[:200]!r}", parsing.UNKNOWN)
         return job_id
@@ -56,7 +56,7 @@ class PBSSite(BatchSite):
             printed = await called("qstat", "-x", "-f", *job_ids[at : at + _AT_ONCE])
             found, missing = qstat.rows(printed.out), qstat.unknown(printed.err)
             if printed.status and not found and not missing:
-                _check("qstat", printed)
+                check("qstat", printed, qstat.refusal)
             for job_id, row in found.items():
                 if own := wanted.get(qstat.number(job_id)):
                     rows[own] = row._replace(job_id=own)
@@ -65,7 +65,7 @@ class PBSSite(BatchSite):
 
     async def _own(self) -> Mapping[str, QueueRow]:
         printed = await called("qselect", "-u", getpass.getuser(), "-N", self.job_name)
-        _check("qselect", printed)
+        check("qselect", printed, qstat.refusal)
         # One that was heard of is called what it was called then.
         known = {qstat.number(job_id): job_id for job_id in self._ids}
         ids = [known.get(qstat.number(word), word) for word in printed.out.split() if word[:1].isdecimal()]
@@ -74,18 +74,17 @@ class PBSSite(BatchSite):
 
     async def _all_own(self) -> Mapping[str, QueueRow]:
         printed = await called("qstat", "-f")  # all jobs of the server, as seldom as an answer is lost
-        _check("qstat", printed)
+        check("qstat", printed, qstat.refusal)
         return self._ours(qstat.rows(printed.out))
 
     def _ours(self, rows: Mapping[str, QueueRow]) -> dict[str, QueueRow]:
         return {job_id: row for job_id, row in rows.items() if row.comment.startswith(f"{self.tag}.")}
 
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        for at in range(0, len(job_ids), _AT_ONCE):
-            printed = await called("qdel", *job_ids[at : at + _AT_ONCE])
-            rest = [line for line in printed.err.splitlines() if line.strip() and not _GONE.search(line)]
-            if printed.status and (rest or not printed.err.strip()):
-                _check("qdel", printed._replace(err="\n".join(rest)))
+        printed = await called("qdel", *job_ids)
+        rest = [line for line in printed.err.splitlines() if line.strip() and not _GONE.search(line)]
+        if rest or not printed.err.strip():
+            check("qdel", printed._replace(err="\n".join(rest)), qstat.refusal)
 
     async def kill_wait(self) -> float | None:
         """Return the seconds from SIGTERM to SIGKILL: the least of the queues', or PBS's own default."""
@@ -123,11 +122,3 @@ def outputs(told: str, job_id: str, script: str, job_name: str) -> tuple[str, ..
             path = os.path.join(path, f"{job_id}.{ending}")
         paths.append(os.path.abspath(path))
     return tuple(dict.fromkeys(paths))
-
-
-def _check(command: str, printed: Printed) -> None:
-    """Raise `Refused`, with PBS's words, for a command that failed."""
-    if printed.status:
-        text = printed.err or printed.out
-        said = qstat.words(text) or f"{command} ended with status {printed.status}"
-        raise Refused(said, qstat.refusal(text))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import dask
 from dask_jobqueue.pbs import PBSJob
@@ -16,24 +15,21 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.sites import qstat
 from dask_ferro.runtime.sites.pbs import PBSSite
 from dask_ferro.runtime.sites.sitecluster import SiteCluster
-from dask_ferro.runtime.sites.workerjob import ScriptedJob
+from dask_ferro.runtime.sites.workerjob import TimedJob
 
 # What `qsub -N` and `qselect -N` take.
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}")
 
 
-class PBSWorkerJob(ScriptedJob, PBSJob):  # type: ignore[misc]
+class PBSWorkerJob(TimedJob, PBSJob):  # type: ignore[misc]
     """A job of dask-jobqueue's PBS with our script."""
 
     config_name = "pbs"
 
-    def __init__(self, scheduler: str | None = None, name: str | None = None, **options: Any) -> None:
-        super().__init__(scheduler, name, **options)
+    def _complete(self) -> None:
         # A job that PBS runs again would have workers of the same names; the controller asks for another one instead.
-        directive = "#PBS -r n"
-        is_skipped = any(skip in directive for skip in self.job_directives_skip)
-        if not qstat.option(str(self.job_header), "r") and not is_skipped:
-            self.job_header = f"{self.job_header}\n{directive}"
+        if not qstat.option(str(self.job_header), "r"):
+            self._add_directive("#PBS -r n")
 
     def _limit(self, header: str) -> float:
         return qstat.walltime(header)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate
+from functools import partial
 from itertools import chain
 from math import inf
 
-from dask_ferro.runtime.sites.listing import ListedRow
 from dask_ferro.runtime.slurm import parsing
-from dask_ferro.runtime.slurm.parsing import HELD, LIMIT, PENDING, PERMANENT, TRANSIENT, UNKNOWN
+from dask_ferro.runtime.slurm.parsing import HELD, LIMIT, PENDING, PERMANENT, STUCK, TRANSIENT, QueueRow
 
 # The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
 VARIABLE = "FERRO_SUBMISSION"
@@ -43,30 +44,11 @@ _SIGNALLED = {128 + 9, 128 + 15, 256 + 9, 256 + 15}
 _JOB = re.compile(r"^Job Id:[ \t]*(\S+)", re.IGNORECASE)
 _FACT = re.compile(r"^[ \t]+([A-Za-z_][\w.]*) = (.*)$")
 _UNKNOWN_JOB = re.compile(r"unknown job ?id:?\s+(\S+)", re.IGNORECASE)
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # The scheduler's word for a request that no node meets.  What the server lacks (a licence, a file system) comes back.
 _NEVER = re.compile(r"can never run(?!: insufficient amount of server resource)", re.IGNORECASE)
 
 
-class PBSRow(ListedRow):
-    """A job as `qstat` tells of it; of one that waits PBS's comment is no phase."""
-
-    __slots__ = ()
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the scheduler says that it never runs."""
-        return self.phase == PENDING and bool(_NEVER.search(self.reason))
-
-
-class HeldPBSRow(PBSRow):
-    """One that is held."""
-
-    __slots__ = ()
-    phase = HELD
-
-
-def rows(text: str) -> dict[str, PBSRow]:
+def rows(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``qstat -f`` printed, by id; what is no job is left out."""
     found = {}
     for job_id, facts in jobs(text):
@@ -77,26 +59,21 @@ def rows(text: str) -> dict[str, PBSRow]:
 
 def jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the jobs of the long format, with what is told of each; of a fact that comes twice the first."""
-    job_id, facts, name = "", dict[str, str](), ""
-    for line in text.splitlines():
+    job_id, facts = "", dict[str, str]()
+    for line in text.replace(
+        "\n\t", ""
+    ).splitlines():  # a long value is cut anywhere, and goes on after a tab
         if begin := _JOB.match(line):
             if job_id:
                 yield job_id, facts
-            job_id, facts, name = begin[1], {}, ""
-        elif line.startswith("\t"):  # a long value goes on, wherever it was cut
-            if name:
-                facts[name] += line[1:]
+            job_id, facts = begin[1], {}
         elif fact := _FACT.match(line):
-            name = "" if fact[1] in facts else fact[1]
-            if name:
-                facts[name] = fact[2]
-        else:
-            name = ""
+            facts.setdefault(fact[1], fact[2])
     if job_id:
         yield job_id, facts
 
 
-def row(job_id: str, facts: Mapping[str, str]) -> PBSRow:
+def row(job_id: str, facts: Mapping[str, str]) -> QueueRow:
     """Return what the facts of one job say."""
     letter = facts["job_state"].strip()
     starts = moment(facts.get("stime", facts.get("start_time", "")))
@@ -108,7 +85,8 @@ def row(job_id: str, facts: Mapping[str, str]) -> PBSRow:
         state, reason = "PENDING", f"held ({facts.get('Hold_Types', '').strip() or '?'}) {reason}".strip()
     elif letter not in ("Q", "W", "T", "M"):
         reason = ""  # "Job run at ..." is no reason for anything
-    return (HeldPBSRow if letter == "H" else PBSRow)(
+    known = HELD if letter == "H" else parsing.phase_of(state)
+    return QueueRow(
         job_id,
         state,
         submitted=moment(facts.get("qtime", facts.get("ctime", ""))),
@@ -117,6 +95,7 @@ def row(job_id: str, facts: Mapping[str, str]) -> PBSRow:
         node=facts.get("exec_host", "").partition("/")[0],
         reason=reason,
         comment=known_by(facts.get("Variable_List", "")),
+        known=STUCK if known == PENDING and _NEVER.search(reason) else known,
     )
 
 
@@ -178,12 +157,9 @@ def moment(text: str) -> float | None:
     >>> moment("never"), moment("Sat Xyz 14 08:37:55 2024")
     (None, None)
     """
-    found = re.fullmatch(r"\s*[A-Za-z]{3} ([A-Za-z]{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})\s*", text)
-    if found is None or found[1] not in _MONTHS:
-        return None
-    day, hours, minutes, seconds, year = map(int, found.groups()[1:])
-    try:  # the names of months are not those of the user's language
-        return time.mktime((year, _MONTHS.index(found[1]) + 1, day, hours, minutes, seconds, 0, 0, -1))
+    told = parsedate(text)  # the names of months are not those of the user's language
+    try:
+        return None if told is None else time.mktime((*told[:8], -1))
     except (OverflowError, ValueError):
         return None
 
@@ -247,12 +223,4 @@ _REFUSALS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def refusal(text: str) -> str:
-    """Return what a failure of a command is: "transient", "limit", "permanent" or "unknown"."""
-    for kind, patterns in _REFUSALS.items():
-        if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
-            return kind
-    return UNKNOWN
-
-
-words = parsing.words
+refusal = partial(parsing.refusal, known=_REFUSALS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.runtime.jobs.cluster_repr import newest
 from dask_ferro.runtime.sites.batchsite import BatchSite
 from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
@@ -15,8 +17,6 @@ from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 _SLURMS = "ff.SLURMCluster"
 # What other batch systems do not have yet: a run that is started again does not find its jobs there.
 _SLURM_ONLY = frozenset(("journal", "keep"))
-# Files of jobs that are shown.
-_FILES = 50
 
 
 class SiteCluster(SLURMCluster):
@@ -39,25 +39,14 @@ class SiteCluster(SLURMCluster):
         super()._end(job, ending._replace(why=ending.why.replace("SLURM", self._site.word)), now, is_lost)
 
     def _written(self) -> list[Path]:
-        found: dict[Path, float] = {}
-        for kind in self._pool_records.values():
-            folder = Path(kind.job.log_directory or ".")
-            for path in folder.iterdir() if folder.is_dir() else ():
-                changed = _changed(path)
-                if changed >= self._began and self._is_output(path, bool(kind.job.log_directory)):
-                    found[path] = changed
-        return sorted(found, key=lambda path: found[path])[-_FILES:]
+        folders = {kind.job.log_directory for kind in self._pool_records.values()}
+        return newest(chain.from_iterable(map(self._outputs, folders)), self._began)
 
-    def _is_output(self, path: Path, is_own: bool) -> bool:
-        """Whether a file may be what a job printed; `is_own`: in a folder that is there for that."""
-        return is_own or path.name.startswith((f"{self._site.job_name}.o", f"{self._site.job_name}.e"))
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime if path.is_file() else 0.0
-    except OSError:
-        return 0.0  # removed meanwhile
+    def _outputs(self, folder: str | None) -> Iterator[Path]:
+        """Yield what jobs may have printed: all of a folder that is there for that, else what bears their name."""
+        if Path(folder or ".").is_dir():
+            of_jobs = (f"{self._site.job_name}.o", f"{self._site.job_name}.e")
+            yield from (p for p in Path(folder or ".").iterdir() if folder or p.name.startswith(of_jobs))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
-from dask_ferro.runtime.slurm.site import SlurmSite
+from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Cancellation:
 
     Parameters
     ----------
-    site : SlurmSite
+    site : WatchedSite
     connected : callable
         The addresses of a job's workers at the scheduler.
     leave : callable
@@ -69,7 +69,7 @@ class Cancellation:
 
     def __init__(
         self,
-        site: SlurmSite,
+        site: WatchedSite,
         connected: Callable[[BatchJob], list[str]],
         leave: Callable[[list[str]], Awaitable[bool]],
     ) -> None:

@@ -176,7 +176,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
     def _known(self) -> Known:
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
-        return Known([job.seen() for job in self._book.values()], self._pool_words(), bounds)
+        return Known([job.seen() for job in self._book.values()], self._pool_facts(), bounds)
 
     def _written(self) -> list[Path]:
         kinds = (*self._past.values(), *self._pool_records.values())

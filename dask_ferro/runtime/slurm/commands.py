@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dask_ferro.runtime.slurm import parsing
@@ -58,11 +58,16 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
         With SLURM's words, or after the command's time limit.
     """
     printed = await called(*command, stdin=stdin, pass_fds=pass_fds, env=environment())
+    check(command[0], printed, parsing.refusal)
+    return printed.out
+
+
+def check(command: str, printed: Printed, refusal: Callable[[str], str]) -> None:
+    """Raise `Refused`, with the batch system's words, for a command that failed; `refusal` tells what they mean."""
     if printed.status:
         text = printed.err or printed.out
-        said = parsing.words(text) or f"{command[0]} ended with status {printed.status}"
-        raise Refused(said, parsing.refusal(text))
-    return printed.out
+        said = parsing.words(text) or f"{command} ended with status {printed.status}"
+        raise Refused(said, refusal(text))
 
 
 async def called(

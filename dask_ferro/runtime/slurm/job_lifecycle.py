@@ -241,8 +241,7 @@ class BatchJob:
     ) -> Ending | None:
         """Go by the connections of its workers alone."""
         if self._is_there(connected):
-            self._pass(_MISSING)
-            self._pass(_STUCK)
+            self._pass(_MISSING, _STUCK)
             return self._staffed(connected, now, patience)
         limit = patience.missing if is_sure and self.was_listed else patience.unseen
         why = "SLURM knows it no more" if self.was_listed else "SLURM does not know it"
@@ -310,8 +309,9 @@ class BatchJob:
     def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:
         return ending if now - self.warned_at.setdefault(condition, now) >= patience else None
 
-    def _pass(self, condition: str) -> None:
-        self.warned_at.pop(condition, None)
+    def _pass(self, *conditions: str) -> None:
+        for condition in conditions:
+            self.warned_at.pop(condition, None)
 
     def _no_worker_came(self, row: QueueRow) -> bool:
         """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""

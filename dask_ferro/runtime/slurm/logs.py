@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from dask_ferro.runtime.slurm.parsing import element
+from dask_ferro.runtime.slurm.parsing import element, option
 
 # Of a file: a traceback has its error at the end, and this fits on a screen.
-LINES, BYTES = 20, 4096
+_LINES, _BYTES = 20, 4096
 # Of its last line, where one line is all that there is room for.
 _BRIEF = 200
 # Seconds: for the answer of SLURM, and for the file.
@@ -105,7 +105,7 @@ def files_of(told: str, job_id: str, script: str, job_name: str, folder: str) ->
         "A": facts.get("ArrayJobId") or array,
         "a": facts.get("ArrayTaskId") or (str(index) if "_" in job_id else "4294967294"),
         "x": facts.get("JobName") or job_name,
-        "u": (facts.get("UserId") or _user()).partition("(")[0],
+        "u": (facts.get("UserId") or os.environ.get("USER", "")).partition("(")[0],
         "N": facts.get("BatchHost", ""),
         "n": "0",
         "t": "0",
@@ -142,34 +142,28 @@ def expanded(path: str, replaced: Mapping[str, str]) -> str:
     return _PATTERN.sub(value, path)
 
 
-def option(script: str, short: str, long: str) -> str:
-    """Return the value of the last such option in a script's header, which is the one that SLURM takes; "": none.
-
-    >>> option("#SBATCH -p cpu -c8\\n#SBATCH --partition=gpu", "p", "partition")
-    'gpu'
-    """
-    names = rf"--{long}(?:=|[ \t]+)" + (rf"|-{short}[ \t]*" if short else "")
-    pattern = rf"^#SBATCH[ \t]+(?:.*[ \t])?(?:{names})(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
-    found = re.findall(pattern, script, re.MULTILINE)
-    return str(found[-1]).strip("\"'") if found else ""
+def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
+    """Return the size of a file, and at most so many bytes of its end.  Raises `OSError`."""
+    with Path(path).open("rb") as file:
+        whole = file.seek(0, os.SEEK_END)
+        file.seek(max(whole - size, 0))
+        return whole, file.read(size)
 
 
-def tail(path: str, lines: int = LINES, size: int = BYTES) -> Log:
+def tail(path: str) -> Log:
     """Return the last lines of a file."""
     try:
-        status = os.stat(path)  # not opened before it is known to be a file: a pipe would wait for a writer
-        if not stat.S_ISREG(status.st_mode):
+        # Not opened before it is known to be a file: a pipe would wait for a writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
             return Log(path, trouble="is no file that keeps what is written")
-        with Path(path).open("rb") as file:
-            file.seek(max(status.st_size - size, 0))
-            read = file.read(size)
+        whole, read = end_of_file(path, _BYTES)
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
-    if status.st_size > size and len(kept) > 1:
+    if whole > _BYTES and len(kept) > 1:
         kept = kept[1:]  # the first is a part of one
-    return Log(path, tuple(kept[-lines:]), "" if kept else "is empty")
+    return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty")
 
 
 def _first_with_lines(paths: tuple[str, ...]) -> Log:
@@ -181,7 +175,3 @@ def _facts(told: str) -> dict[str, str]:
     """Return what a line of `scontrol` tells, by name; values may have spaces in them."""
     pairs = re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", told.partition("\n")[0])
     return {name: value for name, value in pairs if value not in ("", "(null)", "N/A")}
-
-
-def _user() -> str:
-    return os.environ.get("USER", "")

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from dask_ferro import portable
 
-_CLOSED, _NOW = b"closed\n", b"now\n"
 # Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
 # their workers.
 _SCRIPT = r"""
@@ -148,21 +147,22 @@ class Watchdog:
 
     def note(self, job_id: str) -> None:
         """Let it know of a job, which it then cancels whatever the queue says."""
-        with suppress(BrokenPipeError):  # somebody killed it
-            os.write(self.fd, b"job %s\n" % job_id.encode())
+        self._say(f"job {job_id}")
 
     def inherit(self, tag: str) -> None:
         """Let it know of a run before, whose jobs are its own as well."""
-        with suppress(BrokenPipeError):
-            os.write(self.fd, b"tag %s\n" % tag.encode())
+        self._say(f"tag {tag}")
+
+    def _say(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # somebody killed it: there is nothing to tell
+            os.write(self.fd, f"{line}\n".encode())
 
     def close(self, *, jobs_left: bool = False) -> None:
         """End it, or leave it to cancel the jobs that are left.  Idempotent."""
         stream = self._process.stdin
         if stream is None or stream.closed:
             return
-        with suppress(BrokenPipeError):  # somebody killed it: there is nothing to tell
-            os.write(stream.fileno(), _NOW if jobs_left else _CLOSED)
+        self._say("now" if jobs_left else "closed")
         stream.close()
         if jobs_left:
             self._process.returncode = 0  # not ours to wait for: it outlives this process

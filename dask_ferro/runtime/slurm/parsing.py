@@ -8,12 +8,14 @@ Durations are seconds, points in time epoch seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import inf, prod
 from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
+# Of a pending job whose batch system says that it never starts.
+STUCK = "stuck"
 
 # The restarts of a job, where a command does not tell them.
 UNTOLD = -1
@@ -47,7 +49,7 @@ _PHASES = {
 
 # Ends that are none of its tasks' doing; a job that is out of memory, or failed, may be.
 _ENDED = frozenset(
-    ("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REQUEUED", "REVOKED", "TIMEOUT")
+    ["BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REQUEUED", "REVOKED", "TIMEOUT"]
 )
 _TIME_LIMIT = "TimeLimit"
 
@@ -89,6 +91,9 @@ class QueueRow(NamedTuple):
         Where it runs.
     comment : str
         Which it was submitted with.
+    known : str
+        Its phase, or "stuck", where that does not follow from SLURM's words: other batch systems have their own, and
+        any of theirs may stand in a reason.
     """
 
     job_id: str
@@ -100,14 +105,15 @@ class QueueRow(NamedTuple):
     node: str = ""
     reason: str = ""
     comment: str = ""
+    known: str = ""
 
     @property
     def phase(self) -> str:
         """Return "pending", "started", "held", "ending" or "over"."""
-        phase = _PHASES.get(self.state, STARTED)
-        if phase == PENDING and _HELD.search(self.reason):
-            return HELD
-        return phase
+        if self.known:
+            return PENDING if self.known == STUCK else self.known
+        phase = phase_of(self.state)
+        return HELD if phase == PENDING and _HELD.search(self.reason) else phase
 
     @property
     def told(self) -> str:
@@ -122,7 +128,14 @@ class QueueRow(NamedTuple):
     @property
     def is_stuck(self) -> bool:
         """Whether it waits for something that time alone does not bring."""
+        if self.known:
+            return self.known == STUCK
         return self.phase == PENDING and bool(_STUCK.search(self.reason))
+
+
+def phase_of(state: str) -> str:
+    """Return the phase that a state of SLURM's is."""
+    return _PHASES.get(state, STARTED)
 
 
 def rows(text: str) -> dict[str, QueueRow]:
@@ -145,6 +158,16 @@ def rows(text: str) -> dict[str, QueueRow]:
     return found
 
 
+def partitions(text: str) -> list[dict[str, str]]:
+    """Return the facts of each partition, of ``scontrol --oneliner show partition``; other lines are left out."""
+    found = []
+    for line in text.splitlines():
+        facts = dict(part.partition("=")[::2] for part in line.split())
+        if "PartitionName" in facts:
+            found.append(facts)
+    return found
+
+
 def graces(text: str) -> dict[str, float]:
     """Return the seconds that partitions grant to preempted jobs, of ``scontrol --oneliner show partition``.
 
@@ -154,10 +177,9 @@ def graces(text: str) -> dict[str, float]:
     {'low': 5.0, '': 5.0}
     """
     found = {}
-    for line in text.splitlines():
-        facts = dict(part.partition("=")[::2] for part in line.split())
+    for facts in partitions(text):
         seconds = facts.get("GraceTime", "")
-        if seconds.isdecimal() and int(seconds) and "PartitionName" in facts:
+        if seconds.isdecimal() and int(seconds):
             found[facts["PartitionName"]] = float(seconds)
             if facts.get("Default") == "YES":
                 found[""] = float(seconds)
@@ -173,15 +195,14 @@ def preemptible(text: str) -> frozenset[str]:
     >>> sorted(preemptible("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL"))
     ['b']
     """
-    partitions = [_facts(line) for line in text.splitlines()]
-    tiers = {p["PartitionName"]: int(p.get("PriorityTier", "1")) for p in partitions if "PartitionName" in p}
+    told = partitions(text)
+    tiers = [int(facts.get("PriorityTier", "1")) for facts in told]
     found = set()
-    for facts in partitions:
-        name, mode = facts.get("PartitionName"), facts.get("PreemptMode", "OFF")
+    for facts, tier in zip(told, tiers, strict=True):
         grace = facts.get("GraceTime", "")
         is_short = not grace.isdecimal() or int(grace) < _LONG_GRACE
-        if name and mode not in ("OFF", "GANG") and is_short and tiers[name] < max(tiers.values()):
-            found.add(name)
+        if facts.get("PreemptMode", "OFF") not in ("OFF", "GANG") and is_short and tier < max(tiers):
+            found.add(facts["PartitionName"])
             if facts.get("Default") == "YES":
                 found.add("")
     return frozenset(found)
@@ -239,6 +260,18 @@ def duration(text: str) -> float:
     return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) or inf
 
 
+def option(script: str, short: str, long: str) -> str:
+    """Return the value of the last such option in a script's header, which is the one that SLURM takes; "": none.
+
+    >>> option("#SBATCH -p cpu -c8\\n#SBATCH --partition=gpu", "p", "partition")
+    'gpu'
+    """
+    names = rf"--{long}(?:=|[ \t]+)" + (rf"|-{short}[ \t]*" if short else "")
+    pattern = rf"^#SBATCH[ \t]+(?:.*[ \t])?(?:{names})(\"[^\"\n]*\"|'[^'\n]*'|\S+)"
+    found = re.findall(pattern, script, re.MULTILINE)
+    return str(found[-1]).strip("\"'") if found else ""
+
+
 def element(job_id: str) -> tuple[str, int]:
     """Return the array and the index of a job; a job by itself is element 0 of its own.
 
@@ -262,11 +295,6 @@ def exit_status(text: str) -> str:
     return f"exit code {code}" if code != "0" else ""
 
 
-def _facts(line: str) -> dict[str, str]:
-    """Return what a line says as NAME=VALUE, words apart."""
-    return dict(part.partition("=")[::2] for part in line.split())
-
-
 def node_count(listed: str) -> int:
     """Return how many nodes SLURM's list names; one that was cut short may have more.
 
@@ -274,16 +302,24 @@ def node_count(listed: str) -> int:
     (1, 6, 10, 0)
     """
     whole = re.sub(r"\[[^\]]*$", "", listed)
-    hosts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)
-    return sum(prod(map(_within, re.findall(r"\[([^\]]*)\]", host))) for host in hosts)
+    return sum(map(_hosts, re.findall(r"(?:[^,\[]|\[[^\]]*\])+", whole)))
 
 
-def _within(ranges: str) -> int:
-    count = 0
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        count += int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
-    return count
+def _hosts(named: str) -> int:
+    return prod(len([*expanded(ranges)]) for ranges in re.findall(r"\[([^\]]*)\]", named))
+
+
+def expanded(elements: str) -> Iterator[int]:
+    """Return the elements that SLURM writes in short.
+
+    >>> list(expanded("0-2,5,8-12:2%1"))
+    [0, 1, 2, 5, 8, 10, 12]
+    """
+    for part in elements.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match:
+            first, last, step = match.groups()
+            yield from range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def is_plain(name: str) -> bool:
@@ -345,15 +381,17 @@ _REFUSALS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def refusal(text: str) -> str:
+def refusal(text: str, known: Mapping[str, Sequence[str]] = _REFUSALS) -> str:
     """Return what a failure of `sbatch` is: "transient", "limit", "permanent" or "unknown".
 
     Parameters
     ----------
     text : str
         What it printed.  The first kind that has a word of it wins: SLURM repeats itself in general terms.
+    known : mapping of str to sequence of str
+        Regular expressions by kind; those of another batch system are others.
     """
-    for kind, patterns in _REFUSALS.items():
+    for kind, patterns in known.items():
         if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
             return kind
     return UNKNOWN
@@ -366,8 +404,4 @@ def words(text: str) -> str:
     'invalid partition specified: x; Batch job submission failed: No'
     """
     lines = (re.sub(r"^\s*(\w+: )?(error: |fatal: )?", "", line).strip() for line in text.splitlines())
-    return "; ".join(_unique(line for line in lines if line))
-
-
-def _unique(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(items))
+    return "; ".join(dict.fromkeys(line for line in lines if line))

@@ -111,9 +111,9 @@ def shown(text: str) -> dict[str, QueueRow]:
     """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
     found = {}
     for line in text.splitlines():
-        facts: dict[str, str] = {}
-        for name, value in _CELL.findall(line):
-            facts.setdefault(name, value)  # a comment of the user's may look like others
+        facts = dict(
+            reversed(_CELL.findall(line))
+        )  # the first wins: a comment of the user's may look like others
         if "JobId" not in facts or "JobState" not in facts:
             continue
         row = QueueRow(
@@ -143,7 +143,7 @@ def accounted(text: str) -> dict[str, QueueRow]:
         array, _, elements = job_id.partition("_")
         if not array.isdecimal() or not state.strip():
             continue
-        for element in expanded(elements.strip("[]")) if elements else [""]:
+        for element in parsing.expanded(elements.strip("[]")) if elements else [""]:
             name = f"{array}_{element}" if elements else array
             found[name] = QueueRow(name, state.split()[0].upper(), restarts=parsing.UNTOLD)
     return found
@@ -159,21 +159,7 @@ def _left_out(job_id: str, rows: dict[str, QueueRow]) -> QueueRow | None:
 
 def _ids(facts: dict[str, str]) -> Iterator[str]:
     array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
-    if not array or not elements:
+    if array and elements:
+        yield from (f"{array}_{element}" for element in parsing.expanded(elements))
+    else:
         yield facts["JobId"]
-        return
-    for element in expanded(elements):
-        yield f"{array}_{element}"
-
-
-def expanded(elements: str) -> Iterator[int]:
-    """Return the elements that SLURM writes in short.
-
-    >>> list(expanded("0-2,5,8-12:2%1"))
-    [0, 1, 2, 5, 8, 10, 12]
-    """
-    for part in elements.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
-        if match:
-            first, last, step = match.groups()
-            yield from range(int(first), int(last or first) + 1, int(step or 1))

@@ -1,18 +1,17 @@
 """SLURM's commands, for the jobs of one cluster: submit, list, cancel.
 
 Each has a time limit, and says in SLURM's words why it failed.  One `squeue` runs at a time.  What it does not list is
-asked for elsewhere (`second_source`).  The first submission starts the watchdog, so that nothing is ever in the queue
-without one.  What is tried again is decided elsewhere, but for the end of all jobs.  Which jobs are the cluster's own
-says a tag in their comment, and not their name, which is the user's: others may have it too.  Durations are seconds.
+asked for elsewhere (`second_source`).  Which jobs are the cluster's own says a tag in their comment, and not their
+name, which is the user's: others may have it too.  Durations are seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from dask_ferro import portable
 from dask_ferro.runtime.slurm import logs, parsing
@@ -20,11 +19,10 @@ from dask_ferro.runtime.slurm.commands import Refused, environment, run
 from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, PENDING, STARTED, QueueRow
 from dask_ferro.runtime.slurm.second_source import SecondSource
+from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
-# Arguments of one scancel.
-_CANCELLED = 200
 # What is only asked once, at the start, is not waited for longer than that.
 _ASKED = 5.0
 # Between two looks at the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
@@ -33,11 +31,9 @@ _NODES = 3.0
 _OWN_WORDS = 120
 # A look at the queue waits so long for the nodes; what takes longer is told with the next one.
 _NODES_WAIT = 1.0
-# While all jobs are ended: the first pause between two looks, and the longest.
-_LOOK, _LOOK_MOST = 0.1, 2.0
 
 
-class SlurmSite:
+class SlurmSite(WatchedSite):
     """SLURM, as far as the jobs of one cluster are concerned.
 
     Parameters
@@ -50,31 +46,21 @@ class SlurmSite:
         What the watchdog does when this process dies.
     """
 
-    # What a log or an error calls it, and its commands.
-    word, submits, lists = "SLURM", "sbatch", "squeue"
+    word, submits, lists, cancels = "SLURM", "sbatch", "squeue", "scancel"
     # Of an array at most: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
     elements = 500
 
     def __init__(self, job_name: str, tag: str, keep: GuardedJobs | None = None) -> None:
-        self.job_name, self.tag, self._keep = job_name, tag, keep
-        # Of runs before that did not end in order: the tags and names of their jobs.
-        self.former_tags: tuple[str, ...] = ()
+        super().__init__(job_name, tag)
+        self._keep = keep
+        # Those of runs before, too, that did not end in order.
         self._names: tuple[str, ...] = (job_name,)
         # What was submitted here: of a site that rewrites comments, that is all that is known.
         self._arrays: dict[str, None] = {}
-        self._watchdog: Watchdog | None = None
-        # Partitions, as `graces` found them; "" is the default one.
-        self.preemptible: frozenset[str] = frozenset()
         self._draining: frozenset[str] = frozenset()
         self._nodes_at = 0.0
         self._nodes_look: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
         self._others = SecondSource()
-
-    @property
-    def was_used(self) -> bool:
-        """Whether there may be jobs."""
-        return self._watchdog is not None or bool(self.former_tags)
 
     def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
         """Look after the jobs of runs before as well.
@@ -87,7 +73,7 @@ class SlurmSite:
         self.former_tags = tuple(tags)
         self._names = tuple(dict.fromkeys((self.job_name, *filter(parsing.is_job_name, names))))
         for tag in self.former_tags:
-            self._guarded().inherit(tag)
+            self.guarded().inherit(tag)
 
     def take_over(self, array: str) -> None:
         """Take a job of a run before, or an array, for one of this run.
@@ -98,27 +84,14 @@ class SlurmSite:
             When nobody would end it if this process died.
         """
         self._arrays[array] = None
-        self._guarded().note(array)
+        self.guarded().note(array)
 
-    def _guarded(self) -> Watchdog:
-        if self._watchdog is None:
-            self._watchdog = _watchdog(self.job_name, self.tag, self._keep)
-        return self._watchdog
+    def _watch(self) -> Watchdog:
+        return Watchdog(self.job_name, self.tag, environment(), self._keep)
 
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
-        """Submit one job, or an array of these elements; return its id.
-
-        Parameters
-        ----------
-        nonce : str
-            What the queue will show the submission by: the end of its comment, after the tag.
-
-        Raises
-        ------
-        Refused
-            With SLURM's words.
-        """
-        watchdog = self._guarded()
+        """Submit one job, or an array of these elements; return its id."""
+        watchdog = self.guarded()
         array = [f"--array={parsing.indices(offsets)}"] if list(offsets) != [0] else []
         # The command line wins over SBATCH_JOB_NAME in the environment, and over the script.
         out = await run(
@@ -139,14 +112,8 @@ class SlurmSite:
         return str(found[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
-        """Return all jobs of the cluster that `squeue` lists, by id, finished ones too: all that there are, as a rule.
-
-        Raises
-        ------
-        Refused
-            When SLURM does not answer.
-        """
-        async with self._turn:  # commands that hang do not pile up
+        """Return all jobs of the cluster that `squeue` lists, finished ones too."""
+        async with self._turn:
             out = await run(
                 "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
                 f"--name={','.join(self._names)}", f"--Format={parsing.FORMAT}",
@@ -159,20 +126,11 @@ class SlurmSite:
         return parsing.element(row.job_id)[0] in self._arrays
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
-        """Return what other commands say of jobs that `squeue` does not list.
-
-        None: they know no such job; of a job that is left out, they did not answer.
-        """
+        """Return what other commands say of jobs that `squeue` does not list."""
         return await self._others.rows(job_ids)
 
     async def ask(self, *command: str, stdin: str = "") -> str:
-        """Return what a command prints that only tells something; it is given up after some seconds.
-
-        Raises
-        ------
-        Refused
-            With SLURM's words.
-        """
+        """Return what a command prints that only tells something; it is given up after some seconds."""
         try:
             async with asyncio.timeout(_ASKED):
                 return await run(*command, stdin=stdin)
@@ -184,25 +142,17 @@ class SlurmSite:
         return await logs.last_output(self.ask, job_id, script, self.job_name)
 
     async def find(self, nonce: str) -> str | None:
-        """Return the array that a submission became; None where it waits or runs nowhere.
-
-        Raises
-        ------
-        Refused
-            When SLURM does not answer.
-        """
-        try:
+        """Return the array that a submission became; None where it waits or runs nowhere."""
+        listed = None
+        with suppress(Refused):
             listed = await self.queue()
-        except Refused:
-            return await self._others.named(nonce)
-        there = (row for row in listed.values() if row.phase in (PENDING, STARTED))
-        for row in there:
-            if nonce in row.comment:
+        for row in (listed or {}).values():
+            if row.phase in (PENDING, STARTED) and nonce in row.comment:
                 return parsing.element(row.job_id)[0]
         try:  # `squeue` may be older than the submission
             return await self._others.named(nonce)
         except Refused as refused:
-            if refused.kind == parsing.TRANSIENT:
+            if listed is None or refused.kind == parsing.TRANSIENT:
                 raise
             return None  # a site without it
 
@@ -211,23 +161,21 @@ class SlurmSite:
 
         Where SLURM does not say, there are none.
         """
-        try:
-            async with asyncio.timeout(_ASKED):
-                told = await run("scontrol", "--oneliner", "show", "partition")
-            self.preemptible = parsing.preemptible(told)
-            return parsing.graces(told)
-        except (Refused, TimeoutError) as error:
-            logger.info("dask_ferro: scontrol did not tell of the partitions: %s", error)
-            return {}
+        told = await self._told("--oneliner", "show", "partition")
+        self.preemptible = parsing.preemptible(told)  # "" is the default partition
+        return parsing.graces(told)
 
     async def kill_wait(self) -> float | None:
         """Return the seconds from SIGTERM to SIGKILL; None where SLURM does not say."""
+        return parsing.kill_wait(await self._told("show", "config"))
+
+    async def _told(self, *words: str) -> str:
+        """Return what SLURM says of itself; empty where it does not."""
         try:
-            async with asyncio.timeout(_ASKED):
-                return parsing.kill_wait(await run("scontrol", "show", "config"))
-        except (Refused, TimeoutError) as error:
-            logger.info("dask_ferro: scontrol did not tell of its configuration: %s", error)
-            return None
+            return await self.ask("scontrol", *words)
+        except Refused as refused:
+            logger.info("dask_ferro: scontrol %s: %s", " ".join(words), refused.words)
+            return ""
 
     async def draining(self) -> frozenset[str]:
         """Return the nodes that their administrator wants to have free: a look now and then, and what it said since."""
@@ -246,58 +194,34 @@ class SlurmSite:
         except Refused as refused:
             logger.warning("dask_ferro: sinfo failed: %s", refused.words)
 
-    async def cancel(self, job_ids: Sequence[str], level: int = logging.WARNING) -> None:
-        """Ask SLURM to end jobs; failures are logged, for the caller looks in any case."""
-        for at in range(0, len(job_ids), _CANCELLED):
-            try:
-                await run("scancel", *job_ids[at : at + _CANCELLED])
-            except Refused as refused:
-                logger.log(level, "dask_ferro: scancel failed: %s", refused.words)
+    async def _cancel(self, job_ids: Sequence[str]) -> None:
+        await run("scancel", *job_ids)
 
-    async def cancel_all(self, patience: float, job_ids: Iterable[str] = ()) -> bool:
-        """End every job of the cluster; return whether none is left within so many seconds.
-
-        Parameters
-        ----------
-        job_ids : iterable of str
-            Those that were there: an empty `squeue` alone does not say that they are gone.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                return await self._cancel_all(set(job_ids))
-        return False
-
-    async def _cancel_all(self, job_ids: set[str]) -> bool:
-        pause = _LOOK
-        # Whatever the queue says; of most of these nothing is left, and SLURM's complaints about them say nothing.
+    async def _cancel_known(self, job_ids: set[str]) -> None:
+        # Of most of these nothing is left, and SLURM's complaints about them say nothing.
         await self.cancel(list(self._arrays), level=logging.DEBUG)
-        while True:
-            try:
-                listed = await self.queue()
-            except Refused as refused:
-                logger.debug("dask_ferro: squeue failed: %s", refused.words)
-            else:
-                left = [row for row in listed.values() if row.phase != OVER]
-                if not left and not await self._are_left(job_ids - listed.keys()):
-                    return True
-                if not left:  # or it is a lie
-                    await self.cancel(list(self._arrays), level=logging.DEBUG)
-                await self.cancel([row.job_id for row in left if row.phase != ENDING])
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LOOK_MOST)
 
-    async def _are_left(self, job_ids: set[str]) -> bool:
-        """Whether jobs that `squeue` does not list may be there all the same."""
-        said = await self._others.rows(job_ids, most=None)
-        gone = {job_id for job_id, row in said.items() if row is None or row.phase == OVER}
-        return bool(job_ids - gone)
+    async def _are_gone(self, job_ids: set[str]) -> bool:
+        try:
+            listed = await self.queue()
+        except Refused as refused:
+            logger.debug("dask_ferro: squeue failed: %s", refused.words)
+            return False
+        left = [row for row in listed.values() if row.phase != OVER]
+        if not left:
+            unlisted = job_ids - listed.keys()
+            said = await self._others.rows(unlisted, most=None)
+            if unlisted <= {job_id for job_id, row in said.items() if row is None or row.phase == OVER}:
+                return True
+            await self._cancel_known(job_ids)  # an empty squeue may be a lie
+        await self.cancel([row.job_id for row in left if row.phase != ENDING])
+        return False
 
     def close(self, *, jobs_left: bool = False) -> None:
         """End the watchdog, or leave the jobs that are left to it."""
         if self._nodes_look is not None:
             self._nodes_look.cancel()
-        if self._watchdog is not None:
-            self._watchdog.close(jobs_left=jobs_left)
+        super().close(jobs_left=jobs_left)
 
 
 def _comment(script: str, known_by: str) -> str:
@@ -305,14 +229,6 @@ def _comment(script: str, known_by: str) -> str:
 
     That word is last, or first where the user's words leave it no room in squeue's column.
     """
-    found = re.findall(r"^#SBATCH\s.*--comment[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)", script, re.MULTILINE)
-    own = [words.strip("\"'") for words in found[-1:]]
-    parts = [known_by, *own] if sum(map(len, own)) > _OWN_WORDS else [*own, known_by]
-    return " ".join(parts)
-
-
-def _watchdog(job_name: str, tag: str, keep: GuardedJobs | None) -> Watchdog:
-    try:
-        return Watchdog(job_name, tag, environment(), keep)
-    except OSError as error:
-        raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
+    own = parsing.option(script, "", "comment")
+    parts = (known_by, own) if len(own) > _OWN_WORDS else (own, known_by)
+    return " ".join(filter(None, parts))

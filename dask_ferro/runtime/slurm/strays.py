@@ -39,8 +39,8 @@ class Strays:
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
-        self._lost: dict[str, BatchJob] = {}
-        self._ended: dict[str, BatchJob] = {}
+        # By id, and whether it is lost.
+        self._past: dict[str, tuple[BatchJob, bool]] = {}
 
     def forget(self, job: BatchJob, *, is_lost: bool = False) -> None:
         """Follow a job no more.
@@ -52,10 +52,9 @@ class Strays:
         """
         if not job.job_id:
             return
-        book = self._lost if is_lost else self._ended
-        book[job.job_id] = job
-        while len(book) > _REMEMBERED:
-            del book[next(iter(book))]
+        self._past[job.job_id] = job, is_lost
+        while len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
 
     def look(self, rows: Mapping[str, QueueRow], followed: Collection[str], now: float) -> Found:
         """Take in a look at the queue.
@@ -67,10 +66,12 @@ class Strays:
         """
         alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
         there = [job_id for job_id in alive if job_id not in followed]
-        back = [self._lost.pop(job_id) for job_id in there if job_id in self._lost]
+        past = {job_id: self._past[job_id] for job_id in there if job_id in self._past}
+        back = [job for job, is_lost in past.values() if is_lost]
         for job in back:
             job.warned_at.clear()
+            del self._past[job.job_id]
         followed_again = {job.job_id for job in back}
         self._seen = {i: self._seen.get(i, now) for i in there if i not in followed_again}
         ripe = [job_id for job_id, at in self._seen.items() if now - at >= _SEEN]
-        return Found(back, {job_id: self._ended.get(job_id) for job_id in ripe})
+        return Found(back, {job_id: past[job_id][0] if job_id in past else None for job_id in ripe})

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
-from dask_ferro.runtime.slurm.site import SlurmSite
+from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Submission:
 
     Parameters
     ----------
-    site : SlurmSite
+    site : WatchedSite
     script : callable
         The batch script by (pool, number of element 0).
     accepted : callable
@@ -105,7 +105,7 @@ class Submission:
 
     def __init__(
         self,
-        site: SlurmSite,
+        site: WatchedSite,
         script: Callable[[str, int], str],
         accepted: Callable[[Iterable[BatchJob]], None],
         refused: Callable[[Sequence[BatchJob], str], None],
@@ -147,9 +147,7 @@ class Submission:
 
     def trouble(self, pool: str) -> str:
         """Return why jobs of a pool wait to be submitted again; empty where none does."""
-        if any(job.pool == pool for job in self._waiting.values()):
-            return self._pause(pool).words
-        return ""
+        return self._pause(pool).words if self.waiting(pool) else ""
 
     def waiting(self, pool: str) -> list[BatchJob]:
         """Return the jobs of a pool that no `sbatch` has taken, nor takes now."""
@@ -236,7 +234,7 @@ class Submission:
 
     def _batch(self, pool: str) -> Batch:
         """The oldest jobs of a pool, as many as one array takes."""
-        jobs = sorted((job for job in self._waiting.values() if job.pool == pool), key=lambda job: job.order)
+        jobs = sorted(self.waiting(pool), key=lambda job: job.order)
         most = self._pause(pool).portion
         return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < self._site.elements))
 
@@ -309,7 +307,7 @@ class Submission:
     def _give_up(self, batch: Batch, words: str) -> None:
         """Refuse all of the pool's waiting jobs: they would be told the same."""
         self._pauses.pop(batch.pool, None)
-        waiting = [job for job in self._waiting.values() if job.pool == batch.pool]
+        waiting = self.waiting(batch.pool)
         for job in waiting:
             del self._waiting[job.name]
         self._errors[batch.pool] = words

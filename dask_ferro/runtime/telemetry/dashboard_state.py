@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dask_ferro.policy.events import OUTCOMES, Settled
-from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import TOPIC, ClosedPool, ScaleEvent
@@ -170,41 +170,30 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     totals["worked"] = log.counts.get("seconds worked", 0.0)
     totals["spent"] = log.counts.get("seconds moving", 0.0)
     backlogs = _backlogs(scheduler, stealing, now)
+    unseen = len(stealing.ledger.rows) - len(backlogs)
+    waits = tuple(wait.told() for wait in stealing.waits.now)
+    seconds, thresholds = tuple(log.seconds), tuple(stealing.watch.thresholds)
+    flows = _flows(scheduler, log.moves)
     return StealingPicture(
-        stealing.settings.stealing,
-        totals,
-        _flows(scheduler, log.moves),
-        tuple(log.seconds),
-        backlogs,
-        len(stealing.ledger.rows) - len(backlogs),
-        tuple(stealing.watch.thresholds),
-        tuple(wait.told() for wait in stealing.waits.now),
+        stealing.settings.stealing, totals, flows, seconds, backlogs, unseen, thresholds, waits
     )
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
     """The confirmed moves by pair; beyond some pairs of workers, those who moved little are "others"."""
-    pairs: dict[tuple[str, str], list[float]] = {}
-    for move in moves:
-        if move.outcome == "confirmed":
-            sums = pairs.setdefault((move.victim, move.thief), [0, 0.0, 0.0])
-            sums[0] += 1
-            sums[1] += move.gain
-            sums[2] += move.cost
-    busy: Counter[str] = Counter()
-    for (victim, thief), sums in pairs.items():
-        busy[victim] += int(sums[0])
-        busy[thief] += int(sums[0])
+    confirmed = [move for move in moves if move.outcome == "confirmed"]
+    busy = Counter(chain.from_iterable((move.victim, move.thief) for move in confirmed))
     names = {a: label(a, scheduler.workers.get(a)) for a, _ in busy.most_common(PAIRED)}
-    found: dict[tuple[str, str], MoveFlow] = {}
-    for (victim, thief), (count, gain, cost) in pairs.items():
-        pair = names.get(victim, "others"), names.get(thief, "others")
-        seen = found.get(pair, MoveFlow(*pair, 0, 0.0, 0.0))
-        # Gains are of tasks that wait at once: their mean says something, their sum does not.
-        together = seen.moves + int(count)
-        mean = (seen.gain * seen.moves + gain) / together
-        found[pair] = MoveFlow(*pair, together, mean, seen.cost + cost)
-    return tuple(found.values())
+    sums: dict[tuple[str, str], list[float]] = {}
+    for move in confirmed:
+        total = sums.setdefault(
+            (names.get(move.victim, "others"), names.get(move.thief, "others")), [0, 0.0, 0.0]
+        )
+        total[0] += 1
+        total[1] += move.gain
+        total[2] += move.cost
+    # Gains are of tasks that wait at once: their mean says something, their sum does not.
+    return tuple(MoveFlow(*pair, int(n), gain / n, cost) for pair, (n, gain, cost) in sums.items())
 
 
 def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Backlog, ...]:
@@ -215,16 +204,8 @@ def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Bac
     if len(shown) > SHOWN:
         ordered = sorted(seconds, key=lambda a: (-seconds[a], a))
         shown = ordered[: SHOWN // 2] + ordered[-SHOWN // 2 :]
-    parameters = stealing.settings.parameters
-    found = [
-        Backlog(
-            label(a, scheduler.workers.get(a)),
-            seconds[a],
-            threshold_of(stealing.state, a, parameters),
-            len(rows[a].queue),
-        )
-        for a in shown
-    ]
+    threshold, workers = stealing.core.threshold, scheduler.workers
+    found = [Backlog(label(a, workers.get(a)), seconds[a], threshold(a), len(rows[a].queue)) for a in shown]
     return tuple(sorted(found, key=lambda b: natural(b.worker)))
 
 
@@ -251,16 +232,14 @@ def elastic_picture(
     newest : mapping, optional
         Its newest decision, for where Dask has dropped the event of it: it keeps 1,000 of all kinds.
     """
-    told: dict[str, list[tuple[float, Any]]] = {action: [] for action in ("scale", *_DEPARTURES)}
-    for at, message in scheduler.get_events(TOPIC):
-        action = message.get("action") if isinstance(message, dict) else None
-        if action in told:
-            told[action].append((at, message))
-    decisions = [_decision(at, message) for at, message in told["scale"][-EVENTS:]]
-    if newest and not decisions:
-        decisions = [_decision(newest.get("time", 0.0), newest)]
-    left = sorted((at, _departure(a, message)) for a in _DEPARTURES for at, message in told[a])
-    return ElasticPicture(tuple(decisions), tuple(left[-EVENTS:]), tuple(stealing.watch.samples))
+    told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
+    scaled = [(at, cast(ScaleEvent, message)) for at, message in told if message.get("action") == "scale"]
+    if newest and not scaled:
+        scaled = [(newest.get("time", 0.0), newest)]
+    went = [(at, message) for at, message in told if message.get("action") in _DEPARTURES]
+    decisions = tuple(_decision(at, message) for at, message in scaled[-EVENTS:])
+    departures = tuple((at, _departure(message)) for at, message in went[-EVENTS:])
+    return ElasticPicture(decisions, departures, tuple(stealing.watch.samples))
 
 
 def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
@@ -282,12 +261,12 @@ def _closed(pool: str, told: ClosedPool) -> Closed:
     return Closed(pool, told.get("why") or "", told.get("until") or 0.0, told.get("output") or "", state)
 
 
-def _departure(action: str, message: Mapping[str, Any]) -> str:
+def _departure(message: Mapping[str, Any]) -> str:
     workers = [label(str(address)) for address in message.get("workers") or ()]
     some = ", ".join(workers[:3]) + (f" and {len(workers) - 3} more" if len(workers) > 3 else "")
-    why = message.get("why")
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
-    return f"{some} {_DEPARTURES[action]}{held}" + (f": {why}" if why else "")
+    why = f": {message['why']}" if message.get("why") else ""
+    return f"{some} {_DEPARTURES[message['action']]}{held}{why}"
 
 
 # -- memory --------------------------------------------------------------------------------------------------
@@ -305,25 +284,18 @@ def memory_picture(scheduler: Scheduler) -> MemoryPicture:
 
 def _host_memory(ws: WorkerState) -> HostMemory:
     """Results on a device count in what Dask calls managed, and are no part of the process: they are left out."""
-    memory = ws.memory
-    on_device = _own_bytes(ws)
-    results = min(max(memory.managed - on_device, 0), memory.process)
+    memory, gpu = ws.memory, (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
+    results = min(max(memory.managed - int(gpu.get("own", 0)), 0), memory.process)
     return HostMemory(
         label(ws.address, ws), results, memory.process - results, memory.spilled, ws.memory_limit or 0
     )
-
-
-def _own_bytes(ws: WorkerState) -> int:
-    told = (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
-    return int(told.get("own", 0))
 
 
 def _devices(workers: Sequence[WorkerState]) -> tuple[DeviceMemory, ...]:
     """Each device once: by the identity that our worker plugin measures, or else by what Dask's own metric tells."""
     seen: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
     for ws in workers:
-        found = _device(ws)
-        if found is not None:
+        if found := _device(ws):
             name, used, total = found
             seen.setdefault((ws.host, name), []).append((label(ws.address, ws), used, total))
     return tuple(

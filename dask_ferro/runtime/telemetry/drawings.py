@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_ferro.trace import Trace
 
-if TYPE_CHECKING:  # 5 ms, which `import dask_ferro` would take longer
+# 5 ms, which `import dask_ferro` would take longer.
+if TYPE_CHECKING:
     from dask_ferro.account import Account
 
 

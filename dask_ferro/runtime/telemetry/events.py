@@ -16,12 +16,11 @@ Durations are seconds, sizes bytes, times the scheduler's clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NotRequired, TypedDict, cast, get_args
 
 from distributed import Scheduler
 from distributed.metrics import time
-from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro.policy.events import OUTCOMES, Arrived, Settled
@@ -41,10 +40,6 @@ OTHER = "other"
 CLOSED = "pool-closed"
 # What says that its user added, removed, paused or resumed a pool.
 POOL = "pool"
-# Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
-# inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
-PLACES = ("holder", "fetches", "free", "root", "waits")
-
 # An event names the pairs of workers between which most was moved, and a few moves: 2 kB of it.
 _FLOWS = 16
 _SAMPLE = 4
@@ -96,13 +91,13 @@ class Events:
     ----------
     scheduler : Scheduler
     stealing : Stealing
+    placed : mapping of str to int
+        Ready tasks, by where placement put them.
     every : float
         Seconds from one event to the next of its kind; 0 publishes none.
 
     Attributes
     ----------
-    placed : dict of str to int
-        Ready tasks, by where they were put.
     received : dict of str to [int, int, float]
         Transfers, bytes and seconds by class of link, as the receiving workers measured them.
     scalings : Counter of str
@@ -111,18 +106,18 @@ class Events:
         Its newest decision, as it was published; empty: none.
     """
 
-    def __init__(self, scheduler: Scheduler, stealing: Stealing, every: float) -> None:
-        self.scheduler, self.stealing = scheduler, stealing
-        self.placed = dict.fromkeys(PLACES, 0)
+    def __init__(
+        self, scheduler: Scheduler, stealing: Stealing, placed: Mapping[str, int], every: float
+    ) -> None:
+        self.scheduler, self.stealing, self.placed = scheduler, stealing, placed
         self.received: dict[str, list[float]] = {link: [0, 0, 0.0] for link in LINKS}
         self.scalings: Counter[str] = Counter()
         self.elastic: ScaleEvent = {}
         self._every = every
         self._since = time()
-        self._read: dict[
-            tuple[str, str], tuple[int, int, float]
-        ] = {}  # by worker and link: what it had reported when last read
-        self._published: dict[str, Mapping[str, float]] = {}  # by action: the counts up to its newest event
+        # By worker and link: what it had reported when last read; by action: the counts up to its newest event.
+        self._read: dict[tuple[str, str], tuple[int, int, float]] = {}
+        self._published: dict[str, Mapping[str, float]] = {}
         self._flows: Counter[tuple[str, str]] = Counter()
         self._sample: list[dict[str, str]] = []
         self._ticks = PeriodicCallback(self.tick, (every or _READ_EVERY) * 1000)
@@ -150,36 +145,6 @@ class Events:
             kinds = [action.get("kind", "") for action in decision.get("done", ())]
             self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
 
-    def ready(
-        self, choose: Callable[[TaskState], WorkerState | None]
-    ) -> Callable[[TaskState], WorkerState | None]:
-        """Return a placement of ready tasks that is counted: 0.2 us a task, and 0.1 us an input."""
-
-        def counted(ts: TaskState) -> WorkerState | None:
-            chosen = choose(ts)
-            if chosen is None:
-                self.placed["waits"] += 1
-            elif not ts.dependencies:
-                self.placed["free"] += 1
-            else:
-                held = all(dts in chosen.has_what for dts in ts.dependencies)
-                self.placed["holder" if held else "fetches"] += 1
-            return chosen
-
-        return counted
-
-    def queued(
-        self, choose: Callable[[TaskState], WorkerState | None]
-    ) -> Callable[[TaskState], WorkerState | None]:
-        """Return a placement of what looks like a root that is counted; Dask may try again and again."""
-
-        def counted(ts: TaskState) -> WorkerState | None:
-            chosen = choose(ts)
-            self.placed["root"] += chosen is not None
-            return chosen
-
-        return counted
-
     def left(self, worker: str) -> None:
         """Forget what is kept of a worker."""
         for link in LINKS:
@@ -200,7 +165,8 @@ class Events:
             told = metrics_of(ws).get(METRIC)
             for link, now in (told or {}).get("received", {}).items():
                 before = self._read.get((address, link), (0, 0, 0.0))
-                if now[0] < before[0]:  # it counts from 0 again: its plugin was set up anew
+                # It counts from 0 again: its plugin was set up anew.
+                if now[0] < before[0]:
                     before = (0, 0, 0.0)
                 total = self.received[link]
                 self.received[link] = [t + n - b for t, n, b in zip(total, now, before, strict=True)]

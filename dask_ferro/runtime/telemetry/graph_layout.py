@@ -11,13 +11,14 @@ The critical path is the chain of the most projected seconds; of groups, one tas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from distributed import Scheduler
 from distributed.metrics import monotonic
-from distributed.scheduler import TaskGroup, TaskState
+from distributed.scheduler import TaskGroup, TaskPrefix, TaskState
 
 from dask_ferro.policy.estimates import Durations
 from dask_ferro.policy.ranking import upward_ranks
@@ -133,8 +134,7 @@ class Chart:
     def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
         self._scheduler = scheduler
         self._durations = durations
-        self._seen: tuple[str, tuple[Hashable, ...]] | None = None
-        self._plan = _GraphLayout("tasks", (), (), (), frozenset(), (), 0, 0.0)
+        self._plan = _GraphLayout("", (), (), (), frozenset(), (), 0, 0.0)
         self._last: tuple[int, GraphPicture] | None = None
         self._due = 0.0
         self._layouts = 0
@@ -151,23 +151,15 @@ class Chart:
         return picture
 
     def _drawn(self) -> GraphPicture:
-        scheduler = self._scheduler
         grain, things = self._things()
-        names = tuple(things)
-        if (grain, names) != self._seen:
-            self._seen = (grain, names)
+        if (grain, tuple(things)) != (self._plan.grain, self._plan.names):
             self._layouts += 1
             self._plan = self._laid_out(grain, things)
         plan = self._plan
-        draw: Callable[..., DrawnNode] = self._task if grain == "tasks" else self._several
         rows = zip(plan.names, plan.places, plan.notes, strict=True)
-        nodes = tuple(draw(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
-        states: Counter[str] = Counter()
-        for prefix in upstream.prefixes(scheduler):
-            states.update({s: c for s, c in prefix.states.items() if c and s != "forgotten"})
-        return GraphPicture(
-            grain, len(scheduler.tasks), states, nodes, plan.edges, plan.hidden, plan.path, self._layouts
-        )
+        nodes = tuple(self._node(n, things[n], note, *at, n in plan.critical) for n, at, note in rows)
+        states, tasks = _counted(upstream.prefixes(self._scheduler)), len(self._scheduler.tasks)
+        return GraphPicture(grain, tasks, states, nodes, plan.edges, plan.hidden, plan.path, self._layouts)
 
     def _things(self) -> tuple[str, _Things]:
         """What the nodes are: tasks by key, groups by name, or the groups of each prefix."""
@@ -204,40 +196,44 @@ class Chart:
         edges.sort(key=lambda e: not e.critical)
         places = tuple(layers[name] for name in things)
         longest = sum(seconds[name] for name in path)
-        shown = tuple(edges[:EDGES])
         notes = tuple(bundle_of(self._scheduler, name)[0] if grain == "tasks" else "" for name in things)
-        hidden = len(edges) - len(shown)
+        shown, hidden = tuple(edges[:EDGES]), max(len(edges) - EDGES, 0)
         return _GraphLayout(grain, tuple(things), places, notes, frozenset(path), shown, hidden, longest)
 
     def _seconds(self, one: TaskState | TaskGroup) -> float:
         return float(self._durations.of(_prefix(one), "cpu", None)[0])
 
-    def _task(
-        self, key: Hashable, tasks: Sequence[TaskState], note: str, x: float, y: float, critical: bool
+    def _node(
+        self,
+        name: Hashable,
+        own: Sequence[TaskState | TaskGroup],
+        note: str,
+        x: float,
+        y: float,
+        critical: bool,
     ) -> DrawnNode:
-        (ts,) = tasks
-        done = ts.state == "memory" or (ts.state == "released" and not ts.waiting_on)
-        nbytes = nbytes_of(ts) if ts.state == "memory" else 0
-        seconds = self._seconds(ts)
+        first, state = own[0], ""
+        if isinstance(first, TaskState):
+            is_done = first.state == "memory" or (first.state == "released" and not first.waiting_on)
+            state, tasks, done = first.state, 1, int(is_done)
+            nbytes = nbytes_of(first) if state == "memory" else 0
+        else:
+            groups = [one for one in own if isinstance(one, TaskGroup)]
+            states = _counted(groups)
+            tasks, done = states.total(), states["memory"] + states["released"]
+            state = next((s for s in STATES if states[s]), "released")
+            nbytes = sum(group.nbytes_total for group in groups)
         return DrawnNode(
-            str(key), ts.prefix.name, note, x, y, ts.state, 1, int(done), seconds, nbytes, critical
+            str(name), _prefix(first), note, x, y, state, tasks, done, self._seconds(first), nbytes, critical
         )
 
-    def _several(
-        self, name: Hashable, groups: Sequence[TaskGroup], note: str, x: float, y: float, critical: bool
-    ) -> DrawnNode:
-        states: Counter[str] = Counter()
-        for group in groups:
-            states.update({s: c for s, c in group.states.items() if c and s != "forgotten"})
-        tasks = states.total()
-        state = next((s for s in STATES if states[s]), "released")
-        seconds = self._seconds(groups[0])
-        nbytes = sum(group.nbytes_total for group in groups)
-        done = states["memory"] + states["released"]
-        prefix = _prefix(groups[0])
-        return DrawnNode(
-            str(name), prefix, note, x, y, state, tasks, min(done, tasks), seconds, nbytes, critical
-        )
+
+def _counted(things: Iterable[TaskGroup | TaskPrefix]) -> Counter[str]:
+    """How many tasks of groups, or of prefixes, are in each state."""
+    states: Counter[str] = Counter()
+    for thing in things:
+        states.update({s: c for s, c in thing.states.items() if c and s != "forgotten"})
+    return states
 
 
 def _prefix(one: TaskState | TaskGroup) -> str:
@@ -273,10 +269,10 @@ def critical_path(
     >>> critical_path({"a": ["b", "c"], "b": [], "c": []}, {"a": 3.0, "b": 1.0, "c": 2.0}, {})
     ['a', 'c']
     """
-    roots = [name for name in ranks if not before.get(name)]
     path: list[Hashable] = []
-    options: Sequence[Hashable] = roots
+    options: Sequence[Hashable] = [name for name in ranks if not before.get(name)]
     while options and len(path) < len(ranks):
+        # The rank of a node is the longest way from it to an end, so that its best successor has the most.
         path.append(max(options, key=lambda name: ranks[name]))
         options = after[path[-1]]
     return path
@@ -284,7 +280,8 @@ def critical_path(
 
 def _height(earlier: Iterable[Hashable], places: Mapping[Hashable, tuple[float, float]]) -> float:
     """Return the mean height of the nodes that one waits for: beside them, its edges are short."""
-    return _mean(places[name][1] for name in earlier if name in places)
+    found = [places[name][1] for name in earlier if name in places]
+    return fmean(found) if found else 0.0
 
 
 def layered(
@@ -298,7 +295,8 @@ def layered(
     depths = dict.fromkeys(before, 0)
     waiting = {name: len(earlier) for name, earlier in before.items()}
     ready = [name for name, count in waiting.items() if not count]
-    for name in ready:  # grows
+    # The list grows within its loop; nodes in a circle never become ready, and keep the layer of what came before.
+    for name in ready:
         for later in after[name]:
             depths[later] = max(depths[later], depths[name] + 1)
             waiting[later] -= 1
@@ -316,8 +314,3 @@ def layered(
         for order, name in enumerate(row):
             places[name] = (float(depth), order - middle)
     return places
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0

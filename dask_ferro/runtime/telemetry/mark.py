@@ -13,9 +13,8 @@ _NOBODY = object()
 class Mark:
     """How far somebody has read: counts of what was recorded by then, and the rows of the workers that are there."""
 
-    def __init__(self, most: int = 0) -> None:
-        self.most = most
-        self.runs = self.steals = 0
+    def __init__(self, most: int = 0, runs: int = 0, steals: int = 0) -> None:
+        self.most, self.runs, self.steals = most, runs, steals
         self.rows: dict[str, TimelineRows] = {}
 
 
@@ -36,6 +35,7 @@ class TimelineRows:
         row = self._of.get(thread)
         if row is None:
             row = self._of[thread] = self._free(start)
+            # Who had the row before has to find another one, should it run something again.
             self._of.pop(self._owners[row], None)
             self._owners[row] = thread
         self._until[row] = max(self._until[row], stop)

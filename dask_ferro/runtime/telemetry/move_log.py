@@ -138,16 +138,8 @@ class Watch:
         """
         if self.samples and 0 <= now - self.samples[-1].time < _SAMPLED:
             return
-        waiting = ledger.waiting
-        self.samples.append(
-            Sample(
-                now,
-                len(scheduler.workers),
-                scheduler.total_nthreads,
-                len(ledger.entries) - waiting,
-                waiting,
-                len(scheduler.queued),
-            )
-        )
+        waiting, running = ledger.waiting, len(ledger.entries) - ledger.waiting
+        workers, threads, queued = len(scheduler.workers), scheduler.total_nthreads, len(scheduler.queued)
+        self.samples.append(Sample(now, workers, threads, running, waiting, queued))
         if ordered := sorted(map(threshold, ledger.rows)):
             self.thresholds.append((now, ordered[0], ordered[len(ordered) // 2], ordered[-1]))

@@ -15,7 +15,7 @@ import pickle
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -39,6 +39,10 @@ LENGTH = 100_000
 _SLACK = 2e-6
 
 
+# Who has the tape record: a recording, and the address of the worker for which it does.
+_Holder = tuple[str, str | None]
+
+
 class _BundleRun(NamedTuple):
     """Who runs a bundle in a thread, and what turns the thread's seconds into the system's."""
 
@@ -56,16 +60,6 @@ class _What(NamedTuple):
     op: str
     node: str
     nodes: int = 0
-
-
-class _RecordedOp(NamedTuple):
-    """An op that ran; seconds are the system's clock."""
-
-    run: _BundleRun
-    what: _What
-    start: float
-    stop: float
-    nbytes: int
 
 
 class Taped(NamedTuple):
@@ -92,11 +86,12 @@ class Tape:
     """The newest ops of a process, recorded for as long as somebody holds it."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        # Number, run, what, seconds of the thread from and to, bytes: made into an `_RecordedOp` when somebody asks.
+        # Number, run, what, seconds of the thread from and to, bytes: spans are made of it when somebody asks, so that
+        # an op costs a tuple and two clocks.
         self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
         self._numbers = count()
         self._recorded = 0  # when it was last emptied
-        self._holders: dict[Any, int] = {}  # who, and what was recorded before
+        self._holders: dict[_Holder, int] = {}  # who, and what was recorded before
         self.name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -113,13 +108,13 @@ class Tape:
         """Ops that were recorded ever."""
         return self._ops[-1][0] + 1 if self._ops else self._recorded
 
-    def hold(self, who: object) -> None:
+    def hold(self, who: _Holder) -> None:
         """Record, until everybody who holds has let go."""
         with self._lock:
             self._holders.setdefault(who, self._total())
             task.listen(self.listened)
 
-    def let_go(self, who: object) -> None:
+    def let_go(self, who: _Holder) -> None:
         """Record no more for this one; forget, where it was the last.  Idempotent."""
         with self._lock:
             self._holders.pop(who, None)
@@ -140,7 +135,8 @@ class Tape:
         try:
             worker = get_worker()
             key = worker.get_current_task()
-        except (ValueError, KeyError):  # no worker, or no task of one, in this thread
+        # No worker, or no task of one, in this thread: the caller computes by itself.
+        except (ValueError, KeyError):
             return executable
         watched, told = self._watched_of(executable, told_of)
         zero = time() - perf_counter()
@@ -204,37 +200,26 @@ class Tape:
             for profile in self._profiles:
                 for one in profile.ops():
                     self._profiled.setdefault(one.thread, []).append(one)
-            for found in self._profiled.values():
-                found.sort(key=lambda one: one.start)
-        ops = (
-            _RecordedOp(run, what, a + run.zero, b + run.zero, n)
-            for _, run, what, a, b, n in self._ops.copy()
-        )
-        mine = (op for op in ops if op.run.worker == worker and op.stop + ahead >= since)
-        return [_span(op, ahead) for whole in mine for op in self._parts(whole)]
+            for timed in self._profiled.values():
+                timed.sort(key=lambda one: one.start)
+        found: list[Span] = []
+        for _, run, what, start, stop, nbytes in self._ops.copy():
+            if run.worker == worker and stop + run.zero + ahead >= since:
+                whole = ProfiledOp(run.thread, what.op, what.node, start + run.zero, stop + run.zero, nbytes)
+                parts = self._parts(whole) if what.nodes else []
+                found += (_span(run, what.engine, part, ahead) for part in parts or [whole])
+        return found
 
-    def lost(self, who: object) -> int:
+    def lost(self, who: _Holder) -> int:
         """Return how many ops were recorded since somebody holds, and are there no more."""
         return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 
-    def _parts(self, whole: _RecordedOp) -> Iterable[_RecordedOp]:
+    def _parts(self, whole: ProfiledOp) -> list[ProfiledOp]:
         """A session's run by its ops, where ONNX Runtime timed them."""
-        found = self._profiled.get(whole.run.thread, []) if whole.what.nodes else []
-        first = bisect_right(found, whole.start - _SLACK, key=lambda one: one.start)
-        parts = list(_until(found, first, whole.stop + _SLACK))
-        return [
-            _RecordedOp(
-                whole.run, _What(whole.what.engine, one.op, one.node), one.start, one.stop, one.nbytes
-            )
-            for one in parts
-        ] or [whole]
-
-
-def _until(ops: list[ProfiledOp], first: int, stop: float) -> Iterator[ProfiledOp]:
-    for position in range(first, len(ops)):
-        if ops[position].start > stop:
-            return
-        yield ops[position]
+        timed = self._profiled.get(whole.thread, [])
+        first = bisect_right(timed, whole.start - _SLACK, key=lambda one: one.start)
+        last = bisect_right(timed, whole.stop + _SLACK, lo=first, key=lambda one: one.start)
+        return timed[first:last]
 
 
 def _nbytes(made: Any) -> int:
@@ -244,13 +229,10 @@ def _nbytes(made: Any) -> int:
     return nbytes or 0
 
 
-def _span(op: _RecordedOp, ahead: float) -> Span:
-    what, run = op.what, op.run
-    source = f"{what.engine}/{what.node}"
-    start, stop = op.start + ahead, op.stop + ahead
-    return Span(
-        "op", run.key, what.op, run.worker, 0, start, stop, op.nbytes, source, *run.told.get(what.node, ())
-    )
+def _span(run: _BundleRun, engine: str, op: ProfiledOp, ahead: float) -> Span:
+    start, stop, source = op.start + ahead, op.stop + ahead, f"{engine}/{op.node}"
+    placed = run.told.get(op.node, ())
+    return Span("op", run.key, op.op, run.worker, 0, start, stop, op.nbytes, source, *placed)
 
 
 _tape = Tape()
@@ -277,7 +259,7 @@ class TapePlugin(WorkerPlugin):
         _tape.let_go((self.name, address_of(worker)))
 
 
-async def taped(recording: str, since: float, most: int, dask_worker: Any = None) -> bytes:
+async def taped(recording: str, since: float, most: int, *, dask_worker: Worker) -> bytes:
     """Return what a worker has since then, pickled, by the scheduler's clock; runs in the worker, beside its loop.
 
     Parameters

@@ -9,23 +9,21 @@ series for ever.  `docs/metrics.md` lists the names, with their units.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributed import Scheduler
 from distributed.http.prometheus import PrometheusCollector
 
 from dask_ferro.policy.events import OUTCOMES
-from dask_ferro.policy.stealing.informed import threshold_of
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.events import OTHER, SCALINGS, Events
 
 if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-    _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+    from prometheus_client.core import Metric
 
 # The schedulers of this process that have the plugin, and the collector that is registered meanwhile.
 _counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()
@@ -62,6 +60,16 @@ _RECEIVED = (
 )
 
 
+class _MetricRow(NamedTuple):
+    """A family of metrics: its name without the prefix, what it is, and a value by label; one value without."""
+
+    name: str
+    about: str
+    values: Mapping[str, float] | float
+    label: str = ""
+    is_gauge: bool = False
+
+
 class Collector(PrometheusCollector):
     """The metrics `dask_ferro_*` of the scheduler that is being scraped."""
 
@@ -75,94 +83,73 @@ class Collector(PrometheusCollector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of metrics."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         scraped = upstream.scraped_scheduler()
-        if scraped is None and len(_counted) == 1:  # a registry that somebody else serves
+        # A registry that somebody else serves, without Dask's handler: of one scheduler it is clear which is meant.
+        if scraped is None and len(_counted) == 1:
             scraped = next(iter(_counted))
         events = _counted.get(scraped) if scraped is not None else None
-        if events is not None:
-            events.read_workers()
-            yield from self._stealing(events)
-            yield from self._waiting(events)
-            yield from self._placing(events)
-            yield from self._links(events)
-            yield from self._scaling(events)
-
-    def _stealing(self, events: Events) -> Iterator[Metric]:
-        stealing, counts = events.stealing, events.stealing.counts
-        yield self._counter("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
-        outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
-        yield self._counters("steals", "Answers to steal requests", "outcome", outcomes)
-        about = "Seconds that workers worked in tasks that they stole, as they measured"
-        yield self._counter("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
-        about = "Seconds that moving the inputs of stolen tasks was projected to take"
-        yield self._counter("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
-        parameters = stealing.settings.parameters
-        thresholds = sorted(threshold_of(stealing.state, a, parameters) for a in stealing.ledger.rows)
-        if thresholds:
-            spread = {"0": thresholds[0], "0.5": median(thresholds), "1": thresholds[-1]}
-            about = "Backlog under which a worker steals: least, median and most of the workers"
-            yield self._gauges("threshold_seconds", about, "quantile", spread)
-        yield self._gauge("backlog_tasks", "Tasks that wait in workers' queues", stealing.ledger.waiting)
-
-    def _waiting(self, events: Events) -> Iterator[Metric]:
-        waits = events.stealing.waits
-        about = "Tasks that wait for longer than was expected although some worker has nothing to do"
-        yield self._gauges("idle_waits", about, "reason", waits.counts())
-        longest = max((wait.seconds for wait in waits.now), default=0.0)
-        yield self._gauge("idle_wait_seconds", "For how long the longest of them has", longest)
-        began = {reason: waits.began[reason] for reason in REASONS}
-        yield self._counters("idle_waits_begun", "Tasks of which such a wait was seen", "reason", began)
-
-    def _placing(self, events: Events) -> Iterator[Metric]:
-        yield self._counters("placements", "Ready tasks, by where they were put", "place", events.placed)
-
-    def _links(self, events: Events) -> Iterator[Metric]:
-        received, links = events.received, events.stealing.links.classes
-        for index, (name, about) in enumerate(_RECEIVED):
-            values = {link: total[index] for link, total in received.items()}
-            yield self._counters(name, f"{about}, by class of link", "link", values)
-        latencies = {name: link.latency for name, link in links.items()}
-        yield self._gauges("link_latency_seconds", "Learned latency of a class of link", "link", latencies)
-        bandwidths = {name: link.bandwidth for name, link in links.items()}
-        about = "Learned bandwidth of a class of link"
-        yield self._gauges("link_bandwidth_bytes_per_second", about, "link", bandwidths)
-
-    def _scaling(self, events: Events) -> Iterator[Metric]:
-        scalings = {kind: events.scalings[kind] for kind in (*SCALINGS, OTHER)}
-        yield self._counters("scale_actions", "Actions of the elastic controller", "kind", scalings)
-        newest = events.elastic
-        if not newest:
+        if events is None:
             return
-        yield self._gauges("jobs_wanted", "Jobs that the work can use", "pool", newest.get("wanted", {}))
-        about = "Jobs that were asked for and are not over"
-        yield self._gauges("jobs", about, "state", newest.get("jobs", {}))
-        waits = newest.get("queue_wait", {})
+        events.read_workers()
+        for told in chain(_stealing(events), _placing(events), _scaling(events)):
+            kind = GaugeMetricFamily if told.is_gauge else CounterMetricFamily
+            family = kind(self.build_name(told.name), told.about, labels=[told.label] if told.label else [])
+            for label, value in (
+                told.values.items() if isinstance(told.values, Mapping) else [("", told.values)]
+            ):
+                family.add_metric([str(label)] if told.label else [], value)
+            yield family
+
+
+def _gauge(name: str, about: str, values: Mapping[str, float] | float, label: str = "") -> _MetricRow:
+    return _MetricRow(name, about, values, label, is_gauge=True)
+
+
+def _stealing(events: Events) -> Iterator[_MetricRow]:
+    stealing, counts, waits = events.stealing, events.stealing.counts, events.stealing.waits
+    yield _MetricRow("steal_requests", "Tasks asked back from workers", counts.get("requests", 0))
+    outcomes = {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
+    yield _MetricRow("steals", "Answers to steal requests", outcomes, "outcome")
+    about = "Seconds that workers worked in tasks that they stole, as they measured"
+    yield _MetricRow("stolen_work_seconds", about, counts.get("seconds worked", 0.0))
+    about = "Seconds that moving the inputs of stolen tasks was projected to take"
+    yield _MetricRow("steal_cost_seconds", about, counts.get("seconds moving", 0.0))
+    if thresholds := sorted(map(stealing.core.threshold, stealing.ledger.rows)):
+        spread = {"0": thresholds[0], "0.5": median(thresholds), "1": thresholds[-1]}
+        about = "Backlog under which a worker steals: least, median and most of the workers"
+        yield _gauge("threshold_seconds", about, spread, "quantile")
+    yield _gauge("backlog_tasks", "Tasks that wait in workers' queues", stealing.ledger.waiting)
+    about = "Tasks that wait for longer than was expected although some worker has nothing to do"
+    yield _gauge("idle_waits", about, waits.counts(), "reason")
+    longest = max((wait.seconds for wait in waits.now), default=0.0)
+    yield _gauge("idle_wait_seconds", "For how long the longest of them has", longest)
+    began = {reason: waits.began[reason] for reason in REASONS}
+    yield _MetricRow("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
+
+
+def _placing(events: Events) -> Iterator[_MetricRow]:
+    yield _MetricRow("placements", "Ready tasks, by where they were put", events.placed, "place")
+    for index, (name, about) in enumerate(_RECEIVED):
+        values = {link: total[index] for link, total in events.received.items()}
+        yield _MetricRow(name, f"{about}, by class of link", values, "link")
+    links = events.stealing.links.classes
+    latencies = {name: link.latency for name, link in links.items()}
+    yield _gauge("link_latency_seconds", "Learned latency of a class of link", latencies, "link")
+    bandwidths = {name: link.bandwidth for name, link in links.items()}
+    yield _gauge(
+        "link_bandwidth_bytes_per_second", "Learned bandwidth of a class of link", bandwidths, "link"
+    )
+
+
+def _scaling(events: Events) -> Iterator[_MetricRow]:
+    scalings = {kind: events.scalings[kind] for kind in (*SCALINGS, OTHER)}
+    yield _MetricRow("scale_actions", "Actions of the elastic controller", scalings, "kind")
+    if newest := events.elastic:
+        yield _gauge("jobs_wanted", "Jobs that the work can use", newest.get("wanted", {}), "pool")
+        yield _gauge("jobs", "Jobs that were asked for and are not over", newest.get("jobs", {}), "state")
         about = "Expected from a job's submission to its start"
-        yield self._gauges("queue_wait_seconds", about, "pool", waits)
+        yield _gauge("queue_wait_seconds", about, newest.get("queue_wait", {}), "pool")
         held = newest.get("node_seconds", 0.0)
-        yield self._counter("node_seconds", "Seconds of jobs that ran, busy or not", held)
-
-    # -- families ------------------------------------------------------------------------------------------
-
-    def _counter(self, name: str, about: str, value: float) -> Metric:
-        return self._counters(name, about, "", {"": value})
-
-    def _gauge(self, name: str, about: str, value: float) -> Metric:
-        return self._gauges(name, about, "", {"": value})
-
-    def _counters(self, name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
-        from prometheus_client.core import CounterMetricFamily
-
-        return self._filled(CounterMetricFamily, name, about, label, values)
-
-    def _gauges(self, name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily
-
-        return self._filled(GaugeMetricFamily, name, about, label, values)
-
-    def _filled(self, kind: _Kind, name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
-        """Return a family with a value a label, or with one and none."""
-        family = kind(self.build_name(name), about, labels=[label] if label else [])
-        for one, value in values.items():
-            family.add_metric([str(one)] if label else [], value)
-        return family
+        yield _MetricRow("node_seconds", "Seconds of jobs that ran, busy or not", held)

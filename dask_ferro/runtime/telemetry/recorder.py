@@ -13,9 +13,10 @@ by the difference, and tasks of one thread may still seem to overlap a little.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from dask.utils import key_split
@@ -56,7 +57,7 @@ class _TaskRun(NamedTuple):
     nbytes: int
     dependencies: tuple[Key, ...]
     fetches: tuple[_Fetch, ...]
-    priority: tuple[Any, ...] = ()
+    priority: tuple[float, ...] = ()
     about: tuple[Any, ...] | None = None
 
 
@@ -82,7 +83,7 @@ class Telemetry:
         self.recorded = 0
         self._moves = 0  # steals that were recorded ever
         self._threads: dict[str, int] = {}
-        self.started(0.0)
+        self._departed: dict[str, int] = {}
 
     @property
     def is_on(self) -> bool:
@@ -110,24 +111,6 @@ class Telemetry:
             self._length = length
             self._runs, self._steals = deque(self._runs, length), deque(self._steals, length)
 
-    @property
-    def length(self) -> int:
-        """Tasks that are kept."""
-        return self._length
-
-    def started(self, now: float) -> None:
-        """Forget what was recorded; what finishes before `now` is not of this recording.
-
-        Parameters
-        ----------
-        now : float
-            The scheduler's clock.
-        """
-        self._since = now
-        self._runs = deque(maxlen=self._length)
-        self._steals = deque(maxlen=self._length)
-        self._departed: dict[str, int] = {}
-
     def joined(self, worker_address: str, nthreads: int) -> None:
         """Note a worker: its idle threads count in a trace's utilization."""
         self._threads[worker_address] = nthreads
@@ -138,6 +121,7 @@ class Telemetry:
         if nthreads is None or not self._length:
             return
         self._departed[worker_address] = nthreads
+        # The oldest goes: a dictionary keeps the order in which its keys came.
         if len(self._departed) > _DEPARTED:
             del self._departed[next(iter(self._departed))]
 
@@ -166,8 +150,9 @@ class Telemetry:
         if not self._length:
             return
         compute, fetched = _newest_run(startstops)
-        if compute is None or compute["stop"] < self._since:
+        if compute is None:
             return
+        # The worker's estimate of our clock runs ahead: no task ends after the scheduler heard of it.
         late = max(0.0, compute["stop"] - time())
         self.recorded += 1
         self._runs.append(
@@ -189,7 +174,7 @@ class Telemetry:
 
     def moved(self, record: Settled | Arrived) -> None:
         """Record a task that was stolen, once it is done."""
-        if self._length and isinstance(record, Arrived) and record.requested + record.delay >= self._since:
+        if self._length and isinstance(record, Arrived):
             self._moves += 1
             self._steals.append(record)
 
@@ -199,7 +184,6 @@ class Telemetry:
         A copy of 50,000 tasks takes 1 ms, their trace 0.4 s.
         """
         other = Telemetry(self._length)
-        other._since = self._since
         other._runs, other._steals = self._runs.copy(), self._steals.copy()
         other._threads, other._departed = dict(self._threads), dict(self._departed)
         return other
@@ -212,12 +196,13 @@ class Telemetry:
         since : float, optional
             The scheduler's clock: only what stopped later, in a trace that starts then.
         """
-        least = self._since if since is None else since
+        least = -inf if since is None else since
         runs = [r for r in self._runs if r.stop >= least]
         steals = [s for s in self._steals if s.requested + s.delay >= least]
-        spans = sorted(
-            (*_spans(runs, _one_each()), *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker)
-        )
+        # A thread's lane is its place in the order in which the threads of its worker ended something first.
+        lanes: defaultdict[str, dict[object, int]] = defaultdict(dict)
+        computed = _spans(runs, lambda run: lanes[run.worker].setdefault(run.thread, len(lanes[run.worker])))
+        spans = sorted((*computed, *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker))
         zero = min((s.start for s in spans), default=0.0) if since is None else since
         return Trace(
             spans=tuple(s._replace(start=s.start - zero, stop=s.stop - zero) for s in spans),
@@ -239,16 +224,13 @@ class Telemetry:
         return spans
 
     def _row(self, mark: Mark, run: _TaskRun) -> int:
-        rows = mark.rows.get(run.worker)
-        if rows is None:
-            rows = mark.rows[run.worker] = TimelineRows(self._threads.get(run.worker, 1))
-        return rows(run.thread, run.start, run.stop)
+        if run.worker not in mark.rows:
+            mark.rows[run.worker] = TimelineRows(self._threads.get(run.worker, 1))
+        return mark.rows[run.worker](run.thread, run.start, run.stop)
 
     def mark(self) -> Mark:
         """Return a mark at what is recorded by now."""
-        mark = Mark()
-        mark.runs, mark.steals = self.recorded, self._moves
-        return mark
+        return Mark(runs=self.recorded, steals=self._moves)
 
     def lost(self, mark: Mark) -> tuple[int, int]:
         """Return how many tasks, and how many steals, were recorded since the mark and are kept no more."""
@@ -269,37 +251,20 @@ def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_
     Workers do not send the size.  Each input counts once, at the first transfer from a worker that holds it; what
     came along for other tasks is not seen.
     """
-    left = list(ts.dependencies)
+    left = set(ts.dependencies)
     fetches = []
     for entry in transfers:
         source = entry["source"]
-        moved, rest = 0, []
-        for dependency in left:
-            if any(ws.address == source for ws in dependency.who_has or ()):
-                moved += nbytes_of(dependency)
-            else:
-                rest.append(dependency)
-        left = rest
+        sent = {dts for dts in left if any(ws.address == source for ws in dts.who_has or ())}
+        left -= sent
+        moved = sum(map(nbytes_of, sent))
         fetches.append(_Fetch(entry["start"] - late, entry["stop"] - late, moved, source))
     return tuple(fetches)
 
 
 def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
     """The newest of a ring buffer, oldest first."""
-    tail = list(islice(reversed(ring), min(new, most)))
-    tail.reverse()
-    return tail
-
-
-def _one_each() -> Callable[[_TaskRun], int]:
-    """Return what gives each thread of a worker a lane, in the order in which they ended something."""
-    lanes: dict[str, dict[object, int]] = {}
-
-    def lane_of(run: _TaskRun) -> int:
-        threads = lanes.setdefault(run.worker, {})
-        return threads.setdefault(run.thread, len(threads))
-
-    return lane_of
+    return list(islice(reversed(ring), min(new, most)))[::-1]
 
 
 def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entry]]:
@@ -335,9 +300,8 @@ def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
     first: dict[Key, _TaskRun] = {}
     for run in runs:
         first.setdefault(run.key, run)
-    places = {
-        run.key: place for place, run in enumerate(sorted(first.values(), key=lambda run: run.priority))
-    }
+    ordered = sorted(first.values(), key=lambda run: run.priority)
+    places = {run.key: place for place, run in enumerate(ordered)}
     return tuple(
         TracedTask(
             run.key,
@@ -345,7 +309,8 @@ def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
             run.group,
             run.stop - run.start,
             run.nbytes,
-            tuple(sorted(run.dependencies, key=repr)),  # Dask has them in a set
+            # Dask has them in a set; in order, so that two traces of a run are the same.
+            tuple(sorted(run.dependencies, key=repr)),
             places[run.key],
             About(*run.about or ()),
         )

@@ -8,7 +8,7 @@ that time or ten thousand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
@@ -146,12 +146,10 @@ class Reel:
     def _arranged(self) -> list[tuple[str, str, int]]:
         """The lanes, which stand for a while however many workers come and go."""
         if not self._standing or monotonic() >= self._stand_until:
-            self._standing, self._stand_until = self._lanes(), monotonic() + _STANDS
+            found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]
+            self._standing = sorted(found, key=lambda lane: natural(lane[1]))
+            self._stand_until = monotonic() + _STANDS
         return self._standing
-
-    def _lanes(self) -> list[tuple[str, str, int]]:
-        found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]
-        return sorted(found, key=lambda lane: natural(lane[1]))
 
     def _noted(self, block: Block) -> Block:
         """Say what a single task computes, where the scheduler still knows the task."""
@@ -161,10 +159,10 @@ class Reel:
         return block._replace(note=title, flops=flops / block.busy if block.busy > 0 else 0.0)
 
 
-def bundle_of(scheduler: Scheduler, key: Any) -> tuple[str, float]:
+def bundle_of(scheduler: Scheduler, key: Hashable) -> tuple[str, float]:
     """Return what a task's bundle computes, in words, and its projected FLOPs; nothing of other tasks."""
-    task = scheduler.tasks.get(key)
-    arguments: Any = getattr(task.run_spec, "args", ()) if task is not None else ()
+    task = scheduler.tasks.get(key)  # type: ignore[call-overload]
+    arguments: Sequence[object] = getattr(task.run_spec, "args", ()) if task is not None else ()
     bundle = arguments[1] if len(arguments) > 1 else None
     # `lower` is not imported for it: a scheduler may hold no bundle ever.
     title = getattr(bundle, "title", "")

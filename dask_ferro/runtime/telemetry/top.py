@@ -103,13 +103,15 @@ def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
     stealing = plugin.stealing if plugin is not None else None
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
+    # Without the plugin, by the worker's last heartbeat.
+    running = row.running if row is not None else [ts.key for ts in ws.executing if ts in ws.processing]
     return {
         "address": ws.address,
         "name": str(ws.name),
         "state": _state(ws),
         "threads": ws.nthreads,
         "cpu": metrics.get("cpu", 0.0),
-        "running": [_label(key) for key in islice(row.running if row is not None else _running(ws), _FEW)],
+        "running": [_label(key) for key in islice(running, _FEW)],
         "tasks": len(ws.processing),
         "ops": [[name, count] for name, count in mix.most_common(_FEW)],
         "memory": ws.memory.process,
@@ -128,11 +130,6 @@ def _state(ws: WorkerState) -> str:
     if ws.status == Status.running:
         return "busy" if ws.processing else "idle"
     return "leaving" if ws.status == Status.closing_gracefully else str(ws.status.name)
-
-
-def _running(ws: WorkerState) -> list[Hashable]:
-    """Keys of what it runs by its last heartbeat."""
-    return [ts.key for ts in ws.executing if ts in ws.processing]
 
 
 def _label(key: Hashable) -> str:

@@ -20,13 +20,12 @@ import gzip
 import logging
 import os
 import pickle
-import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from distributed import Client, Scheduler
@@ -44,7 +43,7 @@ from dask_ferro.runtime.telemetry.drawings import handed
 from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
 from dask_ferro.sections import TraceOptions
-from dask_ferro.trace import Span, Trace, write_whole
+from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -126,18 +125,21 @@ class Tracing:
     async def _begin(self) -> None:
         if self._begun is not None:
             raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
-        begun = await self._client.run_on_scheduler(_begin, self._token, self._tasks, self._wants_events)
-        if begun is None:
-            off = await self._client.run_on_scheduler(stays_off)
-            raise ConfigError(f"ff.trace: {off or NOT_INSTALLED}")
+        on_scheduler = self._client.run_on_scheduler
+        begun = await on_scheduler(_begin, self._token, self._tasks, self._wants_events)
+        if isinstance(begun, str):
+            raise ConfigError(f"ff.trace: {begun}")
         self._begun = begun
         if self._tape is not None:
             try:
-                late = await self._client.run_on_scheduler(_tape, dumps(self._tape), begun.answer)
-                self._tell(late, "its ops are recorded from when it answers")
-            except BaseException:
-                await self._client.run_on_scheduler(_end, self._token, begun)
-                await self._client.run_on_scheduler(_untape, self._token, begun.answer)
+                late = await on_scheduler(reach.put_on, self._token, dumps(self._tape), begun.answer)
+                reach.warn("ff.trace", late, begun.answer, ": its ops are recorded from when it answers")
+            except BaseException as error:
+                await on_scheduler(_end, self._token, begun)
+                await on_scheduler(reach.take_off, self._token, begun.answer)
+                # What a worker's own set-up raised says more than that some workers refused.
+                if isinstance(error, RuntimeError) and error.__cause__ is not None:
+                    raise error.__cause__ from None
                 raise
 
     async def _finish(self, failed: bool) -> None:
@@ -157,12 +159,12 @@ class Tracing:
             ops = await self._ops()
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(_untape, self._token, self._begun.answer, ops.hung)
+                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, ops.hung)
         if ended is None:
             raise ConfigError(
                 "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
-        self._tell(ops.hung, "its ops are not in the trace")
+        reach.warn("ff.trace", ops.hung, self._begun.answer, ": its ops are not in the trace")
         if self._wants_events:
             self._events = tuple(gzip.decompress(ended.events).decode().splitlines(keepends=True))
         trace: Trace = pickle.loads(ended.trace)
@@ -180,8 +182,9 @@ class Tracing:
             return _Ops([], 0, [])
         assert self._begun is not None
         spans: list[Span] = []
-        workers, hung = await self._client.run_on_scheduler(_answering, self._begun.answer)
-        processes: dict[str, int] = {}  # a process has one tape, whichever of its workers is asked
+        workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
+        # A process has one tape, whichever of its workers is asked: what it lost counts once.
+        processes: dict[str, int] = {}
         lost = 0
         for place, worker in enumerate(workers):
             most = (_OPS - len(spans)) // (len(workers) - place)
@@ -190,7 +193,8 @@ class Tracing:
             )
             try:
                 answers = await asyncio.wait_for(asked, self._begun.answer)
-            except TimeoutError:  # it has answered just now, and hangs since
+            # It answered a moment ago, and hangs since.
+            except TimeoutError:
                 hung.append(worker)
                 continue
             for answer in answers.values():
@@ -199,17 +203,6 @@ class Tracing:
                 lost += told.left_out
                 processes[told.process] = max(processes.get(told.process, 0), told.lost)
         return _Ops(spans, lost + sum(processes.values()), hung)
-
-    def _tell(self, hung: Collection[str], what: str) -> None:
-        """Warn of workers that hang."""
-        if hung:
-            assert self._begun is not None
-            warnings.warn(
-                f"ff.trace: {', '.join(hung)} did not answer within {self._begun.answer:g} s"
-                f" (ferro.scheduler.answer): {what}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     # -- what it saw ---------------------------------------------------------------------------------------
 
@@ -351,35 +344,16 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
     return plugin.stealing if isinstance(plugin, FerroScheduler) else None
 
 
-def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | None:
+def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | str:
+    """Begin to record; return why that cannot be where the plugin is not on."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
-        return None
+        return stays_off() or NOT_INSTALLED
     if events:
         stealing.record(EventsInMemory(stealing.settings.record_bytes, "ff.trace"), token)
     stealing.telemetry.record_for(token, tasks)
     answer = stealing.settings.answer
     return _Begun(time(), stealing.telemetry.mark(), dict(stealing.counts), answer)
-
-
-async def _tape(tape: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
-    """Have all workers record ops, and return who has not answered; what a worker's own set-up raises is raised."""
-    try:
-        return await reach.put_on(dask_scheduler, pickle.loads(tape).name, tape, seconds)
-    except RuntimeError as error:
-        raised = error.__cause__ or error
-    raise raised  # out of the block: what has itself for its context cannot be pickled
-
-
-async def _answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
-    """Return the addresses of the workers that answer, and of those that do not."""
-    hung = await reach.silent(dask_scheduler, seconds)
-    return [address for address in dask_scheduler.workers if address not in hung], hung
-
-
-async def _untape(token: str, seconds: float, hung: Iterable[str] = (), *, dask_scheduler: Scheduler) -> None:
-    """Have no worker record ops for a recording, those included that could not begin."""
-    await reach.take_off(dask_scheduler, token, seconds, list(hung))
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
@@ -392,9 +366,9 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     now, lost = time(), telemetry.lost(begun.mark)
     copy, counts = telemetry.copy(), dict(stealing.counts)
     telemetry.stop_for(token)
-    # In a thread: 100,000 tasks take 1 s.
+    # In a thread: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
-    events = b"" if not isinstance(log, EventsInMemory) else await asyncio.to_thread(log.taken)
+    events = await asyncio.to_thread(log.taken) if isinstance(log, EventsInMemory) else b""
     return _Ended(now, lost, counts, made, events)
 
 
@@ -403,17 +377,16 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
 
 def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
     """The block's own counts, under the names that a simulated run has for them."""
-    counts = {
-        name.replace(" ", "_"): value - begun.counts.get(name, 0.0) for name, value in ended.counts.items()
-    }
-    lost = dict(zip(_LOST, (*ended.lost, *lost_ops), strict=True))
-    dropped = {name: float(count) for name, count in lost.items() if count}
+    before = begun.counts
+    counts = {name.replace(" ", "_"): value - before.get(name, 0.0) for name, value in ended.counts.items()}
+    lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
+    dropped = {name: float(count) for name, count in lost if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}
 
 
 def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
     """The trace with its tasks' ops, each in the lane and within the time of the computation that it is a part of."""
-    runs: dict[tuple[Any, str], list[Span]] = {}
+    runs: dict[tuple[Key, str], list[Span]] = {}
     for span in trace.of("compute"):
         runs.setdefault((span.key, span.worker), []).append(span)
     parts: dict[Span, list[Span]] = {}

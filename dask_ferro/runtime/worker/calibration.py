@@ -144,7 +144,8 @@ def links() -> list[tuple[str, int, float]]:
 
 
 def _cupy() -> Any:
-    import cupy  # a second of import, where there is a device
+    # Here, not above: it takes a second, and few have a device.
+    import cupy
 
     return cupy
 
@@ -222,18 +223,15 @@ def _folder() -> Path:
 def _alone(lock: Path) -> Iterator[None]:
     """Hold a file's lock; go on without it when its holder takes too long."""
     with open(lock, "a") as file:
-        end = time.monotonic() + _QUEUE
-        while not _locked(file.fileno()) and time.monotonic() < end:
-            time.sleep(0.01)
-        yield  # closing the file, or dying, gives the lock back
-
-
-def _locked(file: int) -> bool:
-    try:
-        portable.lock(file)
-    except BlockingIOError:
-        return False
-    return True
+        end, is_locked = time.monotonic() + _QUEUE, False
+        while not is_locked and time.monotonic() < end:
+            try:
+                portable.lock(file.fileno())
+                is_locked = True
+            except BlockingIOError:
+                time.sleep(0.01)
+        # Closing the file, or dying, gives the lock back.
+        yield
 
 
 def _remembered(file: Path) -> Speed | None:

@@ -87,6 +87,8 @@ class Stock:
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Count the task's prefix, and the bytes that it lacks."""
+        # Who ended a task before is judged by what there was then, not by what follows from its end.
+        self.settled()
         self._given += 1
         self._count(job, record, +1)
         self.settled()  # as of now: what is placed next changes what the average worker has
@@ -173,12 +175,16 @@ class Stock:
         """Return the projected seconds of a worker's tasks and of fetching their inputs."""
         return self._occupancy(page.prefixes, page.network)
 
+    def total_occupancy(self) -> float:
+        """Return that of all workers."""
+        return self._occupancy(self._total, self._network)
+
     def _comm(self, job: VirtualTask, page: Page) -> float:
         address = page.record.address
         return sum(d.spec.nbytes for d in job.inputs if address not in d.holders) / self.bandwidth
 
     def _average(self) -> float:
-        return self._occupancy(self._total, self._network) / max(self._scheduler.threads, 1)
+        return self.total_occupancy() / max(self._scheduler.threads, 1)
 
     def _is_unoccupied(self, page: Page, occupancy: float, processing: int) -> bool:
         threads = page.record.nthreads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from operator import attrgetter
@@ -27,6 +27,17 @@ _STATES = {
     "leaving": look.VIOLET,
 }
 _LOAD = {"running": look.BLUE, "waiting": look.AMBER, "queued": look.SAND}
+_LOAD_COLUMNS = look.columns("threads workers running waiting queued", time=lambda s: 1000 * s.time)
+_JOB_COLUMNS = look.columns(
+    "wanted",
+    time=lambda d: 1000 * d.time,
+    requested=lambda d: sum(d.jobs.values()),
+    # NaN is a gap in the line: nothing was measured, which is not 0.
+    wait=lambda d: max(_known(d).values(), default=float("nan")),
+    waits=lambda d: _waits(d) or "not known yet",
+    held=attrgetter("node_seconds"),
+)
+_FIRST = "waits for the first decision of ff.Elastic"
 _CELL = "padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid #eee"
 
 
@@ -34,8 +45,8 @@ class ElasticPage:
     """Jobs by state, the load, and the decisions in words."""
 
     def __init__(self) -> None:
-        self.jobs = _source(("time", "wanted", "requested", "wait", "waits", "held"), _STATES)
-        self.load = _source(("time", "threads", "workers"), _LOAD)
+        self.jobs = _source(_JOB_COLUMNS, _STATES)
+        self.load = _source(_LOAD_COLUMNS, _LOAD)
         self.headline = look.line()
         self.closed = look.line()
         self.log = look.line()
@@ -61,14 +72,8 @@ class ElasticPage:
             self._tell(picture)
 
     def _draw_load(self, samples: tuple[Sample, ...]) -> None:
-        counts = {state: list(map(attrgetter(state), samples)) for state in _LOAD}
-        self.load.data = {
-            "time": [1000 * s.time for s in samples],
-            "threads": [s.threads for s in samples],
-            "workers": [s.workers for s in samples],
-            **counts,
-            **_stack(counts),
-        }
+        data = look.filled(_LOAD_COLUMNS, samples)
+        self.load.data = {**data, **_stack({state: data[state] for state in _LOAD})}
         _show(self._load_areas, len(samples))
         self._no_load.visible = False
 
@@ -77,17 +82,7 @@ class ElasticPage:
         # The clock of the samples may be behind the decision's.
         rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
         counts = {state: _jobs_in(state, rows) for state in _STATES}
-        self.jobs.data = {
-            "time": [1000 * d.time for d in rows],
-            "wanted": [d.wanted for d in rows],
-            "requested": [sum(d.jobs.values()) for d in rows],
-            # NaN is a gap in the line: nothing was measured, which is not 0.
-            "wait": [max(_known(d).values(), default=float("nan")) for d in rows],
-            "waits": [_waits(d) or "not known yet" for d in rows],
-            "held": [d.node_seconds for d in rows],
-            **counts,
-            **_stack(counts),
-        }
+        self.jobs.data = {**look.filled(_JOB_COLUMNS, rows), **counts, **_stack(counts)}
         _show(self._job_areas, len(rows))
         self._no_jobs.visible = self._no_wait.visible = self._no_held.visible = False
 
@@ -103,58 +98,53 @@ class ElasticPage:
         lines.sort(key=lambda one: -one[0])
         self.log.text = _table(lines[:_ROWS]) if lines else ""
 
-    def _jobs(self) -> Any:
+    def _jobs(self) -> look.Figure:
         fig = look.over_time("jobs, and how many are wanted", _WINDOW, "jobs", height=300)
         self._job_areas = _stacked(fig, self.jobs, _STATES)
-        line = {"color": look.RED, "line_width": 2, "line_dash": "dashed"}
-        wanted = fig.step("time", "wanted", source=self.jobs, mode="after", **line)
-        fig.step("time", "requested", source=self.jobs, mode="after", color=look.INK, line_width=1.5)
-        told = [
-            ("wanted", "@wanted"),
-            ("requested", "@requested"),
-            *((state, f"@{state}") for state in _STATES),
-        ]
-        self._no_jobs = look.awaiting(fig, "waits for the first decision of ff.Elastic")
-        _count(fig, wanted, told)
+        wanted = _step(fig, self.jobs, "wanted", look.RED, line_dash="dashed")
+        _step(fig, self.jobs, "requested", look.INK, line_width=1.5)
+        _count(fig, wanted, ("wanted", "requested", *_STATES))
+        self._no_jobs = look.awaiting(fig, _FIRST)
         keys = [(color, state) for state, color in _STATES.items()]
         return look.framed(fig, (look.RED, "wanted"), (look.INK, "requested"), *keys)
 
-    def _waits(self) -> Any:
+    def _load(self) -> look.Figure:
+        fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
+        self._load_areas = _stacked(fig, self.load, _LOAD)
+        threads = _step(fig, self.load, "threads", look.INK)
+        _count(fig, threads, (*_LOAD, "threads", "workers"))
+        self._no_load = look.awaiting(fig, "waits for the first sample")
+        keys = [(color, state) for state, color in _LOAD.items()]
+        return look.framed(fig, (look.INK, "threads"), *keys)
+
+    def _waits(self) -> look.Figure:
         fig = look.over_time("queue wait, the longest of the pools", _WINDOW, "expected", height=160)
         fig.yaxis.formatter = look.seconds_ticks()
         fig.y_range.start = 0
-        line = fig.step("time", "wait", source=self.jobs, mode="after", color=look.BLUE, line_width=2)
+        line = _step(fig, self.jobs, "wait", look.BLUE)
         look.hover(fig, [line], [("queue wait", "@waits")], mode="vline")
-        self._no_wait = look.awaiting(fig, "waits for the first decision of ff.Elastic")
+        self._no_wait = look.awaiting(fig, _FIRST)
         return look.framed(fig, (look.BLUE, "from a submission to its start"))
 
-    def _held(self) -> Any:
+    def _held(self) -> look.Figure:
         fig = look.over_time("node-seconds so far", _WINDOW, "node-seconds", height=160)
         fig.y_range.start = 0
         line = fig.line("time", "held", source=self.jobs, color=look.GREEN, line_width=2)
         look.hover(fig, [line], [("node-seconds", "@held{0,0}")], mode="vline")
-        self._no_held = look.awaiting(fig, "waits for the first decision of ff.Elastic")
+        self._no_held = look.awaiting(fig, _FIRST)
         return look.framed(fig, (look.GREEN, "of jobs that ran, busy or not"))
 
-    def _load(self) -> Any:
-        fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
-        self._load_areas = _stacked(fig, self.load, _LOAD)
-        line = {"color": look.INK, "line_width": 2}
-        threads = fig.step("time", "threads", source=self.load, mode="after", **line)
-        told = [*((state, f"@{state}") for state in _LOAD), ("threads", "@threads"), ("workers", "@workers")]
-        self._no_load = look.awaiting(fig, "waits for the first sample")
-        _count(fig, threads, told)
-        keys = [(color, state) for state, color in _LOAD.items()]
-        return look.framed(fig, (look.INK, "threads"), *keys)
+
+def _source(columns: Iterable[str], states: Mapping[str, str]) -> ColumnDataSource:
+    none: dict[str, list[float]] = {state: [] for state in states}
+    return look.source({**dict.fromkeys(columns), **none, **_stack(none)})
 
 
-def _source(names: tuple[str, ...], states: Mapping[str, str]) -> ColumnDataSource:
-    none: list[float] = []
-    empty = dict.fromkeys((*names, *states), none)
-    return ColumnDataSource({**empty, **_stack(dict.fromkeys(states, none))})
+def _step(fig: look.Figure, source: ColumnDataSource, name: str, color: str, **options: Any) -> Any:
+    return fig.step("time", name, source=source, mode="after", color=color, **{"line_width": 2, **options})
 
 
-def _stacked(fig: Any, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
+def _stacked(fig: look.Figure, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
     """Return steps that stand on top of each other, not visible yet; column "to X" is where X ends."""
     options = {"fill_alpha": 0.85, "step_mode": "after", "source": source, "visible": False}
     return [
@@ -184,11 +174,11 @@ def _stack(counts: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return edges
 
 
-def _count(fig: Any, line: Any, told: list[tuple[str, str]]) -> None:
+def _count(fig: look.Figure, line: Any, names: Iterable[str]) -> None:
     """Let a figure count from 0 in whole numbers, and tell what is where."""
     fig.y_range.start, fig.y_range.only_visible = 0, True
     fig.yaxis.ticker.min_interval = 1
-    look.hover(fig, [line], told, mode="vline")
+    look.hover(fig, [line], [(name, f"@{name}") for name in names], mode="vline")
 
 
 def _standing(last: ScalingDecision) -> str:

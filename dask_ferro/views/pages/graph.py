@@ -5,21 +5,19 @@ Tasks are nodes; of a large graph, groups are, or prefixes, with the count of wh
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from bokeh.core.properties import value, without_property_validation
+from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 from bokeh.models import (
     BoxZoomTool,
-    ColumnDataSource,
-    HoverTool,
     PanTool,
     Range1d,
     ResetTool,
     SaveTool,
     WheelZoomTool,
 )
-from bokeh.plotting import figure
 
 from dask_ferro.views.pages import look
 
@@ -38,14 +36,26 @@ _STATES = {
 }
 # Nodes up to which names are written beside them.
 _WRITTEN = 60
+# Without size and name, which are of all nodes together.
+_NODE = look.columns(
+    "x name prefix state",
+    y=lambda n: -n.y,
+    note=lambda n: n.note or "-",
+    tasks=lambda n: f"{n.done:,} of {n.tasks:,}",
+    seconds=lambda n: look.duration(n.seconds),
+    bytes=attrgetter("nbytes"),
+    color=lambda n: _STATES.get(n.state, look.GREY),
+    line=lambda n: look.RED if n.critical else "white",
+    width=lambda n: 2.5 if n.critical else 0.5,
+)
 
 
 class GraphPage:
     """Nodes in layers, from the left to the right."""
 
     def __init__(self) -> None:
-        self.nodes = ColumnDataSource({name: [] for name in _NODE})
-        self.edges = ColumnDataSource({"x0": [], "y0": [], "x1": [], "y1": [], "color": [], "width": []})
+        self.nodes = look.source((*_NODE, "size", "text"))
+        self.edges = look.source(("x0", "y0", "x1", "y1", "color", "width"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.headline = look.line()
         self.fig = self._figure()
@@ -70,18 +80,7 @@ class GraphPage:
         size = max(4.0, min(22.0, 420 / (1 + max((abs(n.y) for n in nodes), default=1) * 2)))
         written = len(nodes) <= _WRITTEN
         self.nodes.data = {
-            "x": [n.x for n in nodes],
-            "y": [-n.y for n in nodes],
-            "name": [n.name for n in nodes],
-            "prefix": [n.prefix for n in nodes],
-            "note": [n.note or "-" for n in nodes],
-            "state": [n.state for n in nodes],
-            "tasks": [f"{n.done:,} of {n.tasks:,}" for n in nodes],
-            "seconds": [look.duration(n.seconds) for n in nodes],
-            "bytes": [n.nbytes for n in nodes],
-            "color": [_STATES.get(n.state, look.GREY) for n in nodes],
-            "line": [look.RED if n.critical else "white" for n in nodes],
-            "width": [2.5 if n.critical else 0.5 for n in nodes],
+            **look.filled(_NODE, nodes),
             "size": [size + (6 if n.tasks > 1 else 0) for n in nodes],
             "text": [_text(n, picture.grain) if written else "" for n in nodes],
         }
@@ -109,57 +108,32 @@ class GraphPage:
             text += f"; critical path {look.duration(picture.path)} projected"
         if picture.hidden:
             text += f"; {picture.hidden:,} edges left out"
-        if text != self.headline.text:
-            self.headline.text = text
+        look.tell(self.headline, text)
         states = [(s, picture.states.get(s, 0)) for s in _STATES]
         parts = [look.swatch(_STATES[s], f"{s} {count:,}") for s, count in states if count]
         parts.append(look.swatch(look.RED, "critical path"))
-        if "".join(parts) != self.legend.text:
-            self.legend.text = "".join(parts)
+        look.tell(self.legend, "".join(parts))
 
-    def _figure(self) -> Any:
+    def _figure(self) -> look.Figure:
         tools = [PanTool(), WheelZoomTool(), BoxZoomTool(), ResetTool(), SaveTool()]
-        fig = look.panel(
-            "what waits for what, from left to right",
-            tools=tools,
-            x_range=Range1d(start=-1, end=1),
-            y_range=Range1d(start=-1, end=1),
-            sizing_mode="stretch_both",
-            min_height=420,
-        )
+        ranges = {"x_range": Range1d(start=-1, end=1), "y_range": Range1d(start=-1, end=1)}
+        options = {"tools": tools, "sizing_mode": "stretch_both", "min_height": 420, **ranges}
+        fig = look.panel("what waits for what, from left to right", **options)
         fig.toolbar.active_scroll = tools[1]
         fig.axis.visible = fig.title.visible = False
         fig.grid.grid_line_color = None
         self._draw_into(fig)
-        self._waits = look.awaiting(
-            fig, "The scheduler has no tasks.\nThey appear when a graph is submitted."
-        )
+        text = "The scheduler has no tasks.\nThey appear when a graph is submitted."
+        self._waits = look.awaiting(fig, text)
         return fig
 
-    def _draw_into(self, fig: figure) -> None:
+    def _draw_into(self, fig: look.Figure) -> None:
         # Edges first: what is drawn later lies above, and the names of tasks have to be read.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
-        dots = fig.scatter(
-            "x",
-            "y",
-            source=self.nodes,
-            size="size",
-            fill_color="color",
-            line_color="line",
-            line_width="width",
-        )
-        fig.text(
-            "x",
-            "y",
-            text="text",
-            source=self.nodes,
-            y_offset=16,
-            text_align="center",
-            text_baseline="top",
-            text_color=look.INK,
-            text_font=value(look.FONT),
-            text_font_size="10px",
-        )
+        paint = {"fill_color": "color", "line_color": "line", "line_width": "width"}
+        dots = fig.scatter("x", "y", source=self.nodes, size="size", **paint)
+        style = {"y_offset": 16, "text_color": look.INK, **look.written("10px", "top")}
+        fig.text("x", "y", text="text", source=self.nodes, **style)
         told = [
             ("@prefix", "@name"),
             ("computes", "@note"),
@@ -168,12 +142,7 @@ class GraphPage:
             ("takes", "@seconds projected"),
             ("bytes", "@bytes{0.0 ib}"),
         ]
-        fig.add_tools(HoverTool(renderers=[dots], tooltips=told))
-
-
-_NODE = (
-    "x", "y", "name", "prefix", "note", "state", "tasks", "seconds", "bytes", "color", "line", "width", "size", "text",
-)  # fmt: skip
+        look.hover(fig, [dots], told)
 
 
 def _stretch(span: Range1d, start: float, end: float) -> None:

@@ -6,14 +6,19 @@ no red or green.  A prefix has one colour on all pages of a process.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from operator import attrgetter
 from typing import Any
 
+from bokeh.core.properties import value
 from bokeh.layouts import column
 from bokeh.models import (
+    ColumnDataSource,
     CustomJSTickFormatter,
     DataRange1d,
     DatetimeTickFormatter,
+    FactorRange,
     HoverTool,
     Node,
     PanTool,
@@ -39,6 +44,11 @@ _colors: dict[str, str] = {}
 # Prefixes that keep their colour; models and functions have tens of them.
 _COLORED = 4096
 
+# A figure, bare or framed: Bokeh's own types do not know the properties that it gives to its figures.
+Figure = Any
+# A name for each column of a source, and what a row has there.
+Columns = Mapping[str, Callable[[Any], Any]]
+
 # In the browser: 1200 s, 3.5 s, 20 ms, 150 us; and bytes by 1024.
 _SECONDS = """
 const t = Math.abs(tick), f = (x) => parseFloat(x.toPrecision(3)).toString()
@@ -63,6 +73,46 @@ def color_of(prefix: str) -> str:
     return _colors[prefix]
 
 
+def columns(names: str, **cells: Callable[[Any], Any]) -> Columns:
+    """Return columns: attributes of the rows, by names with blanks between them, and what is made of a row."""
+    return {name: attrgetter(name) for name in names.split()} | cells
+
+
+def source(names: Iterable[str]) -> ColumnDataSource:
+    """Return a source of some columns without any row."""
+    return ColumnDataSource({name: [] for name in names})
+
+
+def filled(columns: Columns, rows: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return the data of some rows, by column."""
+    there = list(rows)
+    return {name: list(map(cell, there)) for name, cell in columns.items()}
+
+
+def tell(words: Div, text: str) -> None:
+    """Set a line's text; what it says already is not sent to browsers again."""
+    if text != words.text:
+        words.text = text
+
+
+def draw_bars(source: ColumnDataSource, data: dict[str, list[Any]], names: FactorRange, label: str) -> None:
+    """Fill a source of bars, the first one on top: Bokeh counts their names from below."""
+    factors = data[label][::-1]
+    if factors != list(names.factors):
+        names.factors = factors
+    source.data = data
+
+
+def written(size: str, baseline: str) -> dict[str, Any]:
+    """Return the options of names that are written into a figure."""
+    return {
+        "text_align": "center",
+        "text_baseline": baseline,
+        "text_font": value(FONT),
+        "text_font_size": size,
+    }
+
+
 def seconds_ticks() -> CustomJSTickFormatter:
     """Return a formatter of durations."""
     return CustomJSTickFormatter(code=_SECONDS)
@@ -73,11 +123,11 @@ def bytes_ticks() -> CustomJSTickFormatter:
     return CustomJSTickFormatter(code=_BYTES)
 
 
-def panel(title: str, **options: Any) -> Any:
+def panel(title: str, **options: Any) -> Figure:
     """Return a figure with the pages' title, grid and toolbar."""
     options = {"sizing_mode": "stretch_width", "height": 300, "toolbar_location": "above", **options}
     tools = options.pop("tools", None)
-    fig: Any = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
+    fig: Figure = figure(title=title, tools=tools if tools is not None else [SaveTool()], **options)
     fig.title.text_font = fig.axis.axis_label_text_font = fig.axis.major_label_text_font = FONT
     fig.title.text_font_size, fig.title.text_color = "13px", INK
     fig.axis.axis_label_text_font_style = "normal"
@@ -91,15 +141,10 @@ def panel(title: str, **options: Any) -> Any:
     return fig
 
 
-def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
+def over_time(title: str, seconds: float, label: str, **options: Any) -> Figure:
     """Return a figure of the last seconds, which follows the newest data until somebody pans."""
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
-    tools = [
-        PanTool(dimensions="width"),
-        WheelZoomTool(dimensions="width"),
-        ResetTool(),
-        SaveTool(),
-    ]
+    tools = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool(), SaveTool()]
     fig = panel(title, x_axis_type="datetime", x_range=follows, y_axis_label=label, tools=tools, **options)
     fig.xaxis.formatter = clock()
     fig.xgrid.grid_line_color = None
@@ -109,23 +154,23 @@ def over_time(title: str, seconds: float, label: str, **options: Any) -> Any:
 def clock() -> DatetimeTickFormatter:
     """Return a formatter of times of the day."""
     day = "%H:%M:%S"
-    return DatetimeTickFormatter(
-        milliseconds="%H:%M:%S.%3N",
-        seconds=day,
-        minsec=day,
-        minutes=day,
-        hourmin=day,
-        hours="%H:%M",
-        days="%F",
-    )
+    units: dict[str, Any] = dict.fromkeys(("seconds", "minsec", "minutes", "hourmin"), day)
+    return DatetimeTickFormatter(milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units)
 
 
-def hover(fig: Any, renderers: list[Any], tooltips: Any, **options: Any) -> None:
+def mark(fig: Figure, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
+    """Draw an upright mark at the end of what there is."""
+    # A dash turned by a right angle: Bokeh has no marker of an upright line.
+    options = {"marker": "dash", "angle": 1.5708, "size": size, "line_width": 3, "color": RED}
+    fig.scatter(x, y, source=source, **options)
+
+
+def hover(fig: Figure, renderers: list[Any], tooltips: Any, **options: Any) -> None:
     """Have a figure tell what is under the pointer."""
     fig.add_tools(HoverTool(renderers=renderers, tooltips=tooltips, point_policy="follow_mouse", **options))
 
 
-def framed(fig: Any, *keys: tuple[str, str]) -> Any:
+def framed(fig: Figure, *keys: tuple[str, str]) -> Figure:
     """Return a figure under a line with its title and what its colours mean.
 
     Bokeh's own legends show no colour of what is not there yet, and stand in the way of what is.
@@ -137,19 +182,12 @@ def framed(fig: Any, *keys: tuple[str, str]) -> Any:
     return column(head, fig, sizing_mode=fig.sizing_mode if fig.sizing_mode != "fixed" else None)
 
 
-def awaiting(fig: Any, text: str) -> Label:
+def awaiting(fig: Figure, text: str) -> Label:
     """Return the words in the middle of an empty figure; hide them when it is not empty."""
-    words = Label(
-        x=Node(target="frame", symbol="center", offset=0),
-        y=Node(target="frame", symbol="center", offset=0),
-        text=text,
-        text_align="center",
-        text_baseline="middle",
-        text_color=FAINT,
-        text_font=FONT,
-        text_font_size="13px",
-        background_fill_color="#fafafa",
-    )
+    middle = Node(target="frame", symbol="center", offset=0)
+    paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": "#fafafa"}
+    style = written("13px", "middle") | paint
+    words = Label(x=middle, y=middle, text=text, **style)
     fig.add_layout(words)
     return words
 

@@ -9,26 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, FactorRange
+from bokeh.models import FactorRange
 from dask.utils import format_bytes
 
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.dashboard_state import DeviceMemory, HostMemory, MemoryPicture
+    from dask_ferro.runtime.telemetry.dashboard_state import MemoryPicture
 
 _HOST = {"results": look.BLUE, "other": look.LIGHT_BLUE}
 _SPILLED = look.AMBER
+# Bars stand behind each other's end, so each needs where the one before ends.  No limit, no mark.
+_HOSTS = look.columns(
+    "worker results other spilled",
+    process=lambda h: h.results + h.other,
+    both=lambda h: h.results + h.other + h.spilled,
+    limit=lambda h: h.limit or float("nan"),
+)
+_DEVICES = look.columns("device used workers", total=lambda d: d.total or float("nan"))
 
 
 class MemoryPage:
     """Bars of hosts, and bars of devices."""
 
     def __init__(self) -> None:
-        self.hosts = ColumnDataSource(
-            {n: [] for n in ("worker", "results", "other", "process", "spilled", "both", "limit")}
-        )
-        self.devices = ColumnDataSource({n: [] for n in ("device", "used", "total", "workers")})
+        self.hosts, self.devices = look.source(_HOSTS), look.source(_DEVICES)
         self.headline = look.line()
         figures = row(self._hosts(), self._devices(), sizing_mode="stretch_both")
         self.root = column(self.headline, figures, sizing_mode="stretch_both")
@@ -36,8 +41,9 @@ class MemoryPage:
     @without_property_validation
     def update(self, picture: MemoryPicture) -> None:
         """Draw the newest picture."""
-        self._draw_hosts(picture.hosts)
-        self._draw_devices(picture.devices)
+        look.draw_bars(self.hosts, look.filled(_HOSTS, picture.hosts), self._workers, "worker")
+        look.draw_bars(self.devices, look.filled(_DEVICES, picture.devices), self._names, "device")
+        self._no_hosts.visible, self._no_devices.visible = not picture.hosts, not picture.devices
         host = sum(h.results + h.other for h in picture.hosts)
         spilled = sum(h.spilled for h in picture.hosts)
         device = sum(d.used for d in picture.devices)
@@ -45,47 +51,16 @@ class MemoryPage:
         text += f"{format_bytes(spilled)} spilled to disk; measured by the workers"
         if picture.unseen:
             text += f"; {picture.unseen} workers with less than these are left out"
-        if text != self.headline.text:
-            self.headline.text = text
+        look.tell(self.headline, text)
 
-    def _draw_hosts(self, hosts: tuple[HostMemory, ...]) -> None:
-        # Bokeh counts rows from below: the first worker is to stand on top.
-        names = [h.worker for h in reversed(hosts)]
-        if names != list(self._workers.factors):
-            self._workers.factors = names
-        self.hosts.data = {
-            "worker": [h.worker for h in hosts],
-            "results": [h.results for h in hosts],
-            "other": [h.other for h in hosts],
-            "process": [h.results + h.other for h in hosts],
-            "spilled": [h.spilled for h in hosts],
-            # Bars stand behind each other's end, so each needs where the one before ends.
-            "both": [h.results + h.other + h.spilled for h in hosts],
-            # No limit, no mark.
-            "limit": [h.limit or float("nan") for h in hosts],
-        }
-        self._no_hosts.visible = not hosts
-
-    def _draw_devices(self, devices: tuple[DeviceMemory, ...]) -> None:
-        names = [d.device for d in reversed(devices)]
-        if names != list(self._names.factors):
-            self._names.factors = names
-        self.devices.data = {
-            "device": [d.device for d in devices],
-            "used": [d.used for d in devices],
-            "total": [d.total or float("nan") for d in devices],
-            "workers": [d.workers for d in devices],
-        }
-        self._no_devices.visible = not devices
-
-    def _hosts(self) -> Any:
+    def _hosts(self) -> look.Figure:
         self._workers = FactorRange()
         fig = _bars("host memory of each worker", self._workers, "worker")
         options = {"y": "worker", "height": 0.7, "source": self.hosts, "line_color": None}
         first = fig.hbar(left=0, right="results", color=_HOST["results"], **options)
         fig.hbar(left="results", right="process", color=_HOST["other"], **options)
         fig.hbar(left="process", right="both", color=_SPILLED, **options)
-        _mark(fig, "limit", "worker", self.hosts)
+        look.mark(fig, "limit", "worker", self.hosts)
         told = [
             ("worker", "@worker"),
             ("process", "@process{0.0 ib}"),
@@ -103,12 +78,12 @@ class MemoryPage:
             (look.RED, "limit"),
         )
 
-    def _devices(self) -> Any:
+    def _devices(self) -> look.Figure:
         self._names = FactorRange()
         fig = _bars("memory of each device", self._names, "device")
         options = {"height": 0.7, "source": self.devices, "color": look.GREEN}
         bars = fig.hbar("device", left=0, right="used", line_color=None, **options)
-        _mark(fig, "total", "device", self.devices)
+        look.mark(fig, "total", "device", self.devices)
         told = [
             ("device", "@device"),
             ("used", "@used{0.0 ib}"),
@@ -131,10 +106,3 @@ def _bars(title: str, rows: FactorRange, label: str) -> Any:
     fig.ygrid.grid_line_color = None
     fig.yaxis.axis_label = label
     return fig
-
-
-def _mark(fig: Any, x: str, y: str, source: ColumnDataSource) -> None:
-    """Draw an upright mark at the end of what there is."""
-    # A dash turned by a right angle: Bokeh has no marker of an upright line.
-    options = {"marker": "dash", "angle": 1.5708, "size": 18, "line_width": 3, "color": look.RED}
-    fig.scatter(x, y, source=source, **options)

@@ -181,7 +181,8 @@ class SchedulerPages:
             self._closed(document)
             words = "dask_ferro was taken off this scheduler: what this page shows stands still."
             document.add_next_tick_callback(partial(_end, document, page, words))
-        self._application.stop(wait=False)  # Bokeh 3.10 refuses to wait on the loop that it runs on
+        # Bokeh 3.10 refuses to wait on the loop that it runs on.
+        self._application.stop(wait=False)
 
     def _served(self, stock: BokehTornado) -> _Beside:
         """Return an application as Dask makes its own: the same origins, intervals and prefix."""
@@ -211,9 +212,8 @@ class SchedulerPages:
 
     def _open(self, kind: _Kind, extra: dict[str, Any] | None, document: Document) -> None:
         """Fill a new document with a page, and keep it up to date until it is closed."""
-        document.on_session_destroyed(
-            lambda _: self._closed(document)
-        )  # first: whatever fails below is closed
+        # First: whatever fails below is closed.
+        document.on_session_destroyed(lambda _: self._closed(document))
         page, reader = kind.draw(), kind.read(self.scheduler, self.stealing)
         self.documents[document] = page, reader
         document.add_root(page.root)
@@ -268,7 +268,8 @@ def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
     """
     applications = scheduler.http_application.applications
     stock = next((app for app in applications if isinstance(app, BokehTornado)), None)
-    if stock is None:  # started without a dashboard
+    # Started without a dashboard.
+    if stock is None:
         return _nothing
     site = SchedulerPages(scheduler, stealing, stock)
     site.put_on()

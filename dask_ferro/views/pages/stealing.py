@@ -12,9 +12,9 @@ from itertools import permutations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from bokeh.core.properties import value, without_property_validation
+from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, FactorRange, LinearColorMapper, LogScale, Range1d, SaveTool
+from bokeh.models import FactorRange, LinearColorMapper, LogScale, Range1d
 from bokeh.models.tickers import LogTicker
 
 from dask_ferro.views.pages import look
@@ -31,19 +31,31 @@ _LEAST = 1e-4
 # Workers up to which a cell of the matrix has its number written in it.
 _WRITTEN = 12
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
-_FLOW = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
+_SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
+_FLOW = look.columns(
+    "victim thief moves", gain=lambda f: look.duration(f.gain), cost=lambda f: look.duration(f.cost)
+)
+_SECOND = look.columns(
+    "confirmed refused stale worked spent",
+    time=lambda s: 1000.0 * s.second + 500,
+    down=lambda s: -s.spent,
+)
+_BACKLOG = look.columns(
+    "worker waiting",
+    backlog=attrgetter("seconds"),
+    end=lambda b: max(b.seconds, _LEAST),
+    threshold=lambda b: max(b.threshold, _LEAST),
+    color=lambda b: look.AMBER if b.seconds < b.threshold else look.BLUE,
+)
 
 
 class StealingPage:
     """Flow matrix, outcomes, stolen work against cost, backlogs with their thresholds, and thresholds over time."""
 
     def __init__(self) -> None:
-        self.flow = ColumnDataSource(_no("victim", "thief", "moves", "text", "gain", "cost", "ink"))
-        self.seconds = ColumnDataSource(
-            _no("time", "confirmed", "refused", "stale", "worked", "spent", "down")
-        )
-        self.backlogs = ColumnDataSource(_no("worker", "backlog", "end", "threshold", "waiting", "color"))
-        self.thresholds = ColumnDataSource(_no("time", "least", "median", "most"))
+        self.flow = look.source((*_FLOW, "text", "ink"))
+        self.seconds, self.backlogs = look.source(_SECOND), look.source(_BACKLOG)
+        self.thresholds = look.source(("time", "least", "median", "most"))
         self.headline = look.line()
         matrix, rates, paid = self._matrix(), self._rates(), self._paid()
         upper = row(matrix, column(rates, paid, sizing_mode="stretch_width"), sizing_mode="stretch_width")
@@ -81,23 +93,12 @@ class StealingPage:
         if picture.waits:
             more = f" (and {len(picture.waits) - 1} more)" if len(picture.waits) > 1 else ""
             text += f"<br><b>{escape(picture.waits[0])}</b>{more}"
-        if text != self.headline.text:
-            self.headline.text = text
+        look.tell(self.headline, text)
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:
-        bars = picture.backlogs
-        names = [b.worker for b in reversed(bars)]
-        if names != list(self._bar_range.factors):
-            self._bar_range.factors = names
-        self.backlogs.data = {
-            "worker": [b.worker for b in bars],
-            "backlog": [b.seconds for b in bars],
-            "end": [max(b.seconds, _LEAST) for b in bars],
-            "threshold": [max(b.threshold, _LEAST) for b in bars],
-            "waiting": [b.waiting for b in bars],
-            "color": [look.AMBER if b.seconds < b.threshold else look.BLUE for b in bars],
-        }
-        self._no_workers.visible = not bars
+        data = look.filled(_BACKLOG, picture.backlogs)
+        look.draw_bars(self.backlogs, data, self._bar_range, "worker")
+        self._no_workers.visible = not picture.backlogs
 
     def _draw_moves(self, picture: StealingPicture) -> None:
         givers, takers = {f.victim for f in picture.flows}, {f.thief for f in picture.flows}
@@ -109,22 +110,12 @@ class StealingPage:
         written = len(names) <= _WRITTEN
         flows = _with_zeros(picture.flows, names) if written else picture.flows
         self.flow.data = {
-            "victim": [f.victim for f in flows],
-            "thief": [f.thief for f in flows],
-            "moves": [f.moves for f in flows],
+            **look.filled(_FLOW, flows),
             "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
-            "gain": [look.duration(f.gain) for f in flows],
-            "cost": [look.duration(f.cost) for f in flows],
             "ink": ["white" if 2 * f.moves > most else look.INK for f in flows],
         }
         seconds = _each(picture.seconds)
-        self.seconds.data = {
-            "time": [1000.0 * s.second + 500 for s in seconds],
-            **{name: list(map(attrgetter(name), seconds)) for name, _ in _OUTCOMES},
-            "worked": [s.worked for s in seconds],
-            "spent": [s.spent for s in seconds],
-            "down": [-s.spent for s in seconds],
-        }
+        self.seconds.data = look.filled(_SECOND, seconds)
         self._no_flow.visible = not flows
         self._no_moves.visible = self._no_gain.visible = not seconds
 
@@ -133,36 +124,21 @@ class StealingPage:
         stamps = [1000 * at for at in times]
         self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
         self._no_thresholds.visible = False
-        self._band.visible = len(stamps) > 1  # BokehJS 3.9 never comes back from an empty one
+        # BokehJS 3.9 never comes back from an empty one.
+        self._band.visible = len(stamps) > 1
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def _matrix(self) -> Any:
+    def _matrix(self) -> look.Figure:
         self._thieves, self._victims = FactorRange(), FactorRange()
-        fig = look.panel(
-            "who took from whom",
-            x_range=self._thieves,
-            y_range=self._victims,
-            x_axis_label="thief",
-            y_axis_label="victim",
-            sizing_mode="fixed",
-            width=400,
-            height=396,
-        )
-        self._mapper = LinearColorMapper(palette=_FLOW, low=0, high=2)
+        axes = {"x_range": self._thieves, "x_axis_label": "thief"}
+        axes |= {"y_range": self._victims, "y_axis_label": "victim"}
+        fig = look.panel("who took from whom", sizing_mode="fixed", width=400, height=396, **axes)
+        self._mapper = LinearColorMapper(palette=_SHADES, low=0, high=2)
         color = {"field": "moves", "transform": self._mapper}
         cells = fig.rect("thief", "victim", 0.96, 0.96, source=self.flow, fill_color=color, line_color=None)
-        fig.text(
-            "thief",
-            "victim",
-            text="text",
-            source=self.flow,
-            text_align="center",
-            text_baseline="middle",
-            text_color="ink",
-            text_font=value(look.FONT),
-            text_font_size="11px",
-        )
+        style = {"text_color": "ink", **look.written("11px", "middle")}
+        fig.text("thief", "victim", text="text", source=self.flow, **style)
         fig.grid.grid_line_color = None
         fig.xaxis.major_label_orientation = 0.7
         told = [
@@ -172,61 +148,38 @@ class StealingPage:
             ("moving", "@cost"),
         ]
         look.hover(fig, [cells], told)
-        self._no_flow = look.awaiting(
-            fig, "No task has moved yet.\nA worker asks when its backlog\nis under its threshold."
-        )
+        text = "No task has moved yet.\nA worker asks when its backlog\nis under its threshold."
+        self._no_flow = look.awaiting(fig, text)
         return look.framed(fig)
 
-    def _rates(self) -> Any:
+    def _rates(self) -> look.Figure:
         fig = look.over_time("moves, by what became of them", _WINDOW, "a second", height=178)
-        names = [name for name, _ in _OUTCOMES]
-        bars = fig.vbar_stack(
-            names,
-            x="time",
-            width=900,
-            source=self.seconds,
-            color=[color for _, color in _OUTCOMES],
-            line_color=None,
-        )
+        names, colors = zip(*_OUTCOMES, strict=True)
+        bars = fig.vbar_stack(names, x="time", width=900, source=self.seconds, color=colors, line_color=None)
         fig.y_range.start = 0
         look.hover(fig, bars[-1:], [(name, f"@{name}") for name in names])
         self._no_moves = look.awaiting(fig, "waits for the first request")
         return look.framed(fig, *((color, name) for name, color in _OUTCOMES))
 
-    def _paid(self) -> Any:
+    def _paid(self) -> look.Figure:
         title = "work in stolen tasks against seconds spent moving"
         fig = look.over_time(title, _WINDOW, "measured; moving is projected", height=178)
-        up = {"color": look.GREEN, "line_color": None}
-        down = {"color": look.RED, "line_color": None}
-        bars = fig.vbar("time", top="worked", width=900, source=self.seconds, **up)
-        fig.vbar("time", top="down", width=900, source=self.seconds, **down)
+        options = {"x": "time", "width": 900, "source": self.seconds, "line_color": None}
+        bars = fig.vbar(top="worked", color=look.GREEN, **options)
+        fig.vbar(top="down", color=look.RED, **options)
         fig.yaxis.formatter = look.seconds_ticks()
         look.hover(fig, [bars], [("work", "@worked{0.000} s"), ("moving", "@spent{0.000} s")])
         self._no_gain = look.awaiting(fig, "waits for the first task that moves")
         return look.framed(fig, (look.GREEN, "stolen work"), (look.RED, "moving"))
 
-    def _bars(self) -> Any:
+    def _bars(self) -> look.Figure:
         self._bar_range = FactorRange()
-        fig = look.panel(
-            "backlog of each worker, and its threshold",
-            y_range=self._bar_range,
-            x_axis_type="log",
-            x_range=Range1d(start=_LEAST, end=1000),
-            x_axis_label="seconds until a task that came now would start",
-            height=290,
-            tools=[SaveTool()],
-        )
+        title = "backlog of each worker, and its threshold"
+        options = {"x_axis_label": "seconds until a task that came now would start", "height": 290}
+        scale = {"x_axis_type": "log", "x_range": Range1d(start=_LEAST, end=1000)}
+        fig = look.panel(title, y_range=self._bar_range, **scale, **options)
         bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
-        fig.scatter(
-            "threshold",
-            "worker",
-            marker="dash",
-            angle=1.5708,
-            size=16,
-            line_width=3,
-            source=self.backlogs,
-            color=look.RED,
-        )
+        look.mark(fig, "threshold", "worker", self.backlogs, size=16)
         fig.xaxis.formatter, fig.xaxis.ticker = look.seconds_ticks(), LogTicker(desired_num_ticks=8)
         fig.ygrid.grid_line_color = None
         fig.yaxis.axis_label = "worker"
@@ -234,49 +187,27 @@ class StealingPage:
             ("worker", "@worker"),
             ("backlog", "@backlog{0.0000} s"),
             ("threshold", "@threshold{0.0000} s"),
+            ("tasks that wait", "@waiting"),
         ]
-        look.hover(fig, [bars], [*told, ("tasks that wait", "@waiting")])
+        look.hover(fig, [bars], told)
         self._no_workers = look.awaiting(fig, "waits for the first worker")
-        return look.framed(
-            fig,
-            (look.RED, "threshold"),
-            (look.AMBER, "under it: asks for work"),
-            (look.BLUE, "has enough"),
-        )
+        colors = (look.AMBER, "under it: asks for work"), (look.BLUE, "has enough")
+        return look.framed(fig, (look.RED, "threshold"), *colors)
 
-    def _curves(self) -> Any:
-        fig = look.over_time(
-            "thresholds over time",
-            _CURVE,
-            "over all workers",
-            height=290,
-            y_axis_type="log",
-            y_range=Range1d(start=5e-4, end=0.5),
-        )
+    def _curves(self) -> look.Figure:
+        options = {"height": 290, "y_axis_type": "log", "y_range": Range1d(start=5e-4, end=0.5)}
+        fig = look.over_time("thresholds over time", _CURVE, "over all workers", **options)
         assert isinstance(fig.y_scale, LogScale)
-        area = {"fill_color": look.LIGHT_BLUE, "fill_alpha": 0.5}
-        self._band = fig.varea_step(
-            "time", "least", "most", source=self.thresholds, step_mode="after", visible=False, **area
-        )
-        middle = fig.step(
-            "time",
-            "median",
-            source=self.thresholds,
-            mode="after",
-            color=look.BLUE,
-            line_width=2,
-        )
+        steps = {"x": "time", "source": self.thresholds}
+        area = {"fill_color": look.LIGHT_BLUE, "fill_alpha": 0.5, "step_mode": "after", "visible": False}
+        self._band = fig.varea_step(y1="least", y2="most", **steps, **area)
+        middle = fig.step(y="median", mode="after", color=look.BLUE, line_width=2, **steps)
         fig.yaxis.formatter = look.seconds_ticks()
-        told = [("least", "@least{0.0000} s"), ("median", "@median{0.0000} s"), ("most", "@most{0.0000} s")]
+        told = [(name, f"@{name}{{0.0000}} s") for name in ("least", "median", "most")]
         look.hover(fig, [middle], told, mode="vline")
-        self._no_thresholds = look.awaiting(
-            fig, "waits for the first worker\nThresholds follow the time that a steal takes."
-        )
+        text = "waits for the first worker\nThresholds follow the time that a steal takes."
+        self._no_thresholds = look.awaiting(fig, text)
         return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
-
-
-def _no(*names: str) -> dict[str, list[Any]]:
-    return {name: [] for name in names}
 
 
 def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:

@@ -10,19 +10,14 @@ zooms, until the reset tool is pressed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from html import escape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import (
-    BoxZoomTool,
-    ColumnDataSource,
-    CustomJS,
-    FixedTicker,
-    Range1d,
-    WheelZoomTool,
-)
+from bokeh.models import BoxZoomTool, CustomJS, FixedTicker, Range1d, WheelZoomTool
 from bokeh.models.widgets import RadioButtonGroup
 
 from dask_ferro.views.pages import look
@@ -38,24 +33,33 @@ _NAMED = 14
 _PREFIXES = 1_000
 _WINDOWS = (5, 15, 60, 300)
 _FIRST = 1
-_COLUMNS = (
-    "left", "right", "bottom", "top", "color", "alpha", "kind", "what", "prefix", "worker", "took", "bytes", "note",
-    "rate",
-)  # fmt: skip
 # The share of a lane that a block takes, from its lower edge.
 _PLACES = {"compute": (0.14, 0.86), "transfer": (0.03, 0.12), "steal": (0.89, 0.96)}
 _COLORS = {"transfer": look.RED, "steal": look.VIOLET}
+# Without its edges below and above, which are the lane's.
+_BLOCK = look.columns(
+    "kind prefix worker",
+    left=lambda b: 1000 * b.start,
+    right=lambda b: 1000 * b.stop,
+    color=lambda b: _COLORS.get(b.kind) or look.color_of(b.prefix),
+    alpha=lambda b: 0.55 if b.tasks > 1 else 0.95,
+    what=lambda b: _what(b),
+    took=lambda b: look.duration(b.busy),
+    bytes=attrgetter("nbytes"),
+    note=lambda b: _note(b),
+    rate=lambda b: f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-",
+)
 
 
 class TimelinePage:
     """Lanes of all workers, and the legend."""
 
     def __init__(self) -> None:
-        self.blocks = ColumnDataSource({name: [] for name in _COLUMNS})
-        self.end = ColumnDataSource({"x": [], "y": []})
+        self.blocks = look.source((*_BLOCK, "bottom", "top"))
+        self.end = look.source(("x", "y"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.remark = look.line()
-        self._busy: dict[str, float] = {}
+        self._busy: defaultdict[str, float] = defaultdict(float)
         self._lanes: tuple[tuple[str, str, int], ...] = ()
         self._bottoms: dict[str, int] = {}
         self._drawn: list[Block] = []
@@ -86,10 +90,9 @@ class TimelinePage:
         before = set(self._busy)
         for block in blocks:
             if block.kind == "compute":
-                self._busy[block.prefix] = self._busy.get(block.prefix, 0.0) + block.busy
+                self._busy[block.prefix] += block.busy
         if len(self._busy) > _PREFIXES:
-            busiest = sorted(self._busy, key=lambda p: -self._busy[p])
-            self._busy = {prefix: self._busy[prefix] for prefix in busiest[: _PREFIXES // 2]}
+            self._busy = defaultdict(float, sorted(self._busy.items(), key=_seconds)[: _PREFIXES // 2])
         self.blocks.stream(self._columns(blocks), rollover=_KEPT)
         if before != set(self._busy):
             self._explain()
@@ -110,29 +113,18 @@ class TimelinePage:
         self.blocks.data = self._columns(self._drawn)
 
     def _columns(self, blocks: Any) -> dict[str, Any]:
-        shown = [(b, self._bottoms[b.worker]) for b in blocks if b.worker in self._bottoms]
-        edges = [(low + b.lane, *_PLACES[b.kind]) for b, low in shown]
-        found = [b for b, _ in shown]
+        shown = [b for b in blocks if b.worker in self._bottoms]
+        lanes = [self._bottoms[b.worker] + b.lane for b in shown]
+        edges = [_PLACES[b.kind] for b in shown]
         return {
-            "left": [1000 * b.start for b in found],
-            "right": [1000 * b.stop for b in found],
-            "bottom": [edge + low for edge, low, _ in edges],
-            "top": [edge + high for edge, _, high in edges],
-            "color": [_COLORS.get(b.kind) or look.color_of(b.prefix) for b in found],
-            "alpha": [0.55 if b.tasks > 1 else 0.95 for b in found],
-            "kind": [b.kind for b in found],
-            "what": [_what(b) for b in found],
-            "prefix": [b.prefix for b in found],
-            "worker": [b.worker for b in found],
-            "took": [look.duration(b.busy) for b in found],
-            "bytes": [b.nbytes for b in found],
-            "note": [_note(b) for b in found],
-            "rate": [f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-" for b in found],
+            **look.filled(_BLOCK, shown),
+            "bottom": [lane + low for lane, (low, _) in zip(lanes, edges, strict=True)],
+            "top": [lane + high for lane, (_, high) in zip(lanes, edges, strict=True)],
         }
 
     def _explain(self) -> None:
-        busiest = sorted(self._busy, key=lambda p: -self._busy[p])
-        parts = [look.swatch(look.color_of(p), p) for p in busiest[:_NAMED]]
+        busiest = sorted(self._busy.items(), key=_seconds)
+        parts = [look.swatch(look.color_of(p), p) for p, _ in busiest[:_NAMED]]
         if len(busiest) > _NAMED:
             parts.append(f'<span style="color:{look.FAINT}">and {len(busiest) - _NAMED} more</span>')
         kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "move")]
@@ -147,34 +139,20 @@ class TimelinePage:
         if news.unseen:
             remarks.append(f"{news.unseen} workers more than fit")
         text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
-        if text != self.remark.text:
-            self.remark.text = text
+        look.tell(self.remark, text)
 
-    def _figure(self) -> Any:
-        fig = look.over_time(
-            "what ran where",
-            _WINDOWS[_FIRST],
-            "worker",
-            y_range=Range1d(start=0, end=1),
-            sizing_mode="stretch_both",
-            min_height=420,
-        )
+    def _figure(self) -> look.Figure:
+        options = {"y_range": Range1d(start=0, end=1), "sizing_mode": "stretch_both", "min_height": 420}
+        fig = look.over_time("what ran where", _WINDOWS[_FIRST], "worker", **options)
         fig.toolbar.active_scroll = fig.select_one(WheelZoomTool)
         fig.add_tools(BoxZoomTool(dimensions="width"))
         fig.toolbar.autohide = fig.title.visible = False
-        quads = fig.quad(
-            "left",
-            "right",
-            top="top",
-            bottom="bottom",
-            source=self.blocks,
-            fill_color="color",
-            fill_alpha="alpha",
-            line_color="white",
-            line_width=0.4,
-        )
+        edges = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
+        paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": "white", "line_width": 0.4}
+        quads = fig.quad(source=self.blocks, **edges, **paint)
         quads.nonselection_glyph = None
-        fig.scatter("x", "y", source=self.end, size=1, alpha=0)  # where the range ends
+        # Invisible, and followed by the range: time goes on where nothing ends.
+        fig.scatter("x", "y", source=self.end, size=1, alpha=0)
         fig.xaxis.axis_label = "time of the scheduler (UTC)"
         told = [
             ("@kind", "@what"),
@@ -185,11 +163,14 @@ class TimelinePage:
             ("worker", "@worker"),
         ]
         look.hover(fig, [quads], told)
-        self._waits = look.awaiting(
-            fig,
-            "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them.",
-        )
+        text = "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them."
+        self._waits = look.awaiting(fig, text)
         return fig
+
+
+def _seconds(of: tuple[str, float]) -> float:
+    """The key that puts the busiest first."""
+    return -of[1]
 
 
 def _what(block: Block) -> str:

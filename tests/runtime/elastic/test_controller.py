@@ -1,14 +1,12 @@
-"""The elastic controller on clusters of this machine: its options, what it makes of the facts, and what it does."""
+"""The elastic controller on clusters of this machine: its options, and what it does."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections import Counter
 from contextlib import nullcontext
-from math import inf
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from distributed import Client, Event, LocalCluster, Worker
 from distributed.deploy import Cluster
 
 import dask_ferro as ff
-from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
-from dask_ferro.runtime.elastic.facts import staffed, unrunnable
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.elastic.options import check_room
 from dask_ferro.runtime.pools.providers import SpecPools
 from dask_ferro.runtime.site_jobs import SiteJob
@@ -29,11 +26,6 @@ from tests.waiting import BOUND_S, finished, opened, until, until_async
 
 KB = 1024
 MAY_END = threading.Event()
-NOW = 1000.0
-IDLE = {
-    "threads": 1, "status": "running", "idle_for": 7.0, "paused_for": 0.0, "processing": 0, "nbytes": 100,
-    "unique": 60, "free": 900, "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
-}  # fmt: skip
 
 
 def counted(client: Client, workers: int) -> None:
@@ -92,132 +84,6 @@ def test_a_maximum_that_allows_no_job_is_refused(minimum, maximum, refused):
 def test_a_cluster_that_starts_no_workers_by_itself_is_refused():
     with pytest.raises(ff.ConfigError, match="got Cluster, which cannot start workers"):
         ff.Elastic(Cluster.__new__(Cluster))
-
-
-class Kinds:
-    """The pools of a site, as the controller reads them: a row of the tables below."""
-
-    def __init__(self, **resources: dict[str, float]) -> None:
-        self._resources = resources
-
-    def pools(self) -> tuple[Pool, ...]:
-        return tuple(Pool(name) for name in self._resources)
-
-    def resources(self, pool: str) -> dict[str, float]:
-        return self._resources[pool]
-
-
-def rows(jobs: list[SiteJob], workers: dict[str, dict[str, Any]], leaving: tuple[str, ...] = ()) -> Any:
-    return staffed(NOW, Kinds(default={}), jobs, {"workers": workers, "demands": []}, leaving).jobs
-
-
-def test_a_job_is_what_all_its_processes_are():
-    job = SiteJob("a", "default", "7", "running", ("a-0", "a-1"), NOW - 20, 3)
-    workers = {
-        "tcp://1": IDLE | {"name": "a-0"},
-        "tcp://2": IDLE | {"name": "a-1", "idle_for": 0.0, "ends_in": 50.0},
-        "tcp://3": IDLE | {"name": "b"},
-    }
-    (row,) = rows([job], workers)
-    assert row._asdict() == {
-        "name": "a", "pool": "default", "state": RUNNING, "age": 20.0, "order": 3, "idle_for": 0.0, "ends_in": 50.0,
-        "nbytes": 200, "unique": 120, "free": 1800, "threads": 2, "held": False, "stalled": False,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("state", "leaving", "expected"),
-    [
-        pytest.param("submitting", (), PENDING, id="one that is not submitted yet is pending"),
-        pytest.param("pending", (), PENDING, id="pending"),
-        pytest.param("running", ("a",), LEAVING, id="one that leaves is leaving, whatever its site says"),
-    ],
-)
-def test_states(state, leaving, expected):
-    (row,) = rows([SiteJob("a", "default", "", state, ("a",), NOW, 0)], {}, leaving)
-    assert (row.state, row.idle_for, row.ends_in) == (expected, 0.0, inf)
-
-
-@pytest.mark.parametrize(
-    ("needs", "admitted"),
-    [
-        pytest.param({"resources": {}}, None, id="who needs nothing may go anywhere"),
-        pytest.param({"resources": {"GPU": 1}}, {"gpu"}, id="resources say which pool"),
-        pytest.param({"resources": {"GPU": 2}}, set(), id="more than any worker has: nobody"),
-        pytest.param({"device": "gpu"}, {"gpu"}, id="so does a device class"),
-        pytest.param({"workers": ["tcp://1"]}, {"cpu"}, id="and workers by address"),
-    ],
-)
-def test_demands_say_which_pools_may_run_them(needs, admitted):
-    jobs = [SiteJob(f"{kind}-0", kind, "", "running", (f"{kind}-0",), NOW, 0) for kind in ("cpu", "gpu")]
-    workers = {
-        "tcp://1": IDLE | {"name": "cpu-0"},
-        "tcp://2": IDLE | {"name": "gpu-0", "device": "gpu", "resources": {"GPU": 1}},
-    }
-    demand = {
-        "profile": ((1.0, 4.0),),
-        "longest": 1.0,
-        "resources": {},
-        "workers": None,
-        "device": None,
-        "speeds": {},
-    }
-    facts = {"workers": workers, "demands": [demand | needs]}
-    (row,) = staffed(NOW, Kinds(cpu={}, gpu={"GPU": 1}), jobs, facts, ()).demands
-    assert row.pools == (None if admitted is None else frozenset(admitted))
-    assert row.profile == ((1.0, 4.0),)
-
-
-SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b")
-
-
-@pytest.mark.parametrize(
-    ("pools", "jobs", "words"),
-    [
-        pytest.param(
-            (SHUT,), (), r"none can be had for now; cpu is closed until .*: no more\n    a\n    b", id="it"
-        ),
-        pytest.param((SHUT, SHUT._replace(name="gpu")), (), r"(?s)cpu is closed.*\ngpu is closed", id="both"),
-        pytest.param((SHUT, Pool("gpu")), (), "^$", id="another pool is open"),
-        pytest.param((SHUT,), (Job("cpu-0", "cpu", PENDING),), "^$", id="a job is on its way"),
-        pytest.param((SHUT._replace(closed_until=NOW),), (), "^$", id="it opens now"),
-        pytest.param((Pool("cpu", closed="sbatch is busy"),), (), "^$", id="it is asked again in a moment"),
-    ],
-)
-def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
-    found = unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
-    assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
-    assert re.search(words, "".join(why for _, why in found))
-    assert unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": IDLE}, "demands": []}) == []
-
-
-GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
-
-
-@pytest.mark.parametrize(
-    ("needs", "pools", "jobs", "found"),
-    [
-        pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
-        pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
-        pytest.param({}, set(), (), [], id="no pool at all: that is not what a pool's closing tells"),
-        pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
-        pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
-        pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),
-        pytest.param(
-            {"resources": {"disk": 1.0}, "device": None}, {"gpu"}, (), ["disk: 1"], id="any resource"
-        ),
-        pytest.param({"workers": ["tcp://1"]}, {"gpu"}, (), [], id="so is a worker"),
-    ],
-)
-def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
-    shut = SHUT._replace(name="gpu")
-    staff = ScalingFacts(
-        NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
-    )
-    told = unrunnable(staff, {"workers": {"tcp://1": IDLE}, "demands": [GPU | needs]})
-    words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
-    assert [re.match(words, why)[1] for _, why in told] == found
-    assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)
 
 
 @pytest.mark.cluster

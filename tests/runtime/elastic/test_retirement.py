@@ -50,6 +50,22 @@ def held_up(name, event):
     return name
 
 
+async def occupied(client, worker, event, name="task"):
+    """Let a worker run a task until the event is set; it may start anew elsewhere."""
+    task = client.submit(held_up, name, event, **loosely(worker))
+    await started(name)
+    return task
+
+
+async def let_end(client, event, task):
+    await Event(event, client).set()
+    return await task
+
+
+def loosely(worker):
+    return {"workers": [worker.address], "allow_other_workers": True}
+
+
 def in_this_process(limit):
     """Return a memory limit that leaves a worker the room that it would have in a small process.
 
@@ -84,6 +100,15 @@ async def leave(client, *workers, seconds=None, must=False):
     answer = await client.scheduler.ferro_leave(addresses=addresses, seconds=seconds, must=must)
     assert {*answer["left"], *answer["stayed"]} == set(addresses)
     return answer["stayed"]
+
+
+async def leaving(client, scheduler, worker):
+    """Ask a worker to leave, and return that request when it has begun to."""
+    departure, state = asyncio.ensure_future(leave(client, worker)), scheduler.workers[worker.address]
+    await until_async(
+        lambda: state.status == Status.closing_gracefully, "the leave to begin", seen=lambda: state.status
+    )
+    return departure, state
 
 
 async def sent_away(client, *workers, seconds):
@@ -138,12 +163,9 @@ async def test_four_leaves_during_a_running_task_end_it_once_and_hand_back_what_
     client, scheduler, workers, installed
 ):
     """Stock: four scale-downs during one task are four deaths, and a KilledWorker."""
-
     leaver, other = workers
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    running = client.submit(held_up, "running", "four", **loosely)
-    await started("running")
-    waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(10)]
+    running = await occupied(client, leaver, "four", "running")
+    waiting = [client.submit(ran, f"w{i}", **loosely(leaver)) for i in range(10)]
     await until_async(
         lambda: installed or len(leaver.state.tasks) >= 2, "tasks that wait at the leaver", every=0.005
     )
@@ -167,12 +189,10 @@ async def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is
 ):
     leaver, other = workers
     kept = client.submit(ran, "kept", workers=[leaver.address])
-    running = client.submit(held_up, "running", "late", workers=[leaver.address], allow_other_workers=True)
-    await started("running")
+    running = await occupied(client, leaver, "late", "running")
     assert await leave(client, leaver, seconds=0.1) == {}
     await started("running", 2)
-    await Event("late", client).set()
-    assert await running == "running"
+    assert await let_end(client, "late", running) == "running"
     await kept
     assert (RAN["running"], RAN["kept"]) == (2, 1)
     assert scheduler.tasks[running.key].suspicious == 0
@@ -182,23 +202,19 @@ async def test_when_the_time_is_over_running_tasks_start_elsewhere_and_nobody_is
 @on_workers("1GB", "1GB")
 async def test_a_later_call_may_leave_less_time(client, scheduler, workers):
     leaver, _ = workers
-    running = client.submit(held_up, "running", "less", workers=[leaver.address], allow_other_workers=True)
-    await started("running")
+    running = await occupied(client, leaver, "less", "running")
     patient = asyncio.ensure_future(leave(client, leaver))
     await asyncio.sleep(0.05)
     assert await leave(client, leaver, seconds=0.0) == {}
     assert await patient == {}
-    await Event("less", client).set()
-    assert await running == "running"
+    assert await let_end(client, "less", running) == "running"
 
 
 @on_workers("1GB", "1GB")
 async def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer(client, scheduler, workers):
     leaver = workers[0]
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    running = client.submit(held_up, "running", "install", **loosely)
-    await started("running")
-    waiting = [client.submit(ran, f"w{i}", **loosely) for i in range(50)]
+    running = await occupied(client, leaver, "install", "running")
+    waiting = [client.submit(ran, f"w{i}", **loosely(leaver)) for i in range(50)]
     going = asyncio.ensure_future(leave(client, leaver))
     for _ in range(2):
         await ff.install(client)
@@ -320,20 +336,16 @@ async def test_of_those_that_must_leave_as_much_moves_as_fits_and_nothing_runs_t
     client, scheduler, workers
 ):
     """Both processes of a job are judged alike: the one without an actor stays as well."""
-
     leaver, second, other = workers
     counter = await client.submit(Counting, actor=True, workers=[leaver.address])
     scattered = await client.scatter(bytes(MB), workers=[leaver.address])
     held = [client.submit(ran, str(i), nbytes=(20 + i) * MB, workers=[leaver.address]) for i in range(16)]
     await finished_async(held)
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    task = client.submit(held_up, "task", "must", **loosely)
-    await started("task")
+    task = await occupied(client, leaver, "must")
     stayed = await leave(client, leaver, second, seconds=0.1, must=True)
     assert stayed == dict.fromkeys([leaver.address, second.address], "actors cannot move: " + counter.key)
     await started("task", 2)
-    await Event("must", client).set()
-    assert await task == "task"
+    assert await let_end(client, "must", task) == "task"
     moved = sum(len(other.data.get(f.key, b"")) for f in held)
     assert 300 * MB - 36 * MB < moved < 300 * MB  # its limit, though 180 MB is where it begins to spill
     assert scattered.key in other.data
@@ -403,18 +415,15 @@ async def test_a_result_stands_for_its_inputs_too_that_nobody_holds_any_more(cli
 @on_workers("1GB", "1GB")
 async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, workers):
     """Jobs are cancelled next, and wait for no answer that would come too late."""
-
     first, second = workers
-    task = client.submit(held_up, "task", "over", workers=[first.address], allow_other_workers=True)
-    await started("task")
+    task = await occupied(client, first, "over")
     leaving = asyncio.ensure_future(leave(client, first, must=True))
     await until_async(lambda: scheduler.plugins[scheduler_rpc.NAME].leaving.is_on, "somebody to leave")
     await client.scheduler.ferro_over()
     assert await leaving == {first.address: "leaving was stopped"}
     answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
     assert (answer["stayed"], answer["over"]) == ({second.address: "the cluster ends"}, True)
-    await Event("over", client).set()
-    assert await task == "task"
+    assert await let_end(client, "over", task) == "task"
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -454,14 +463,11 @@ async def test_the_last_one_takes_no_tasks_at_its_very_end(client, scheduler, wo
 @on_workers("1GB", "1GB", installed=True)
 async def test_a_task_that_will_not_be_done_in_time_starts_elsewhere_at_once(client, scheduler, workers):
     leaver, _ = workers
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
     with dask.annotate(ferro={"seconds": 7200.0}):
-        task = client.submit(held_up, "task", "hopeless", **loosely)
-    await started("task")
+        task = await occupied(client, leaver, "hopeless")
     assert await leave(client, leaver, seconds=3600.0, must=True) == {}
     await started("task", 2)
-    await Event("hopeless", client).set()
-    assert await task == "task"
+    assert await let_end(client, "hopeless", task) == "task"
     assert scheduler.tasks[task.key].suspicious == 0
 
 
@@ -471,9 +477,7 @@ async def test_who_must_leave_and_cannot_holds_nobody_up(client, scheduler, work
     held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in (first, second)]
     await finished_async(held)
     counter = await client.submit(Counting, actor=True, workers=[first.address])
-    loosely = {"workers": [first.address], "allow_other_workers": True}
-    task = client.submit(held_up, "task", "nobody", **loosely)
-    await started("task")
+    task = await occupied(client, first, "nobody")
     must = asyncio.ensure_future(leave(client, first, must=True))
     assert await leave(client, second) == {}
     await Event("nobody", client).set()
@@ -489,10 +493,8 @@ async def test_who_must_leave_and_cannot_holds_nobody_up(client, scheduler, work
 @on_workers("4GB", 300 * MB, config=NO_SPILL)
 async def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told(client, scheduler, workers):
     """300 MB have room for 10 of 12 results of 27 MB; what is lost is computed again when it is asked for."""
-
     leaver, other = workers
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    held = [client.submit(ran, str(i), nbytes=27 * MB, **loosely) for i in range(12)]
+    held = [client.submit(ran, str(i), nbytes=27 * MB, **loosely(leaver)) for i in range(12)]
     await finished_async(held)
     lost = await sent_away(client, leaver, seconds=30.0)
     moved = [f for f in held if f.key in other.data]
@@ -512,16 +514,14 @@ async def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told(clie
 @on_workers("1GB", "1GB")
 async def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewhere(client, scheduler, workers):
     leaver, _ = workers
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    short = client.submit(ran, "short", 0.2, **loosely)
+    short = client.submit(ran, "short", 0.2, **loosely(leaver))
     await started("short")
-    task = client.submit(held_up, "task", "order", **loosely)
+    task = client.submit(held_up, "task", "order", **loosely(leaver))
     await asyncio.wait_for(short, 30)
     await started("task")
     assert (await sent_away(client, leaver, seconds=0.3))["results"] == 0
     await started("task", 2)
-    await Event("order", client).set()
-    assert await task == "task"
+    assert await let_end(client, "order", task) == "task"
     assert await short == b""
     assert (RAN["short"], scheduler.tasks[task.key].suspicious) == (1, 0)
 
@@ -529,7 +529,6 @@ async def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewher
 @on_workers("1GB", "1GB")
 async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
     """Nobody stays who could take anything: neither the time nor the running task is waited for."""
-
     one, other = workers
     held = client.submit(ran, "held", nbytes=MB)
     await held
@@ -552,12 +551,8 @@ async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
 @on_workers("1GB", "1GB")
 async def test_an_order_overtakes_a_leave_and_can_be_taken_back(client, scheduler, workers):
     leaver, _ = workers
-    loosely = {"workers": [leaver.address], "allow_other_workers": True}
-    task = client.submit(held_up, "task", "overtaken", **loosely)
-    await started("task")
-    departure = asyncio.ensure_future(leave(client, leaver))
-    state = scheduler.workers[leaver.address]
-    await until_async(lambda: state.status == Status.closing_gracefully, "the leave to begin")
+    task = await occupied(client, leaver, "overtaken")
+    departure, state = await leaving(client, scheduler, leaver)
     ordered = client.scheduler.ferro_leave(addresses=[leaver.address], seconds=3600.0, ordered=True)
     ordered = asyncio.ensure_future(ordered)
     await asyncio.sleep(0.1)
@@ -571,8 +566,7 @@ async def test_an_order_overtakes_a_leave_and_can_be_taken_back(client, schedule
     assert (await sent_away(client, leaver, seconds=0.1))["results"] == 0
     assert await again == {}
     await started("task", 2)
-    await Event("overtaken", client).set()
-    assert await task == "task"
+    assert await let_end(client, "overtaken", task) == "task"
 
 
 # ---- all at once ----------------------------------------------------------------------------------------
@@ -609,17 +603,11 @@ def count_one(*parts):
 @on_workers("8GB", "8GB")
 async def test_those_that_are_recalled_stay_and_take_tasks_again(client, scheduler, workers):
     leaver, _ = workers
-    running = client.submit(held_up, "running", "recall", workers=[leaver.address], allow_other_workers=True)
-    await started("running")
-    departure = asyncio.ensure_future(leave(client, leaver))
-    state = scheduler.workers[leaver.address]
-    await until_async(
-        lambda: state.status == Status.closing_gracefully, "the leave to begin", seen=lambda: state.status
-    )
+    running = await occupied(client, leaver, "recall", "running")
+    departure, _ = await leaving(client, scheduler, leaver)
     assert not departure.done()
     await client.scheduler.ferro_stay(addresses=[leaver.address])
     assert await departure == {leaver.address: "recalled"}
-    await Event("recall", client).set()
-    assert await running == "running"
+    assert await let_end(client, "recall", running) == "running"
     assert await client.submit(ran, "again", workers=[leaver.address]) == b""
     assert (RAN["running"], len(scheduler.workers)) == (1, 2)

@@ -256,13 +256,9 @@ async def test_a_required_device_class_is_a_need_where_somebody_honours_it(clien
     await submitted(cluster.scheduler, 6)
     rows = {d["device"]: d for d in Demands(cluster.scheduler).rows() if d["workers"] is None}
     if installed:
-        assert {device: row["profile"] for device, row in rows.items()} == {
-            "gpu": [(2.0, 3.0)],
-            None: [(2.0, 1.0)],
-        }
         assert rows["gpu"]["resources"] == {}
-    else:
-        assert {device: row["profile"] for device, row in rows.items()} == {None: [(2.0, 4.0)]}
+    wanted = {"gpu": [(2.0, 3.0)], None: [(2.0, 1.0)]} if installed else {None: [(2.0, 4.0)]}
+    assert {device: row["profile"] for device, row in rows.items()} == wanted
     await event.set()
     await client.gather([*held, free])
     del required
@@ -274,19 +270,11 @@ async def test_the_demand_reads_annotations_as_placement_does(client, cluster, i
     """Operations count where a device's speed is known; what makes no sense says nothing."""
 
     if installed:
-        await ff.install(client)
         durations = cluster.scheduler.extensions["stealing"].ledger.durations
         durations.speeds["cpu"] = Speed(1e9, 1e9)
+    without = [{"seconds": value} for value in (nan, inf, -1.0)]
     tasks = []
-    for number, told in enumerate(
-        [
-            {"flops": 3e9},
-            {"seconds": 4.0, "bytes": 2e9},
-            {"seconds": nan},
-            {"seconds": inf},
-            {"seconds": -1.0},
-        ]
-    ):
+    for number, told in enumerate([{"flops": 3e9}, {"seconds": 4.0, "bytes": 2e9}, *without]):
         with dask.annotate(ferro=told):
             tasks.append(client.submit(hold, "roster", number, resources={f"none-{number}": 1}))
     await until_async(
@@ -299,9 +287,8 @@ async def test_the_demand_reads_annotations_as_placement_does(client, cluster, i
         assert (row["profile"], row["longest"]) == ([(seconds, 1.0)], seconds)
 
 
-@on_cluster()
+@on_cluster(installed=True)
 async def test_other_device_classes_run_a_demand_as_much_faster_as_their_operations_say(client, cluster):
-    await ff.install(client)
     ledger = cluster.scheduler.extensions["stealing"].ledger
     with dask.annotate(ferro={"flops": 4e9}):
         task = client.submit(hold, "roster", 0, resources={"none": 1})
@@ -323,9 +310,6 @@ def seceding(number):
 @on_cluster()
 async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client, cluster, installed):
     """Stock Dask counts them as no work either."""
-
-    if installed:
-        await ff.install(client)
     scheduler = cluster.scheduler
     away = [client.submit(seceding, number, pure=False) for number in range(6)]
     await until_async(
@@ -361,16 +345,9 @@ def test_what_is_costly_is_told_from_memory_until_it_has_changed_much():
         return len(calls)
 
     kept = RateLimitedValue()
-    assert [kept.get(work, size) for size in (100, 100, 150, 200, 201, 101, 100, 1)] == [
-        1,
-        1,
-        1,
-        1,
-        2,
-        2,
-        3,
-        4,
-    ]
+    sizes = {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
+    assert {size: kept.get(work, size) for size in sizes} == sizes
+    assert kept.get(work, 1) == 4
 
 
 # ---- ends -----------------------------------------------------------------------------------------------
@@ -465,7 +442,7 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
 @on_cluster()
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler
-    own = {scheduler_rpc.ROSTER, scheduler_rpc.LEAVE, scheduler_rpc.ENDS, scheduler_rpc.REMOVE}
+    own = {"ferro_roster", "ferro_leave", "ferro_ends", scheduler_rpc.REMOVE}
     first = scheduler.plugins[scheduler_rpc.NAME]
     register = cluster.scheduler_comm.register_scheduler_plugin
     await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=True)
@@ -474,7 +451,7 @@ async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
     second = scheduler.plugins[scheduler_rpc.NAME]
     assert second is not first
-    assert scheduler.handlers[scheduler_rpc.ROSTER].__self__ is second
+    assert scheduler.handlers["ferro_roster"].__self__ is second
     ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
     assert sorted(ends, key=str) == [about(95), None]
     await cluster.scheduler_comm.ferro_roster_remove()

@@ -26,6 +26,9 @@ from tests.waiting import finished_async, until_async
 PLUGIN = str(Path(__file__).resolve().parents[3] / "plugins" / "ferro_job.py")
 KEEPS = ("--nworkers", "2", "--preload-nanny", PLUGIN)
 BARE = ("--no-nanny", "--preload", "dask_ferro.runtime.jobs.job_preload")
+EITHER = pytest.mark.parametrize(
+    "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
+)
 
 
 @contextlib.contextmanager
@@ -33,15 +36,9 @@ def workers(address, name, *options, **environ):
     """Start `dask worker`; it is killed if it does not end by itself."""
     command = [
         sys.executable,
-        "-m",
-        "dask",
-        "worker",
-        address,
-        "--nthreads",
-        "1",
-        "--name",
+        *["-m", "dask", "worker", "--nthreads", "1", "--no-dashboard", "--name"],
         name,
-        "--no-dashboard",
+        address,
     ]
     told = {"FERRO_JOB_NOTICE": "60"} | environ
     with subprocess.Popen([*command, *options], env=os.environ | told, stderr=subprocess.DEVNULL) as process:
@@ -59,15 +56,40 @@ def slow(seconds):
     return 7
 
 
+def warn(process):
+    process.send_signal(signal.SIGUSR1)
+
+
 def lost(scheduler):
     removed = [e for _, e in scheduler.get_events("all") if e["action"] == "remove-worker"]
     return [e["lost-computed-tasks"] | e["processing-tasks"] for e in removed]
 
 
+async def held_on(client, scheduler, count, name="job-1"):
+    """Return futures of results that only some workers hold."""
+    await client.wait_for_workers(count)
+    own = [ws.address for ws in scheduler.workers.values() if str(ws.name).startswith(name)]
+    held = [client.submit(bytes, 10_000 + i, workers=[own[i % len(own)]]) for i in range(8)]
+    await finished_async(held)
+    return held
+
+
+async def seen_through(client, scheduler, held, own, process, tell):
+    """End a job while a task runs there; see that its workers leave with all that they hold, and lose nothing."""
+    running = client.submit(slow, 0.5, workers=own)
+    await until_async(
+        lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
+    )
+    tell(process)
+    assert await ended(process) == 0
+    assert len(scheduler.workers) == 1
+    assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
+    assert await running == 7
+    assert lost(scheduler) == [set()] * len(own)
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
-)
+@EITHER
 @on_cluster(0, roster=True, protocol="tcp")
 async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_its_task_is_done(
     client, scheduler, options
@@ -80,24 +102,13 @@ async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_it
         workers(scheduler.address, "job-1", *options, FERRO_JOB_ENDS=str(ends)) as process,
         workers(scheduler.address, "other", "--no-nanny"),
     ):
-        await client.wait_for_workers(count + 1)
+        held = await held_on(client, scheduler, count + 1)
         rows = scheduler.plugins[NAME].roster()["workers"]
         own = [a for a, row in rows.items() if str(row["name"]).startswith("job-1")]
         assert [rows[a]["ends_in"] for a in own] == [
             pytest.approx(ends - time.time(), abs=10)
         ] * count  # less what leaving takes
-        held = [client.submit(bytes, 10_000 + i, workers=[own[i % count]]) for i in range(8)]
-        await finished_async(held)
-        running = client.submit(slow, 0.5, workers=own)
-        await until_async(
-            lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
-        )
-        process.send_signal(signal.SIGUSR1)
-        assert await asyncio.to_thread(process.wait, 30) == 0
-        assert len(scheduler.workers) == 1
-        assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
-        assert await running == 7
-        assert lost(scheduler) == [set()] * count
+        await seen_through(client, scheduler, held, own, process, warn)
 
 
 @pytest.mark.cluster
@@ -143,7 +154,7 @@ async def test_it_is_tried_again_until_somebody_has_room(client, scheduler):
             seen=lambda: scheduler.get_events("ferro"),
         )
         with workers(scheduler.address, "replacement", "--no-nanny"):
-            assert await asyncio.to_thread(process.wait, 30) == 0
+            assert await ended(process) == 0
             assert [len(value) for value in await client.gather(held)] == list(range(1000, 1008))
             assert lost(scheduler) == [set()]
 
@@ -164,19 +175,8 @@ async def ended(process, seconds=30.0):
     return await asyncio.to_thread(process.wait, seconds)
 
 
-async def held_on(client, scheduler, count, name="job-1"):
-    """Return futures of results that only some workers hold."""
-    await client.wait_for_workers(count)
-    own = [ws.address for ws in scheduler.workers.values() if str(ws.name).startswith(name)]
-    held = [client.submit(bytes, 10_000 + i, workers=[own[i % len(own)]]) for i in range(8)]
-    await finished_async(held)
-    return held
-
-
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "options", [KEEPS, BARE], ids=["two nannies in a process", "a worker without a nanny"]
-)
+@EITHER
 @on_cluster(0, roster=True, protocol="tcp")
 async def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhere(
     client, scheduler, options
@@ -190,15 +190,7 @@ async def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhe
     ):
         held = await held_on(client, scheduler, count + 1)
         own = [ws.address for ws in scheduler.workers.values() if str(ws.name) != "other"]
-        running = client.submit(slow, 0.5, workers=own)
-        await until_async(
-            lambda: any(ws.processing for ws in scheduler.workers.values()), "the task to be assigned"
-        )
-        terminate(process)
-        assert await ended(process) == 0
-        assert [len(value) for value in await client.gather(held)] == [10_000 + i for i in range(8)]
-        assert await running == 7
-        assert lost(scheduler) == [set()] * count
+        await seen_through(client, scheduler, held, own, process, terminate)
 
 
 async def _over(scheduler, process):
@@ -303,12 +295,10 @@ def test_a_worker_outlives_sigterm_by(again):
         pytest.param((None, None), ([job_preload.__name__], None), id="alone"),
         pytest.param((["a"], ["--x"]), (["a", job_preload.__name__], ["--x"]), id="after the user's own"),
         pytest.param(("a", None), (["a", job_preload.__name__], None), id="after a single one"),
-        pytest.param(
-            (["a"], [["--x"]]), (["a", job_preload.__name__], [["--x"], []]), id="each with its arguments"
-        ),
+        pytest.param((["a"], [["--x"]]), (["a", job_preload.__name__], [["--x"], []]), id="each with its arguments"),
         pytest.param(([job_preload.__name__], None), ([job_preload.__name__], None), id="once"),
     ],
-)
+)  # fmt: skip
 async def test_a_nannys_worker_loads_it(given, wanted):
     nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
     try:

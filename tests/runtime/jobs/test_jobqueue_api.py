@@ -21,8 +21,9 @@ import pytest
 from distributed import Scheduler, Security
 
 import dask_ferro as ff
+from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.jobs import cluster_repr
-from dask_ferro.runtime.jobs.cluster_repr import Known, PoolWords, in_html, in_words
+from dask_ferro.runtime.jobs.cluster_repr import Known, in_html, in_words
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords, keywords_of
 from dask_ferro.runtime.site_jobs import SiteJob
 
@@ -352,17 +353,17 @@ NOON = time.mktime((2026, 11, 23, 12, 30, 0, 0, 0, -1))
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        pytest.param(Known((), (PoolWords("default"),)), "jobs: none, pools: default", id="nothing yet"),
+        pytest.param(Known((), (Pool("default"),)), "jobs: none, pools: default", id="nothing yet"),
         pytest.param(
-            Known(JOBS, (PoolWords("default"), PoolWords("gpu", 1, 4)), (0, 64)),
+            Known(JOBS, (Pool("default"), Pool("gpu", minimum=1, maximum=4)), (0, 64)),
             "jobs: 3 running, 1 booting, 3 pending (Priority, Resources), bounds: 0..64 workers, "
             "pools: default, gpu 1..4",
             id="jobs in the order of their life, with reasons",
         ),
-        pytest.param(Known((), (PoolWords("gpu", closed="job 7: " + "x" * 200, until=NOON),), (2, float("inf"))),
+        pytest.param(Known((), (Pool("gpu", closed="job 7: " + "x" * 200, closed_until=NOON),), (2, float("inf"))),
             f"jobs: none, bounds: 2.. workers, pools: gpu closed until 12:30:00: job 7: {'x' * 113}...",
             id="a pool that is closed, until when and why"),
-        pytest.param(Known((), (PoolWords("gpu", closed="timed out"),), (3, 3)),
+        pytest.param(Known((), (Pool("gpu", closed="timed out"),), (3, 3)),
             "jobs: none, bounds: 3 workers, pools: gpu closed: timed out", id="or nobody knows until when"),
     ],
 )  # fmt: skip
@@ -371,7 +372,9 @@ def test_a_cluster_is_described_on_one_line(known, words) -> None:
 
 
 def test_html_shows_the_same_by_pool_with_nothing_that_is_html() -> None:
-    html = in_html(Known(JOBS, (PoolWords("default"), PoolWords("gpu", 0, 4, "<b>no", NOON)), (0, 64)))
+    html = in_html(
+        Known(JOBS, (Pool("default"), Pool("gpu", maximum=4, closed="<b>no", closed_until=NOON)), (0, 64))
+    )
     assert "3 running, 3 pending (Priority, Resources)" in html
     assert "Pool gpu 0..4:" in html
     assert "1 booting<br>closed until 12:30:00: &lt;b&gt;no" in html

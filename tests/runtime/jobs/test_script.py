@@ -145,11 +145,9 @@ TELL = (
         pytest.param({}, "cpu-12", id="one job"),
         pytest.param({"SLURM_ARRAY_TASK_ID": "5"}, "cpu-17", id="an element of an array"),
         pytest.param({"SLURM_RESTART_COUNT": "0"}, "cpu-12", id="never requeued"),
-        pytest.param(
-            {"SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_TASK_ID": "1"}, "cpu-13.2", id="requeued twice"
-        ),
+        pytest.param({"SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_TASK_ID": "1"}, "cpu-13.2", id="requeued twice"),
     ],
-)
+)  # fmt: skip
 def test_the_worker_has_the_name_that_is_expected(run, environment, name):
     with run(TELL, 12, **environment) as shell:
         told, ends = shell.communicate(timeout=20)[0].split()
@@ -208,12 +206,9 @@ def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
         ({"cost": float("nan")}, "cost=nan"),
         ({"qeue": "gpu"}, "pool 'gpu': .*qeue"),
         ({"preemptible": "perhaps"}, "pool 'gpu': got preemptible='perhaps', wanted True or False"),
-        (
-            {"grace": "soon"},
-            "pool 'gpu': got grace='soon', wanted a duration .* number of seconds, of at least 0",
-        ),
+        ({"grace": "soon"}, "pool 'gpu': got grace='soon', wanted a duration .* number of seconds, of at least 0"),
     ],
-)
+)  # fmt: skip
 def test_a_pool_with_a_wrong_value_names_it(overrides, said):
     with pytest.raises(ff.ConfigError, match=said):
         pool(**overrides)
@@ -231,18 +226,6 @@ def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_
 def test_a_pool_has_a_name_that_workers_can_have(name):
     with pytest.raises(ff.ConfigError, match="wanted letters"):
         overrides_of({name: {}})
-
-
-def test_a_pool_closes_when_three_jobs_failed_and_stays_closed_longer_each_time():
-    failing = pool()
-    closed = []
-    for now in (0.0, 1.0, 2.0, 3.0, 40.0, 50.0):
-        failing.fail("job 7: FAILED", now)
-        closed.append(failing.closed_until)
-    assert closed == [0.0, 0.0, 32.0, 32.0, 100.0, 100.0]
-    assert failing.pool(31.0, "").closed.endswith("the last, job 7: FAILED")
-    assert failing.pool(101.0, "").closed == ""
-    assert failing.pool(101.0, "sbatch is busy").closed == "sbatch is busy"
 
 
 def test_a_controller_that_runs_in_a_job_does_not_hand_that_on(monkeypatch):

@@ -41,6 +41,11 @@ class Scene:
         )
         return [first, *tasks]
 
+    async def still(self, count=10, **options):
+        """The same, with nobody that steals by itself."""
+        await self.stealing.stop()
+        return await self.pile(count, **options)
+
     async def done(self, futures, name="go"):
         """Open the gate; every task has a result, and nothing is left in the books."""
         await Event(name, self.client).set()
@@ -76,10 +81,8 @@ on_a_scene = clusters.plays(scene, "s")
 
 async def moves_on_request(s):
     """`move_task_request`, `move_task_confirm`: the task is the thief's, first of two requests; nothing is lost."""
-    await s.stealing.stop()
-    futures = await s.pile(
-        allow_other_workers=False
-    )  # where it goes is the caller's to answer for, as with Dask
+    # Where it goes is the caller's to answer for, as with Dask.
+    futures = await s.still(allow_other_workers=False)
     third = list(s.scheduler.workers.values())[2]
     stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
     assert s.stealing.in_flight[s.task("go-9")]["stimulus_id"] == stimulus
@@ -108,8 +111,7 @@ async def steals_again_after_a_stop(s):
 
 async def balances_by_hand(s):
     """`balance`, `count`, `metrics`, `log`, `story`: one step over all workers, also while it is stopped."""
-    await s.stealing.stop()
-    futures = await s.pile()
+    futures = await s.still()
     s.stealing.balance()
     key = next(iter(s.stealing.in_flight)).key
     assert s.stealing.count == 1
@@ -122,8 +124,7 @@ async def balances_by_hand(s):
 
 async def lists_what_may_move(s):
     """`stealable`, `key_stealable`: the waiting tasks, by worker; what must stay is not among them."""
-    await s.stealing.stop()
-    futures = await s.pile()
+    futures = await s.still()
     must = s.client.submit(same, 1, key="must", workers=[s.first.address])
     await until_async(lambda: s.scheduler.tasks.get("must") in s.first.processing, "the bound task to wait")
     listed = {ts.key for level in s.stealing.stealable[s.first.address] for ts in level}
@@ -135,8 +136,7 @@ async def lists_what_may_move(s):
 
 async def takes_out_and_puts_back(s):
     """`remove_key_from_stealable`, `put_key_in_stealable`, `recalculate_cost`: out of the book, in it again, once."""
-    await s.stealing.stop()
-    futures = await s.pile()
+    futures = await s.still()
     ts = s.task("go-5")
     s.stealing.recalculate_cost(ts)
     assert ts.key in s.stealing.ledger.entries
@@ -151,8 +151,7 @@ async def takes_out_and_puts_back(s):
 
 async def judges_as_dask_does(s):
     """`steal_time_ratio`, `stealing_objective`, `cost_multipliers`, `scheduler`: Dask's own figures, unchanged."""
-    await s.stealing.stop()
-    futures = await s.pile()
+    futures = await s.still()
     ts, busy = s.task("go-5"), {ws: ws.occupancy for ws in s.scheduler.workers.values()}
     assert s.stealing.steal_time_ratio(ts) == WorkStealing.steal_time_ratio(s.stealing, ts)
     assert s.stealing.stealing_objective(ts, s.first, occupancies=busy) > (0, -1)
@@ -175,8 +174,7 @@ async def hears_of_workers_and_restarts(s):
 
 async def ends(s):
     """`teardown`: no steps any more, and what waits is done all the same."""
-    await s.stealing.stop()
-    futures = await s.pile(count=2)
+    futures = await s.still(count=2)
     await s.stealing.start()
     s.stealing.teardown()
     assert "stealing" not in s.scheduler.periodic_callbacks
@@ -212,8 +210,7 @@ def test_every_public_name_of_dasks_stealing_has_its_row():
 async def test_a_task_that_its_thief_no_longer_takes_is_told_as_stale_everywhere(s):
     """A silent worker's row is closed while Dask calls it running: log, pages and counts agree."""
 
-    await s.stealing.stop()
-    futures = await s.pile(allow_other_workers=False)
+    futures = await s.still(allow_other_workers=False)
     stimulus = s.stealing.move_task_request(s.task("go-9"), s.first, s.second)
     s.stealing.ledger.set_accepts(s.second.address, False)
     await until_async(lambda: s.stealing.counts["stale"], "the answer")

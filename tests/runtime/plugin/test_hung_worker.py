@@ -134,16 +134,12 @@ class Refusing(WorkerPlugin):
         raise FileNotFoundError("no such file on this worker")
 
 
-async def refused(plugin, dask_scheduler=None):
-    return await reach.put_on(dask_scheduler, Refusing.name, plugin, WAITS)
-
-
 def test_what_a_plugin_raises_itself_is_told_at_once_and_not_taken_for_a_lost_connection():
     with (
         running(1) as client,
         pytest.raises(RuntimeError, match=r"FileNotFoundError.*no such file on this worker") as told,
     ):
-        bounded(client.run_on_scheduler, refused, dumps(Refusing()))
+        bounded(client.run_on_scheduler, reach.put_on, Refusing.name, dumps(Refusing()), WAITS)
     assert isinstance(told.value.__cause__, FileNotFoundError)
 
 

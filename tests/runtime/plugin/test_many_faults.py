@@ -16,14 +16,13 @@ import pytest
 from distributed import Client, Scheduler, Status, Worker
 
 import dask_ferro as ff
+from tests.runtime.plugin import test_faults
 from tests.runtime.plugin.test_faults import added, random_graph
 from tests.waiting import BOUND_S, until_async
 
 CHECKED = {
-    "distributed.scheduler.validate": True,
-    "distributed.worker.validate": True,
-    "distributed.scheduler.allowed-failures": 1000,  # a task may be killed again and again without being at fault
-    "distributed.comm.timeouts.connect": "10s",
+    **test_faults.CHECKED,
+    "distributed.scheduler.allowed-failures": 1000,
     "distributed.worker.memory.target": False,  # all that this process holds would count as each worker's
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,

@@ -12,7 +12,7 @@ from distributed import Event, wait
 import dask_ferro as ff
 from dask_ferro.runtime.plugin import waits as module
 from tests.clusters import on_cluster, running, stopped
-from tests.runtime.plugin.test_waits import SOON, _block, _inc, _running, _soon
+from tests.runtime.plugin.test_waits import SOON, _block, _blocked, _in_state, _inc, _soon
 from tests.waiting import finished_async, until, until_async
 
 _until = partial(until_async, seconds=SOON)
@@ -25,28 +25,24 @@ async def test_a_scheduler_that_was_busy_takes_no_worker_for_silent(client, sche
     await ff.install(client)
     stealing = scheduler.extensions["stealing"]
     victim, thief = (scheduler.workers[a] for a in sorted(scheduler.workers))
-    blocker = client.submit(_block, "stall", workers=[victim.address], key="blocker-stall")
-    await _running(scheduler, blocker.key)
-    held = client.submit(_inc, 1, workers=[victim.address], key="held")
-    await _running(scheduler, held.key)
-    await _until(lambda: scheduler.workers[victim.address].executing, "a heartbeat of the busy worker")
-    ts = scheduler.tasks[held.key]
-    stealing.move_task_request(ts, victim, thief)
-    time.sleep(module._SILENT + 0.7)  # the scheduler's loop is held up
     closed = []
-    try:
 
-        def answered():
-            if ts not in stealing.in_flight and ts.state != "processing":
-                return True
-            closed.extend(stealing.waits.silent)
-            return False
+    def answered():
+        if ts not in stealing.in_flight and ts.state != "processing":
+            return True
+        closed.extend(stealing.waits.silent)
+        return False
 
+    async with _blocked(client, scheduler, victim.address):
+        held = client.submit(_inc, 1, workers=[victim.address], key="held")
+        await _in_state(scheduler, held, "processing")
+        await _until(lambda: scheduler.workers[victim.address].executing, "a heartbeat of the busy worker")
+        ts = scheduler.tasks[held.key]
+        stealing.move_task_request(ts, victim, thief)
+        time.sleep(module._SILENT + 0.7)  # the scheduler's loop is held up
         await _until(answered, "the answer, and the task", every=0)
         counts = stealing.counts
         assert (counts["confirmed"], counts["stale"], closed) == (1, 0, [])
-    finally:
-        await Event("stall", client=client).set()
     assert await _soon(held, "the one that moved") == 2
 
 
@@ -58,7 +54,7 @@ async def test_a_stolen_task_counts_as_running_although_nothing_else_happens(cli
     stealing = scheduler.extensions["stealing"]
     victim, thief = sorted(scheduler.workers)
     first = client.submit(_block, "alone", workers=[victim], key="blocker-alone")
-    await _running(scheduler, first.key)
+    await _in_state(scheduler, first, "processing")
     second = client.submit(_block, "alone", workers=[victim], allow_other_workers=True, key="second-alone")
     entries = stealing.ledger.entries
     try:
@@ -79,18 +75,13 @@ async def test_each_task_that_waits_is_counted_once(client, scheduler):
 
     await ff.install(client, tick=0.05, patience=0.1)
     busy = sorted(scheduler.workers)[0]
-    waits = scheduler.extensions["stealing"].waits
-    blocker = client.submit(_block, "many", workers=[busy], key="blocker-many")
-    await _running(scheduler, blocker.key)
-    held = client.map(_inc, range(60), workers=[busy], pure=False)
-    core = scheduler.extensions["stealing"].core
-    sweeps = core.sweeps
-    try:
+    core, waits = scheduler.extensions["stealing"].core, scheduler.extensions["stealing"].waits
+    async with _blocked(client, scheduler, busy) as others:
+        held = client.map(_inc, range(60), workers=[busy], pure=False)
+        others += held
+        sweeps = core.sweeps
         await _until(lambda: core.sweeps > sweeps + 40, "40 ticks")
         assert 40 <= waits.began["restricted"] <= len(held)
-    finally:
-        await Event("many", client=client).set()
-    await finished_async(held, "those that waited")
 
 
 def _slow(i):

@@ -23,16 +23,16 @@ def ledger(scheduler: Scheduler) -> Ledger:
     return scheduler.extensions["stealing"].ledger
 
 
-def end(scheduler: Scheduler, seconds: float, *workers: str) -> None:
-    """Let workers, or all, end in so many seconds."""
-    for address in workers or scheduler.workers:
-        ledger(scheduler).set_end(address, time.time() + seconds)
+def end_soon(scheduler: Scheduler) -> None:
+    """Let all workers end in five seconds, where a fresh one would have a minute."""
+    for address in scheduler.workers:
+        ledger(scheduler).set_end(address, time.time() + 5.0)
+    ledger(scheduler).fresh = 60.0
 
 
-def submit(client: Client, count: int, seconds: float | None, **options: Any) -> list[Any]:
+def submit(client: Client, count: int, seconds: float, **options: Any) -> list[Any]:
     """Submit tasks that say that they take so long, and take nothing."""
-    told = {} if seconds is None else {"ferro": {"seconds": seconds}}
-    with dask.annotate(**told):
+    with dask.annotate(ferro={"seconds": seconds}):
         return [client.submit(_where, number, pure=False, **options) for number in range(count)]
 
 
@@ -77,8 +77,7 @@ async def test_a_task_for_which_no_worker_has_the_time_waits_until(
     cluster: LocalCluster, client: Client, scheduler: Scheduler, then: str
 ) -> None:
     old = set(scheduler.workers)
-    end(scheduler, 5.0)
-    ledger(scheduler).fresh = 60.0
+    end_soon(scheduler)
     futures = submit(client, 3, 8.0)
     await states(scheduler, futures, "no-worker")
     if then == "a fresh one joins":
@@ -96,8 +95,7 @@ async def test_a_task_for_which_no_worker_has_the_time_waits_until(
 async def test_who_waits_by_our_choice_does_not_fail_by_dasks_timeout_for_tasks_without_workers(
     client: Client, scheduler: Scheduler
 ) -> None:
-    end(scheduler, 5.0)
-    ledger(scheduler).fresh = 60.0
+    end_soon(scheduler)
     futures = submit(client, 3, 8.0)
     await states(scheduler, futures, "no-worker")
     scheduler.no_workers_timeout = 30.0
@@ -117,8 +115,7 @@ async def test_roots_for_which_no_worker_has_the_time_stay_queued(
     cluster: LocalCluster, client: Client, scheduler: Scheduler
 ) -> None:
     old = set(scheduler.workers)
-    end(scheduler, 5.0)
-    ledger(scheduler).fresh = 60.0
+    end_soon(scheduler)
     futures = blocked(client, 20, 8.0)
     await states(scheduler, futures, "queued")
     await ticks(scheduler)
@@ -134,7 +131,6 @@ async def test_roots_for_which_no_worker_has_the_time_stay_queued(
 async def test_a_task_that_must_run_on_a_worker_that_is_there_waits_for_no_other(
     client: Client, scheduler: Scheduler
 ) -> None:
-    end(scheduler, 5.0)
-    ledger(scheduler).fresh = 60.0
+    end_soon(scheduler)
     worker = next(iter(scheduler.workers))
     assert await client.gather(submit(client, 1, 8.0, workers=[worker])) == [worker]

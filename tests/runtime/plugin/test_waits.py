@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -42,22 +44,26 @@ async def _soon(what, saying):
         raise AssertionError(f"waited {SOON:.0f} s for {saying}") from None
 
 
-async def _behind_a_long_task(client, busy, nbytes, tasks=12):
-    """Readers of data that lie on a worker which is at one task for as long as the test likes, of measured seconds."""
-    warm = client.submit(_made, 800, 0, key="warm")
-    await finished_async(client.map(_read, [warm] * 4, pure=False))  # their duration is known
-    data = [client.submit(_made, nbytes, i, workers=[busy], pure=False) for i in range(tasks)]
-    await finished_async(data)
-    blocker = client.submit(_block, f"long-{nbytes}", workers=[busy], key=f"blocker-{nbytes}")
-    return data, blocker
-
-
-async def _running(scheduler, key):
+async def _in_state(scheduler, future, state):
     await until_async(
-        lambda: (ts := scheduler.tasks.get(key)) is not None and ts.state == "processing",
-        f"{key} to be assigned",
+        lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == state,
+        f"{future.key} to be {state}",
         seconds=SOON,
     )
+
+
+@asynccontextmanager
+async def _blocked(client, scheduler, worker):
+    """A worker that is at one task until the block ends; then the task and those that were noted have to end too."""
+    name, others = f"gate-{uuid4().hex}", []
+    blocker = client.submit(_block, name, workers=[worker], key=f"blocker-{name}")
+    await _in_state(scheduler, blocker, "processing")
+    try:
+        yield others
+        assert blocker.status == "pending"
+    finally:
+        await Event(name, client=client).set()
+    await finished_async([blocker, *others], "what waited")
 
 
 @pytest.mark.parametrize("nbytes", [800, 246_000, 4_000_000])
@@ -65,16 +71,14 @@ async def _running(scheduler, key):
 async def test_readers_of_what_a_busy_worker_holds_do_not_wait_for_it(client, scheduler, nbytes):
     await ff.install(client)
     busy = sorted(scheduler.workers)[0]
-    data, blocker = await _behind_a_long_task(client, busy, nbytes)
-    await _running(scheduler, blocker.key)
-    try:
+    warm = client.submit(_made, 800, 0, key="warm")
+    await finished_async(client.map(_read, [warm] * 4, pure=False))  # their duration is known
+    data = [client.submit(_made, nbytes, i, workers=[busy], pure=False) for i in range(12)]
+    await finished_async(data)
+    async with _blocked(client, scheduler, busy):
         found = client.map(_read, data, pure=False)
         got = await _soon(client.gather(found), "readers of what lies on a busy worker")
         assert got == [float(i) for i in range(len(data))]
-        assert blocker.status == "pending"
-    finally:
-        await Event(f"long-{nbytes}", client=client).set()
-    await _soon(finished_async(blocker), "the long task")
 
 
 def _images():
@@ -170,11 +174,7 @@ async def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others(cl
     await until_async(lambda: not scheduler.workers, "the workers to leave", seconds=SOON)
     future = client.submit(_inc, 1, workers=old, allow_other_workers=True)
     # Else the new worker may be there before the task is, which then never waits for the old ones.
-    await until_async(
-        lambda: (ts := scheduler.tasks.get(future.key)) is not None and ts.state == "no-worker",
-        "the task to wait for a worker",
-        seconds=SOON,
-    )
+    await _in_state(scheduler, future, "no-worker")
     cluster.scale(1)
     assert await _soon(future, "a task whose workers are gone") == 2
 
@@ -195,12 +195,9 @@ async def _told_to_others(scheduler):
 async def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason(client, scheduler):
     await ff.install(client)
     busy = sorted(scheduler.workers)[0]
-    blocker = client.submit(_block, "told", workers=[busy], key="blocker-told")
-    await _running(scheduler, blocker.key)
-    held = client.submit(_inc, 1, workers=[busy], key="held")
     waits = scheduler.extensions["stealing"].waits
-
-    try:
+    async with _blocked(client, scheduler, busy):
+        held = client.submit(_inc, 1, workers=[busy], key="held")
         await until_async(
             lambda: any(wait.key == held.key for wait in waits.now), "what waits to be told", seconds=SOON
         )
@@ -214,8 +211,6 @@ async def test_a_task_that_waits_beside_an_idle_worker_is_told_with_its_reason(c
         assert event["restricted"] == counts["restricted"] == begun["restricted"] == 1
         assert [line for line in event["sample"] if line.startswith("held waits at")]
         assert longest[""] > 0
-    finally:
-        await Event("told", client=client).set()
     assert await _soon(held, "the one that waited") == 2
 
 
@@ -232,20 +227,15 @@ async def test_a_task_that_its_worker_was_asked_for_is_told_once_and_as_that(cli
     await ff.install(client)
     (worker,) = (w for w in client.cluster.workers.values() if w.address == busy)
     worker.periodic_callbacks["heartbeat"].stop()
-    blocker = client.submit(_block, "asked", workers=[busy], key="blocker-asked")
-    await _running(scheduler, blocker.key)
-    held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
-    waits = scheduler.extensions["stealing"].waits
-    told = []
+    waits, told = scheduler.extensions["stealing"].waits, []
 
     def is_told():
         told.append([wait.reason for wait in waits.now if wait.key == held.key])
         return told[-1] == ["silent"]
 
-    try:
+    async with _blocked(client, scheduler, busy):
+        held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
         await until_async(is_told, "what was asked for to be told", seconds=SOON, seen=lambda: told[-3:])
         assert {tuple(reasons) for reasons in told} <= {(), ("soon",), ("asked",), ("silent",)}
-    finally:
         comm.send = send
-        await Event("asked", client=client).set()
     assert await _soon(held, "the one that waited") == 2

@@ -87,12 +87,10 @@ def test_verdicts(asked, refused, kind, there, why):
         pytest.param("--mem-per-cpu=4G", ScriptRequest(), id="another option"),
         pytest.param("--qos=high", ScriptRequest(is_special=True), id="a quality of service"),
         pytest.param("-q high", ScriptRequest(is_special=True), id="in short"),
-        pytest.param(
-            "--time-min=10 --time=20", ScriptRequest((), 1200.0, is_special=True), id="a least time"
-        ),
+        pytest.param("--time-min=10 --time=20", ScriptRequest((), 1200.0, is_special=True), id="a least time"),
         pytest.param("--cpus-per-task=$CPUS", ScriptRequest(), id="what the shell fills in"),
     ],
-)
+)  # fmt: skip
 def test_requests(header, asked):
     assert request(f"#!/bin/sh\n#SBATCH {header}\n-p other\n") == asked
 

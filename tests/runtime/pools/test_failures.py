@@ -56,13 +56,10 @@ def test_what_fails_now_and_then_closes_its_pool_and_says_so() -> None:
     ("settings", "wanted"),
     [
         ({}, FailureLimits(3, 20, 600.0)),
-        (
-            {"failures": None, "failures-in-window": "none", "failures-window": "1h"},
-            FailureLimits(inf, inf, 3600.0),
-        ),
+        ({"failures": None, "failures-in-window": "none", "failures-window": "1h"}, FailureLimits(inf, inf, 3600.0)),
         ({"failures": 1, "failures-in-window": 7, "failures-window": 30}, FailureLimits(1, 7, 30.0)),
     ],
-)
+)  # fmt: skip
 def test_limits_are_the_configurations(settings: dict, wanted: FailureLimits) -> None:
     with dask.config.set({f"ferro.elastic.{key}": value for key, value in settings.items()}):
         assert limits() == wanted

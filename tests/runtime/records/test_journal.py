@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,28 +18,27 @@ from dask_ferro.lines import sealed
 from dask_ferro.runtime.records.journal import ClusterRun, JobJournal, Told, by_file, parsed, read
 from dask_ferro.runtime.records.record import JobRecord
 
+RUNS = JobRecord(
+    "default-0", job_id="7", state="running", why="adapt: work", run="ferro-1", started=5.0, seen=9.0
+)
 RECORDS = [
-    JobRecord(
-        "default-0",
-        job_id="7",
-        state="running",
-        why="adapt: 8 s of work",
-        run="ferro-1",
-        started=5.0,
-        seen=9.0,
-    ),
+    RUNS,
     JobRecord("gpu-1", "gpu", "8_0", ("gpu-1",), state="pending", run="ferro-1", order=1),
-    JobRecord(
-        "default-0", job_id="7", state="ended", ending="NODE_FAIL", run="ferro-1", started=5.0, ended=11.0
-    ),
+    replace(RUNS, state="ended", ending="NODE_FAIL", ended=11.0),
 ]
+
+
+def begun(path: Path, run: str) -> JobJournal:
+    """The journal of a folder, taken by a run."""
+    kept = JobJournal(path / "jobs", run)
+    kept.begin("mine", 1.0)
+    return kept
 
 
 def journal(path: Path) -> bytes:
     """The content of one with two runs, of which the second was killed."""
     for run, records in {"ferro-1": RECORDS, "ferro-2": []}.items():
-        kept = JobJournal(path / "jobs", run)
-        kept.begin("mine", 1.0)
+        kept = begun(path, run)
         kept.add(records)
         kept.release()
     return (path / "jobs").read_bytes()
@@ -167,8 +167,7 @@ def test_none_and_one_whose_first_line_was_cut_short_are_begun(tmp_path: Path, t
 
 
 def test_what_is_appended_behind_a_line_that_was_cut_short_is_read(tmp_path: Path) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     with (tmp_path / "jobs").open("ab") as file:
         file.write(b'{"ferro": "cluster-job", "na')
     kept.add(RECORDS)
@@ -190,12 +189,10 @@ def test_a_run_that_ended_in_order_ends_those_before_it_too(tmp_path: Path) -> N
 def test_runs_that_did_not_start_and_those_without_jobs_are_not_looked_for_again(tmp_path: Path) -> None:
     journal(tmp_path)
     for n in range(3, 6):
-        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
-        kept.begin("mine", 2.0)
+        kept = begun(tmp_path, f"ferro-{n}")
         kept.abandon(3.0)
     assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-2"]
-    kept = JobJournal(tmp_path / "jobs", "ferro-6")
-    kept.begin("mine", 4.0)
+    kept = begun(tmp_path, "ferro-6")
     kept.drop(["ferro-2"], 5.0)
     kept.release()
     assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1", "ferro-6"]
@@ -203,8 +200,7 @@ def test_runs_that_did_not_start_and_those_without_jobs_are_not_looked_for_again
 
 
 def test_of_a_run_that_ended_in_order_no_job_is_left_if_the_line_of_its_end_is_lost(tmp_path: Path) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 2.0)
+    kept = begun(tmp_path, "ferro-1")
     kept.add(RECORDS[:1])
     kept.end(3.0, jobs_left=False)
     (record,) = read(tmp_path / "jobs").records
@@ -215,8 +211,7 @@ def test_of_runs_that_were_killed_before_they_asked_for_a_job_the_newest_are_loo
     tmp_path: Path,
 ) -> None:
     for n in range(1, 130):
-        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
-        kept.begin("mine", 2.0)
+        kept = begun(tmp_path, f"ferro-{n}")
         kept.add(RECORDS[:1] if n == 1 else ())
         kept.release()
     tags = [run.tag for run in read(tmp_path / "jobs").open_runs]
@@ -224,30 +219,25 @@ def test_of_runs_that_were_killed_before_they_asked_for_a_job_the_newest_are_loo
 
 
 def test_one_with_jobs_left_does_not(tmp_path: Path) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 2.0)
+    kept = begun(tmp_path, "ferro-1")
     kept.end(3.0, jobs_left=True)
     assert [run.tag for run in read(tmp_path / "jobs").open_runs] == ["ferro-1"]
 
 
 def test_a_second_cluster_is_refused_by_name(tmp_path: Path) -> None:
-    first = JobJournal(tmp_path / "jobs", "ferro-1")
-    first.begin("mine", 1.0)
+    first = begun(tmp_path, "ferro-1")
     with pytest.raises(
         ConfigError, match=rf"is being kept by another cluster: process {os.getpid()} on host"
     ):
         JobJournal(tmp_path / "jobs", "ferro-2").begin("mine", 1.0)
     first.release()
-    second = JobJournal(tmp_path / "jobs", "ferro-2")
-    second.begin("mine", 1.0)
-    second.release()
+    begun(tmp_path, "ferro-2").release()
 
 
 def test_what_a_full_disk_does_not_take_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     path, kept.path = kept.path, str(tmp_path / "no" / "jobs")
     kept.add(RECORDS[:2])
     kept.path = path
@@ -257,8 +247,7 @@ def test_what_a_full_disk_does_not_take_goes_with_the_next(
 
 
 def test_one_that_was_taken_over_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     (tmp_path / "jobs.ferro-lock").write_text('{"token": "other", "pid": 7, "host": "far", "since": "now"}')
     kept.add(RECORDS)
     assert read(tmp_path / "jobs").records == ()
@@ -268,8 +257,7 @@ def test_one_that_was_taken_over_is_left_alone(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_at_its_end_a_run_touches_nothing_of_the_one_that_took_over(tmp_path: Path) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     kept.announce("tcp://old:1")
     (tmp_path / "jobs.ferro-lock").write_text('{"token": "other", "pid": 7, "host": "far", "since": "now"}')
     (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
@@ -279,8 +267,7 @@ def test_at_its_end_a_run_touches_nothing_of_the_one_that_took_over(tmp_path: Pa
 
 
 def test_an_address_that_is_not_this_runs_stays(tmp_path: Path) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     (tmp_path / "jobs.scheduler").write_text("tcp://new:1 ferro-2\n")
     kept.end(2.0, jobs_left=False)
     assert (tmp_path / "jobs.scheduler").exists()
@@ -288,9 +275,7 @@ def test_an_address_that_is_not_this_runs_stays(tmp_path: Path) -> None:
 
 def test_who_may_read_it_stays_as_it_was(tmp_path: Path) -> None:
     for n in range(2):
-        kept = JobJournal(tmp_path / "jobs", f"ferro-{n}")
-        kept.begin("mine", 1.0)
-        kept.release()
+        begun(tmp_path, f"ferro-{n}").release()
         (tmp_path / "jobs").chmod(0o600 if n == 0 else (tmp_path / "jobs").stat().st_mode)
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o600
 
@@ -299,9 +284,7 @@ def test_a_link_that_somebody_put_in_its_way_is_not_followed(tmp_path: Path) -> 
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / ".jobs.part").symlink_to(precious)
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
-    kept.release()
+    begun(tmp_path, "ferro-1").release()
     assert precious.read_text() == "mine"
     assert not (tmp_path / "jobs").is_symlink()
     (tmp_path / "jobs.ferro-lock").symlink_to(precious)
@@ -312,8 +295,7 @@ def test_a_link_that_somebody_put_in_its_way_is_not_followed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("does", ["release", "end"])
 def test_a_forked_process_leaves_its_parents_journal_alone(tmp_path: Path, does: str) -> None:
-    kept = JobJournal(tmp_path / "jobs", "ferro-1")
-    kept.begin("mine", 1.0)
+    kept = begun(tmp_path, "ferro-1")
     kept.announce("tcp://a:1")
     child = os.fork()
     if not child:

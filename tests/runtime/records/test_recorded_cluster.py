@@ -128,7 +128,6 @@ async def test_a_job_that_started_while_slurm_was_slow_is_adopted_if_it_found_th
     assert len(cluster._former) == 3
     site.hangs = False
     await cluster._settle_former(await site.queue())
-    cluster = cluster
     assert {job.name: job.state for job in cluster._book.values()} == {"a-1": "booting", "a-2": "booting"}
     assert list(cluster.ended) == ["3"]
 
@@ -147,7 +146,6 @@ async def test_jobs_whose_numbers_nobody_heard_count_until_slurm_has_told_of_the
     site.hangs = False
     await cluster._settle_former(await site.queue())
     await cluster._settle_former(site.rows | {"9": QueueRow("9", "PENDING", comment="ferro-old.y")})
-    cluster = cluster
     assert cluster._former == {}
     assert list(cluster.ended) == ["7"]
     assert cluster._recording.book.records[0].is_over

@@ -56,6 +56,16 @@ class Play:
             made, name, seconds, key=name, workers=where, allow_other_workers=True, **options
         )
 
+    def read(self, future, name):
+        """The length of a result, by preference on the worker "spot"."""
+        where = [self.workers["spot"].address]
+        return self.client.submit(len, future, key=name, workers=where, allow_other_workers=True)
+
+    async def made(self, worker, name, seconds):
+        result = self.on(worker, name, seconds)
+        await finished_async([result])
+        return result
+
     def graph(self, worker, wanted, **tasks):
         """Tasks of one graph: of the intermediate ones, no client asks for the results."""
         where = [self.workers[worker].address]
@@ -78,8 +88,8 @@ def waits(value, name):
 
 
 @asynccontextmanager
-async def scene(*names, look=0.1, config=None):
-    """Open workers of these names."""
+async def scene(*names, look=0.1, config=None, exposed=True):
+    """Open workers of these names; the one of the name "spot" may be preempted, unless nobody is exposed yet."""
     RAN.clear()
     named = {name: {"memory_limit": "64GB"} for name in names}
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +99,10 @@ async def scene(*names, look=0.1, config=None):
             named, roster=True, protocol="tcp", config=APART | (config or {})
         ) as given:
             by_name = {worker.name: worker for worker in given["workers"]}
-            yield {"p": Play(given["client"], given["scheduler"], by_name)}
+            play = Play(given["client"], given["scheduler"], by_name)
+            if exposed and "spot" in names:
+                await play.expose(spot="job-1")
+            yield {"p": play}
 
 
 played = clusters.plays(scene, "p")
@@ -97,13 +110,11 @@ played = clusters.plays(scene, "p")
 
 @played("spot", "safe")
 async def test_a_preemption_without_warning_loses_nothing_that_was_copied(p):
-    await p.expose(spot="job-1")
     held = [p.on("spot", f"dear-{i}", 0.1) for i in range(8)]
     cheap, safe = p.on("spot", "cheap", 0.0), p.on("safe", "safe-one", 0.1)
     await finished_async([*held, cheap, safe])
     await until_async(lambda: all(p.holders(f) == {"spot", "safe"} for f in held), "a copy of each")
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    await until_async(lambda: copies.made["results"] == 8, "all of them to be counted")
+    await until_async(lambda: p.copies.made["results"] == 8, "all of them to be counted")
     assert (p.holders(cheap), p.holders(safe)) == ({"spot"}, {"safe"})
     await p.lose("spot")
     assert [len(value) for value in await p.client.gather(held)] == [1000] * 8
@@ -116,7 +127,6 @@ async def test_a_preemption_without_warning_loses_nothing_that_was_copied(p):
 
 @played("spot", "safe")
 async def test_scattered_data_and_the_end_of_a_chain_are_dear(p):
-    await p.expose(spot="job-1")
     scattered = await p.client.scatter(bytes(1000), workers=[p.workers["spot"].address])
     first = p.on("spot", "first", 0.2)
     last = p.client.submit(len, first, key="last", workers=[p.workers["spot"].address])
@@ -126,14 +136,13 @@ async def test_scattered_data_and_the_end_of_a_chain_are_dear(p):
     await until_async(lambda: p.holders(scattered) == {"spot", "safe"}, "a copy of the scattered one")
 
 
-@played("spot", "safe", "other")
+@played("spot", "safe", "other", exposed=False)
 async def test_dasks_memory_manager_keeps_copies_while_they_are_wanted(p):
     manager = p.scheduler.extensions["amm"]
     before = set(manager.policies)
     assert {type(policy) for policy in before} == {ReduceReplicas}
     await p.expose(spot="job-1")
-    dear = p.on("spot", "dear", 0.1)
-    await finished_async([dear])
+    dear = await p.made("spot", "dear", 0.1)
     await until_async(lambda: len(p.holders(dear)) == 2, "the copy")
     (other,) = {"safe", "other"} - p.holders(dear)
     third = p.client.submit(len, dear, workers=[p.workers[other].address], key="reads it")
@@ -154,28 +163,22 @@ async def test_dasks_memory_manager_keeps_copies_while_they_are_wanted(p):
 
 @played("spot", "safe", config={"ferro.elastic.copy-share": 0})
 async def test_copies_have_a_share_of_memory_and_none_where_that_is_zero(p):
-    assert p.scheduler.plugins["ferro-roster"].copies.copying.share == 0
-    await p.expose(spot="job-1")
-    dear = p.on("spot", "dear", 0.1)
-    await finished_async([dear])
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    copies._look(time.monotonic())
-    copies._look(time.monotonic() + 2 * module._SETTLED)
-    assert not copies._coming
+    assert p.copies.copying.share == 0
+    _dear = await p.made("spot", "dear", 0.1)
+    p.copies._look(time.monotonic())
+    p.copies._look(time.monotonic() + 2 * module._SETTLED)
+    assert not p.copies._coming
 
 
 @played("spot", "safe", config={"ferro.elastic.copy-share": ROOM_FOR_THREE})
 async def test_copies_take_no_more_than_their_share_however_long_it_goes_on(p):
     """A quarter of what was free at each look added up to nearly all of it."""
-
-    await p.expose(spot="job-1")
     held = [p.on("spot", f"dear-{i}", 0.1, nbytes=10**6) for i in range(8)]
     await finished_async(held)
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    await until_async(lambda: copies.made["results"] == 3, "as many as fit into 3.5 MB")
+    await until_async(lambda: p.copies.made["results"] == 3, "as many as fit into 3.5 MB")
     for later in (2.0, 4.0, 6.0):
-        copies._look(time.monotonic() + later)
-    assert not copies._coming
+        p.copies._look(time.monotonic() + later)
+    assert not p.copies._coming
     await p.lose("spot")  # they are no copies any more
     await until_async(lambda: sum(RAN.values()) == 13, "the other five to run again", seen=lambda: RAN)
 
@@ -183,12 +186,8 @@ async def test_copies_take_no_more_than_their_share_however_long_it_goes_on(p):
 @played("spot", "safe", config={"ferro.elastic.copy-share": 1e-6})
 async def test_an_input_that_would_be_lost_as_well_counts(p):
     """The length took no time, and its input cannot be copied: 0.2 s were lost with both."""
-
-    await p.expose(spot="job-1")
     first = p.on("spot", "first", 0.2, nbytes=10**6)
-    last = p.client.submit(
-        len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
-    )
+    last = p.read(first, "last")
     await finished_async([first, last])
     await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of the length")
     assert p.holders(first) == {"spot"}
@@ -196,37 +195,29 @@ async def test_an_input_that_would_be_lost_as_well_counts(p):
 
 @played("spot", "safe")
 async def test_an_input_that_is_copied_itself_does_not_count(p):
-    await p.expose(spot="job-1")
     first = p.on("spot", "first", 0.2)
-    last = p.client.submit(
-        len, first, key="last", workers=[p.workers["spot"].address], allow_other_workers=True
-    )
+    last = p.read(first, "last")
     await finished_async([first, last])
     await until_async(lambda: p.holders(first) == {"spot", "safe"}, "a copy of the input")
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    copies._look(time.monotonic() + 2.0)
-    assert set(copies.kept) == {"first"}
+    p.copies._look(time.monotonic() + 2.0)
+    assert set(p.copies.kept) == {"first"}
 
 
 @played("spot", "safe", look=3600.0)
 async def test_what_is_about_to_be_released_is_not_copied(p, monkeypatch):
     """The input of a task that runs, and that nobody else asks for."""
-
-    await p.expose(spot="job-1")
-    dear = p.on("spot", "dear", 0.1)
-    await finished_async([dear])
+    dear = await p.made("spot", "dear", 0.1)
     reader = p.client.submit(waits, dear, "enough", key="reader", workers=[p.workers["spot"].address])
     await until_async(lambda: "reader" in p.scheduler.tasks, "the reader")
     del dear
-    copies = p.scheduler.plugins["ferro-roster"].copies
     try:
         await until_async(lambda: not p.scheduler.tasks["dear"].who_wants, "nobody else to want it")
         for later in (0.0, 1.0):
-            copies._look(time.monotonic() + later)
-        assert not copies.kept
+            p.copies._look(time.monotonic() + later)
+        assert not p.copies.kept
         monkeypatch.setattr(module, "_SOON", 0.0)  # it would have been
-        copies._look(time.monotonic() + 1.0)
-        assert set(copies.kept) == {"dear"}
+        p.copies._look(time.monotonic() + 1.0)
+        assert set(p.copies.kept) == {"dear"}
     finally:
         await Event("enough", client=p.client).set()
     await finished_async([reader])
@@ -235,18 +226,15 @@ async def test_what_is_about_to_be_released_is_not_copied(p, monkeypatch):
 @played("spot", "safe")
 async def test_a_long_chain_of_short_tasks_does_not_start_over(p):
     """Each result was released before it had been there for long enough: all of the chain ran again."""
-
-    await p.expose(spot="job-1")
     chain = {f"link-{i}": (link, f"link-{i - 1}", ["link", i], 0.1) for i in range(1, 60)}
     last = p.graph("spot", "link-59", **{"link-0": (made, ["link", 0], 0.1)}, **chain)
     await until_async(lambda: RAN["link 50"], "most of the chain to be done")
-    copies = p.copies
-    assert len(copies.anchors.keys) <= 2  # those before were let go
+    assert len(p.copies.anchors.seconds) <= 2  # those before were let go
     await p.lose("spot")
     await finished_async([last])
     assert sum(RAN.values()) - 60 < 40
     del last
-    await until_async(lambda: not copies.anchors.keys and not p.scheduler.tasks, "all to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds and not p.scheduler.tasks, "all to be let go")
 
 
 def followed(p, seconds=2.5):
@@ -254,43 +242,47 @@ def followed(p, seconds=2.5):
     return p.graph("spot", "reader", first=(made, "its name", seconds), reader=(waits, "first", "enough"))
 
 
-async def enough(p):
+async def held_and_copied(p):
+    await until_async(lambda: set(p.copies.anchors.seconds) == {"first"}, "one to be held")
+    await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+
+
+async def enough(p, *waiting):
+    """Let those go on that wait for it, and wait for their ends."""
     await Event("enough", client=p.client).set()
+    await finished_async(waiting)
+
+
+async def released(p, key):
+    await until_async(lambda: p.scheduler.tasks[key].state == "released", f"{key} to be released")
 
 
 @played("spot", "safe")
 async def test_anchors_are_let_go_with_what_they_were_for(p):
-    await p.expose(spot="job-1")
     reader = followed(p)
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
-    await until_async(lambda: p.copies.made["results"] == 1, "its copy")
-    await enough(p)
-    await finished_async([reader])
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await held_and_copied(p)
+    await enough(p, reader)
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert p.holders(reader) == {"spot", "safe"}
-    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+    await released(p, "first")
     assert CLIENT not in p.scheduler.clients
 
 
 @played("spot", "safe")
 async def test_nothing_is_held_where_no_job_is_preemptible_any_more(p):
-    await p.expose(spot="job-1")
     reader = followed(p)
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
+    await until_async(lambda: set(p.copies.anchors.seconds) == {"first"}, "one to be held")
     await p.expose()
-    assert not p.copies.anchors.keys
+    assert not p.copies.anchors.seconds
     assert CLIENT not in p.scheduler.clients
-    await enough(p)
-    await finished_async([reader])
-    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+    await enough(p, reader)
+    await released(p, "first")
 
 
 @pytest.mark.parametrize("scatters", [True, False])
 @played("spot", "safe")
 async def test_what_a_user_releases_or_cancels_is_gone(p, scatters):
     """It was held as long as anything that was made of it, and a cancel did nothing."""
-
-    await p.expose(spot="job-1")
     where = [p.workers["spot"].address]
     if scatters:
         dear, other = await p.client.scatter([b"dear", b"other"], workers=where)
@@ -299,11 +291,11 @@ async def test_what_a_user_releases_or_cancels_is_gone(p, scatters):
         await finished_async([dear])
         other = p.on("spot", "other", 2.5)
     await finished_async([dear, other])
-    reads = p.client.submit(len, dear, key="reads", workers=where, allow_other_workers=True)
+    reads = p.read(dear, "reads")
     await finished_async([reads])
     first, second, tasks = dear.key, other.key, p.scheduler.tasks
     await until_async(lambda: len(p.holders(first)) == len(p.holders(second)) == 2, "copies")
-    assert not p.copies.anchors.keys
+    assert not p.copies.anchors.seconds
     del dear
     await until_async(lambda: first not in tasks or tasks[first].state == "released", "it to be released")
     await p.client.cancel([other])
@@ -312,22 +304,19 @@ async def test_what_a_user_releases_or_cancels_is_gone(p, scatters):
 
 @played("spot", "safe")
 async def test_what_a_client_asks_for_later_is_held_no_more(p):
-    await p.expose(spot="job-1")
     reader = followed(p)
     await until_async(lambda: p.copies.made["results"] == 1, "a copy")
     p.copies._ticks.stop()
     first = p.client.get({"first": (made, "its name", 2.5)}, "first", sync=False)
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert CLIENT not in p.scheduler.clients
     del first
-    await enough(p)
-    await finished_async([reader])
-    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "it to be released")
+    await enough(p, reader)
+    await released(p, "first")
 
 
 @played("spot", "safe")
 async def test_what_a_client_cancels_before_the_next_look_is_gone(p):
-    await p.expose(spot="job-1")
     reader = followed(p)
     await until_async(lambda: p.copies.made["results"] == 1, "a copy")
     p.copies._ticks.stop()
@@ -343,21 +332,16 @@ async def test_what_a_client_cancels_before_the_next_look_is_gone(p):
 @played("spot", "safe")
 async def test_what_was_made_of_a_held_result_is_copied_instead(p):
     """The length took no time, its input was there twice: both were held for as long as the length was."""
-
-    await p.expose(spot="job-1")
     last = p.graph(
         "spot", "last", first=(made, "its name", 2.5), wait=(waits, "first", "enough"), last=(id, "wait")
     )
-    await until_async(lambda: set(p.copies.anchors.keys) == {"first"}, "one to be held")
-    await until_async(lambda: p.copies.made["results"] == 1, "its copy")
+    await held_and_copied(p)
     p.scheduler.task_prefixes["wait"].duration_average = 0.0
-    await enough(p)
-    await finished_async([last])
-    p.scheduler.task_prefixes["wait"].duration_average = p.scheduler.task_prefixes[
-        "last"
-    ].duration_average = 0.0
+    await enough(p, last)
+    for name in ("wait", "last"):
+        p.scheduler.task_prefixes[name].duration_average = 0.0
     await until_async(lambda: p.holders(last) == {"spot", "safe"}, "a copy of what is left")
-    await until_async(lambda: p.scheduler.tasks["first"].state == "released", "its input to be let go")
+    await released(p, "first")
 
 
 @played("spot", "safe", "other")
@@ -369,10 +353,8 @@ async def test_what_is_held_counts_in_its_receivers_share_though_the_original_is
     await until_async(lambda: p.copies.made["results"] == 1, "a copy")
     await p.lose("spot")
     p.copies._look(time.monotonic())
-    (safe,) = (w.address for name, w in p.workers.items() if name == "safe")
-    assert p.copies.kept.nbytes == {safe: p.scheduler.tasks["first"].nbytes}
-    await enough(p)
-    await finished_async([reader])
+    assert p.copies.kept.nbytes == {p.workers["safe"].address: p.scheduler.tasks["first"].nbytes}
+    await enough(p, reader)
 
 
 @played("a", "b", "c")
@@ -392,21 +374,19 @@ async def test_what_is_held_and_lost_is_not_computed_again_for_nobody(p):
     await until_async(lambda: p.scheduler.tasks["second"].state == "memory", "the second")
     p.scheduler.request_acquire_replicas(p.workers[third].address, ["second"], stimulus_id="reads")
     await until_async(lambda: third in p.holders("second"), "another copy of the second")
-    assert set(p.copies.anchors.keys) == {"first"}
+    assert set(p.copies.anchors.seconds) == {"first"}
     for gone in ("a", keeps):
         await p.lose(gone)
-    await until_async(lambda: not p.copies.anchors.keys, "it to be let go")
+    await until_async(lambda: not p.copies.anchors.seconds, "it to be let go")
     assert p.scheduler.tasks["first"].state == "released"
-    await enough(p)
-    await finished_async([last])
+    await enough(p, last)
     assert RAN["its name"] == 1
 
 
 @played("a", "late", "c")
 async def test_a_safe_worker_that_joins_gets_what_only_preemptible_ones_have(p):
     await p.expose(a="job-1", c="job-2", late="job-3")
-    dear = p.on("a", "dear", 0.1)
-    await finished_async([dear])
+    dear = await p.made("a", "dear", 0.1)
     await until_async(lambda: len(p.holders(dear)) == 2, "a copy in another job")
     await p.expose(a="job-1", c="job-2")
     await until_async(lambda: "late" in p.holders(dear), "a copy on the safe one")
@@ -419,12 +399,9 @@ async def test_a_receiver_to_which_nothing_comes_is_passed_over(p, monkeypatch):
     fetches = able["one"].transfer_incoming_count_limit
     for state in able.values():
         state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
-    await p.expose(spot="job-1")
-    dear = p.on("spot", "dear", 0.1)
-    await finished_async([dear])
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    await until_async(lambda: copies._coming, "one of them to be asked")
-    (deaf,) = (name for name in able if p.workers[name].address == copies._coming["dear"][0])
+    dear = await p.made("spot", "dear", 0.1)
+    await until_async(lambda: p.copies._coming, "one of them to be asked")
+    (deaf,) = (name for name in able if p.workers[name].address == p.copies._coming["dear"][0])
     (hears,) = able.keys() - {deaf}
     able[hears].transfer_incoming_count_limit = fetches
     await until_async(lambda: p.holders(dear) == {"spot", hears}, "a copy on the one that fetches")
@@ -432,29 +409,24 @@ async def test_a_receiver_to_which_nothing_comes_is_passed_over(p, monkeypatch):
 
 @played("spot", "safe")
 async def test_what_is_forgotten_leaves_no_trace(p):
-    await p.expose(spot="job-1")
     held = [p.on("spot", f"dear-{i}", 0.05) for i in range(4)]
     await finished_async(held)
     keys = [future.key for future in held]
     await until_async(lambda: all(len(p.scheduler.tasks[key].who_has) == 2 for key in keys), "a copy of each")
-    copies = p.scheduler.plugins["ferro-roster"].copies
-    await until_async(lambda: len(copies.kept) == 4, "all of them to be counted")
+    await until_async(lambda: len(p.copies.kept) == 4, "all of them to be counted")
     del held
     await until_async(lambda: not p.scheduler.tasks, "the scheduler to forget")
-    copies._look(time.monotonic())
-    assert [len(book) for book in (copies.kept, copies._since, copies._coming)] == [0] * 3
+    p.copies._look(time.monotonic())
+    assert [len(book) for book in (p.copies.kept, p.copies._since, p.copies._coming)] == [0] * 3
 
 
 @played("spot", "one", "two", look=3600.0)
 async def test_a_receiver_is_not_doubted_for_what_was_released_meanwhile(p):
     """A result that was computed again elsewhere, after its copy was asked for, cost its receiver five minutes."""
-
     able = {p.workers[name].address: p.workers[name].state for name in ("one", "two")}
     for state in able.values():
         state.transfer_incoming_count_limit = state.transfer_incoming_bytes_throttle_threshold = 0
-    await p.expose(spot="job-1")
-    dear = p.on("spot", "dear", 0.1)
-    await finished_async([dear])
+    _dear = await p.made("spot", "dear", 0.1)
     for later in (0.0, 2.0):
         p.copies._look(time.monotonic() + later)
     asked = p.copies._coming["dear"][0]
@@ -469,9 +441,7 @@ async def test_a_receiver_is_not_doubted_for_what_was_released_meanwhile(p):
 @played("spot", "safe", look=3600.0)
 async def test_a_look_is_bounded_however_many_results_there_are(p, monkeypatch):
     """All were looked at in each: with 100,000 of them a scheduler stood still for two seconds."""
-
     monkeypatch.setattr(module, "_MOST", 40)
-    await p.expose(spot="job-1")
     where = [p.workers["spot"].address]
     held = await p.client.scatter({f"cheap-{i}": i for i in range(400)}, workers=where)
     dear = set(list(held)[::20])
@@ -506,9 +476,9 @@ def test_paths_from_many_held_results_are_looked_at_once():
         ts.dependents = set(readers[i % 10 :: 10])
         ts.who_wants = {ClientState(CLIENT)}
         anchors._scheduler.tasks[ts.key] = ts
-        anchors._seconds[ts.key] = 1.0
+        anchors.seconds[ts.key] = 1.0
     assert anchors.review(lambda ts: False) <= 100 * 10 + 100
-    assert not anchors.keys
+    assert not anchors.seconds
 
 
 class Preemptible:

@@ -43,8 +43,20 @@ class Life:
         return ending or self.job.state
 
 
-def test_a_job_waits_boots_and_runs():
-    life = Life()
+@pytest.fixture
+def life() -> Life:
+    """A job that was asked for."""
+    return Life()
+
+
+@pytest.fixture
+def running(life: Life) -> Life:
+    """The same, once both of its workers are connected."""
+    life.look(row("RUNNING"), BOTH)
+    return life
+
+
+def test_a_job_waits_boots_and_runs(life):
     assert [
         life.look(row("PENDING", "Priority")),
         life.look(row("PENDING", "Resources")),
@@ -60,9 +72,7 @@ def test_a_job_waits_boots_and_runs():
 @pytest.mark.parametrize(
     ("looks", "why", "failed", "refused"),
     [
-        pytest.param(
-            [(row("PENDING"), 1), (None, 1), (None, 30)], "SLURM knows it no more", False, False, id="gone"
-        ),
+        pytest.param([(row("PENDING"), 1), (None, 1), (None, 30)], "SLURM knows it no more", False, False, id="gone"),
         pytest.param([(None, 1), (None, 299), (None, 1)], "SLURM does not know it", False, False, id="never there"),
         pytest.param([(row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled while it waited"),
         pytest.param([(row("RUNNING"), 1), (row("CANCELLED"), 1)], "CANCELLED", False, False, id="cancelled"),
@@ -87,8 +97,7 @@ def test_a_job_waits_boots_and_runs():
         ),
     ],
 )  # fmt: skip
-def test_a_job_is_over(looks, why, failed, refused):
-    life = Life()
+def test_a_job_is_over(life, looks, why, failed, refused):
     *before, last = [life.look(seen, after=after) for seen, after in looks]
     assert all(isinstance(state, str) for state in before)
     row = looks[-1][0]
@@ -108,15 +117,13 @@ def test_a_job_is_over(looks, why, failed, refused):
         pytest.param([row("PENDING", "Priority")] * 100, id="a long queue"),
     ],
 )  # fmt: skip
-def test_a_job_is_not_given_up_for(looks):
-    life = Life()
+def test_a_job_is_not_given_up_for(life, looks):
     for seen in looks:
         state = life.look(seen)
     assert state == "pending"
 
 
-def test_where_one_command_alone_says_that_it_is_gone_a_job_has_as_long_as_one_never_seen():
-    life = Life()
+def test_where_one_command_alone_says_that_it_is_gone_a_job_has_as_long_as_one_never_seen(life):
     life.look(row("PENDING"))
     life.look(None, is_sure=False)
     assert life.look(None, after=299, is_sure=False) == "pending"
@@ -132,16 +139,13 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("seen", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_connected_worker_proves_that_its_job_lives(seen):
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
+def test_a_connected_worker_proves_that_its_job_lives(running, seen):
     for _ in range(100):
-        assert life.look(seen, {"gpu-7-1"}, after=60) == "running"
-    assert life.job.restarts == 0
+        assert running.look(seen, {"gpu-7-1"}, after=60) == "running"
+    assert running.job.restarts == 0
 
 
-def test_a_job_whose_workers_are_there_runs_before_the_queue_lists_it():
-    life = Life()
+def test_a_job_whose_workers_are_there_runs_before_the_queue_lists_it(life):
     assert [life.look(None), life.look(None, {"gpu-7-0"}), life.look(None, BOTH)] == [
         "submitting",
         "booting",
@@ -150,34 +154,28 @@ def test_a_job_whose_workers_are_there_runs_before_the_queue_lists_it():
     assert life.look(row("PENDING"), BOTH, after=25) == "running"
 
 
-def test_a_row_from_before_a_requeue_counts_for_nothing():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
-    life.look(row("RUNNING", "", 1), {"gpu-7.1-0", "gpu-7.1-1"})
+def test_a_row_from_before_a_requeue_counts_for_nothing(running):
+    running.look(row("RUNNING", "", 1), {"gpu-7.1-0", "gpu-7.1-1"})
     for old in (row("RUNNING"), row("COMPLETING"), row("CANCELLED"), row("PENDING", "JobHeldUser")):
-        assert life.look(old, {"gpu-7.1-0"}, after=60) == "running"
-    assert life.job.workers == ("gpu-7.1-0", "gpu-7.1-1")
+        assert running.look(old, {"gpu-7.1-0"}, after=60) == "running"
+    assert running.job.workers == ("gpu-7.1-0", "gpu-7.1-1")
 
 
-def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_without_them():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
-    assert life.look(row("COMPLETING"), BOTH) == "running"
-    assert life.job.seen().ends_at == 1002.0 + 2
-    assert life.look(row("COMPLETING"), BOTH, after=20) == "running"
-    assert life.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
+def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_without_them(running):
+    assert running.look(row("COMPLETING"), BOTH) == "running"
+    assert running.job.seen().ends_at == 1002.0 + 2
+    assert running.look(row("COMPLETING"), BOTH, after=20) == "running"
+    assert running.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
 
-def test_what_accounting_does_not_tell_is_taken_from_before():
-    life = Life()
+def test_what_accounting_does_not_tell_is_taken_from_before(life):
     life.look(row("RUNNING", "", 2))
     assert life.look(QueueRow("12", "RUNNING", UNTOLD), {"gpu-7.2-0", "gpu-7.2-1"}) == "running"
     assert (life.job.restarts, life.job.seen().ends_at) == (2, 4550.0)
     assert life.look(QueueRow("12", "TIMEOUT", UNTOLD), BOTH) == Ending("TIMEOUT", "TIMEOUT")
 
 
-def test_a_condition_that_passed_starts_anew():
-    life = Life()
+def test_a_condition_that_passed_starts_anew(life):
     for _ in range(5):
         assert life.look(row("PENDING", "PartitionConfig"), after=20) == "pending"
         assert life.look(row("PENDING", "Priority"), after=20) == "pending"
@@ -190,15 +188,13 @@ def test_a_condition_that_passed_starts_anew():
         pytest.param([row("COMPLETING"), row("PENDING", "BeginTime", 1)], id="being requeued"),
     ],
 )
-def test_a_job_that_boots_for_long_is_not_given_up_for_an_instant_in_which_it_seems_to_end(blinks):
-    life = Life()
+def test_a_job_that_boots_for_long_is_not_given_up_for_an_instant_in_which_it_seems_to_end(life, blinks):
     life.look(row("RUNNING"))
     assert life.look(row("RUNNING"), after=300) == "booting"
     assert {life.look(seen) for seen in blinks} <= {"booting", "pending"}
 
 
-def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start():
-    life = Life()
+def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start(life):
     life.look(row("RUNNING"))
     for seen in [None, row("RUNNING")] * 3:
         assert life.look(seen, after=99) == "booting"
@@ -206,8 +202,7 @@ def test_squeue_that_misses_a_job_now_and_then_does_not_prolong_its_start():
     assert life.look(row("RUNNING"), after=6) == over
 
 
-def test_a_condition_has_its_own_patience_and_not_what_another_left():
-    life = Life()
+def test_a_condition_has_its_own_patience_and_not_what_another_left(life):
     assert life.look(row("PENDING", "PartitionConfig")) == "pending"
     assert life.look(row("PENDING", "PartitionConfig"), after=29) == "pending"
     assert life.look(row("COMPLETING")) == "pending"
@@ -215,25 +210,19 @@ def test_a_condition_has_its_own_patience_and_not_what_another_left():
     assert life.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
 
 
-def test_a_requeued_job_that_is_held_was_whole_before_and_is_not_its_pools_fault():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
+def test_a_requeued_job_that_is_held_was_whole_before_and_is_not_its_pools_fault(running):
     held = row("PENDING", "job requeued in held state", 1)
-    assert life.look(held, BOTH) == Ending("PENDING (job requeued in held state)", "PENDING", is_held=True)
+    assert running.look(held, BOTH) == Ending("PENDING (job requeued in held state)", "PENDING", is_held=True)
 
 
-def test_a_requeued_job_has_other_workers():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
-    assert life.look(row("PENDING", "BeginTime", 1), BOTH) == "pending"
-    assert life.job.workers == ("gpu-7.1-0", "gpu-7.1-1")
-    assert life.look(row("RUNNING", "", 1), BOTH) == "booting"  # those are the old ones
-    assert life.look(row("RUNNING", "", 1), set(life.job.workers)) == "running"
+def test_a_requeued_job_has_other_workers(running):
+    assert running.look(row("PENDING", "BeginTime", 1), BOTH) == "pending"
+    assert running.job.workers == ("gpu-7.1-0", "gpu-7.1-1")
+    assert running.look(row("RUNNING", "", 1), BOTH) == "booting"  # those are the old ones
+    assert running.look(row("RUNNING", "", 1), set(running.job.workers)) == "running"
 
 
-def test_a_job_that_lost_one_of_two_workers_ends_early_unless_it_comes_back():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
+def test_a_job_that_lost_one_of_two_workers_ends_early_unless_it_comes_back(running):
     ends = []
     for connected, after in [
         ({"gpu-7-0"}, 1),
@@ -242,38 +231,33 @@ def test_a_job_that_lost_one_of_two_workers_ends_early_unless_it_comes_back():
         ({"gpu-7-0"}, 9),
         (BOTH, 1),
     ]:
-        assert life.look(row("RUNNING"), connected, after) == "running"
-        ends.append((life.job.seen().ends_at, life.job.seen().reason))
+        assert running.look(row("RUNNING"), connected, after) == "running"
+        ends.append((running.job.seen().ends_at, running.job.seen().reason))
     short = (1002.0 + 60 + 20, "1 of its 2 workers are connected")
     assert ends == [(4550.0, ""), (4550.0, ""), short, short, (4550.0, "")]
 
 
-def test_a_job_that_lost_both_workers_is_given_a_minute():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
-    assert life.look(row("RUNNING")) == "booting"
-    assert life.look(row("RUNNING"), after=59) == "booting"
-    assert life.look(row("RUNNING"), after=1) == Ending("none of its workers is connected for 60 s")
+def test_a_job_that_lost_both_workers_is_given_a_minute(running):
+    assert running.look(row("RUNNING")) == "booting"
+    assert running.look(row("RUNNING"), after=59) == "booting"
+    assert running.look(row("RUNNING"), after=1) == Ending("none of its workers is connected for 60 s")
 
 
-def test_half_a_job_counts_as_one_when_the_other_half_does_not_come():
-    life = Life()
+def test_half_a_job_counts_as_one_when_the_other_half_does_not_come(life):
     assert life.look(row("RUNNING"), {"gpu-7-0"}) == "booting"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=601) == "running"
     assert life.look(row("RUNNING"), {"gpu-7-0"}, after=900) == "running"
     assert life.job.seen().ends_at == 4550.0  # it never had more
 
 
-def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back():
-    life = Life()
-    life.look(row("RUNNING"), BOTH)
-    life.look(row("RUNNING"), BOTH, draining={"c1"})
-    first = life.job.seen()
-    life.look(row("RUNNING"), BOTH, draining={"c1"}, after=5)
+def test_a_job_leaves_a_node_that_is_being_drained_and_stays_where_that_is_taken_back(running):
+    running.look(row("RUNNING"), BOTH, draining={"c1"})
+    first = running.job.seen()
+    running.look(row("RUNNING"), BOTH, draining={"c1"}, after=5)
     assert (first.ends_at, first.reason) == (1022.0, "its node is being drained")
-    assert life.job.seen().ends_at == 1022.0
-    life.look(row("RUNNING"), BOTH, draining={"c2"})
-    assert life.job.seen().ends_at == 4550.0
+    assert running.job.seen().ends_at == 1022.0
+    running.look(row("RUNNING"), BOTH, draining={"c2"})
+    assert running.job.seen().ends_at == 4550.0
 
 
 STATES = ["PENDING", "RUNNING", "COMPLETING", "CANCELLED", "FAILED", "CONFIGURING", "SUSPENDED"]

@@ -50,17 +50,13 @@ def test_files(told, job_id, header, paths):
     [
         pytest.param(b"a\nb\n", ("a", "b"), id="as it stands"),
         pytest.param(b"a\n\n  \nb", ("a", "b"), id="without empty lines"),
-        pytest.param(
-            b"".join(b"%d\n" % n for n in range(99)), tuple(map(str, range(79, 99))), id="the last 20"
-        ),
+        pytest.param(b"".join(b"%d\n" % n for n in range(99)), tuple(map(str, range(79, 99))), id="the last 20"),
         pytest.param(b"x" * 9000 + b"\nend\n", ("end",), id="no part of a line, of a long one"),
         pytest.param(b"x" * 9000, ("x" * 4096,), id="but where there is one line alone"),
-        pytest.param(
-            b"\x1b[31mred\x1b[0m\x07 50 %\r100 %\r\nok\r\n", ("red 50 %", "100 %", "ok"), id="no controls"
-        ),
+        pytest.param(b"\x1b[31mred\x1b[0m\x07 50 %\r100 %\r\nok\r\n", ("red 50 %", "100 %", "ok"), id="no controls"),
         pytest.param(b"\xff\xfe\n", ("\ufffd\ufffd",), id="bytes that are no text"),
     ],
-)
+)  # fmt: skip
 def test_the_last_lines(tmp_path, content, lines):
     path = tmp_path / "log"
     path.write_bytes(content)
@@ -77,11 +73,9 @@ def no_file(path: Path) -> None:
         pytest.param(no_file, "cannot be read: No such file or directory", id="none"),
         pytest.param(Path.touch, "is empty", id="empty"),
         pytest.param(Path.mkdir, "is no file that keeps what is written", id="a folder"),
-        pytest.param(
-            os.mkfifo, "is no file that keeps what is written", id="a pipe, which would wait for a writer"
-        ),
+        pytest.param(os.mkfifo, "is no file that keeps what is written", id="a pipe, which would wait for a writer"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_read_is_told_and_no_error(tmp_path, make, trouble):
     path = tmp_path / "log"
     make(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,16 @@ SHOWN = """echo "JobId=1 JobName=test UserId=me(1) JobState=RUNNING Reason=None 
 echo "JobId=2 JobName=test UserId=me(1) JobState=$(cat state) Reason=None Comment=ferro-1234.a" """
 
 
-def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(tmp_path: Path) -> None:
+def test_the_watchdog_goes_on_while_a_job_is_there_that_squeue_does_not_list(command, tmp_path: Path) -> None:
     """Once it ended at the first empty answer, and the job ran for its whole walltime."""
-    state, calls = tmp_path / "state", tmp_path / "calls"
+    state, calls = tmp_path / "state", command("scancel", ":")
     state.write_text("RUNNING")
-    commands = {"squeue": "exit 0", "scontrol": f"cd {tmp_path}\n{SHOWN}", "scancel": f"echo $@ >> {calls}"}
-    for name, script in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    watchdog = Watchdog("test", "ferro-1234", os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    command("squeue", "exit 0")
+    command("scontrol", f"cd {tmp_path}\n{SHOWN}")
+    watchdog = Watchdog("test", "ferro-1234", os.environ)
     number = watchdog._process.pid
     watchdog.close(jobs_left=True)
-    until(lambda: calls.exists() and len(calls.read_text().split()) >= 2, "a second try")
+    until(lambda: len(calls.read_text().split()) >= 2, "a second try")
     assert set(calls.read_text().split()) == {"2"}
     state.write_text("CANCELLED")
     until(lambda: not _runs(number), "the end of the watchdog", seconds=20.0)
@@ -40,40 +39,33 @@ QUEUE = "echo '1 ferro-12345.a'; echo '2 ferro-1234.a'; echo '3 ferro-0000.a'"
     ("keep", "file", "orderly", "cancelled"),
     [
         pytest.param(0.0, None, False, {"2", "3"}, id="without a time to keep them jobs end at once"),
-        pytest.param(
-            60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"
-        ),
+        pytest.param(60.0, "tcp://a:1 ferro-1234", True, {"2", "3"}, id="what an orderly end left ends at once"),
         pytest.param(1.0, "tcp://a:1 ferro-1234", False, {"2", "3"}, id="nobody came for them in time"),
         pytest.param(1.0, "tcp://b:2", False, {"2", "3"}, id="a file that names no run says nothing"),
         pytest.param(60.0, "tcp://b:2 ferro-99", False, set(), id="another run looks after them"),
         pytest.param(0.0, "tcp://b:2 ferro-99", False, set(), id="it did when this one died"),
     ],
-)
+)  # fmt: skip
 def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
-    tmp_path: Path, keep: float, file: str | None, orderly: bool, cancelled: set[str]
+    command, tmp_path: Path, keep: float, file: str | None, orderly: bool, cancelled: set[str]
 ) -> None:
     scheduler = tmp_path / "jobs.scheduler"
     if file is not None:
         scheduler.write_text(file + "\n")
-    assert ended(tmp_path, GuardedJobs(keep, str(scheduler)), orderly) == cancelled
+    assert ended(command, GuardedJobs(keep, str(scheduler)), orderly) == cancelled
 
 
-def test_a_file_server_that_hangs_does_not_hold_the_watchdog_back(tmp_path: Path) -> None:
+def test_a_file_server_that_hangs_does_not_hold_the_watchdog_back(command, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "jobs.scheduler")  # nobody writes into it
-    assert ended(tmp_path, GuardedJobs(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
+    assert ended(command, GuardedJobs(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
 
 
-def ended(tmp_path: Path, keep: GuardedJobs, orderly: bool = False) -> set[str]:
+def ended(command: Callable[[str, str], Path], keep: GuardedJobs, orderly: bool = False) -> set[str]:
     """Return what the watchdog cancels until its end."""
-    calls = tmp_path / "calls"
-    calls.touch()
-    queue = f"[ -s {calls} ] || {{ {QUEUE}; }}"
-    commands = {"squeue": queue, "scontrol": "exit 0", "scancel": f"echo $@ >> {calls}"}
-    for name, script in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    watchdog = Watchdog("test", "ferro-1234", environment, keep)
+    calls = command("scancel", ":")
+    command("squeue", f"[ -s {calls} ] || {{ {QUEUE}; }}")
+    command("scontrol", "exit 0")
+    watchdog = Watchdog("test", "ferro-1234", os.environ, keep)
     watchdog.inherit("ferro-0000")
     number = watchdog._process.pid
     if orderly:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dask_ferro.runtime.slurm.commands import Refused, run
-from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow
-from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, expanded, shown
+from dask_ferro.runtime.slurm.parsing import UNTOLD, QueueRow, expanded
+from dask_ferro.runtime.slurm.second_source import SecondSource, accounted, shown
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
 FACTS = (
@@ -20,21 +19,6 @@ FACTS = (
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 DISABLED = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Makes a command of SLURM's; returns the file with a line a call."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    def make(name: str, script: str) -> Path:
-        path, calls = tmp_path / name, tmp_path / f"{name}.calls"
-        calls.write_text("")
-        path.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{script}\n')
-        path.chmod(0o755)
-        return calls
-
-    return make
 
 
 def row(job_id: str, state: str, restarts: int = 0, node: str = "", reason: str = "") -> QueueRow:

@@ -27,13 +27,11 @@ def job(job_id: str) -> BatchJob:
         pytest.param([(0.0, rows(j7="RUNNING")), (2.0, rows(j7="RUNNING"))], [], id="seen for two seconds"),
         pytest.param([(0.0, rows(j7="RUNNING")), (4.0, rows(j7="RUNNING"))], ["7"], id="seen for four"),
         pytest.param([(0.0, rows(j7="PENDING")), (4.0, rows(j7="PENDING"))], ["7"], id="one that waits"),
-        pytest.param(
-            [(0.0, rows(j7="RUNNING")), (2.0, rows()), (4.0, rows(j7="RUNNING"))], [], id="gone in between"
-        ),
+        pytest.param([(0.0, rows(j7="RUNNING")), (2.0, rows()), (4.0, rows(j7="RUNNING"))], [], id="gone in between"),
         pytest.param([(0.0, rows(j7="RUNNING")), (4.0, rows(j7="COMPLETING"))], [], id="about to end"),
         pytest.param([(0.0, rows(j1="RUNNING")), (4.0, rows(j1="RUNNING"))], [], id="one that is followed"),
     ],
-)
+)  # fmt: skip
 def test_a_stray_ends(looks, ends) -> None:
     strays = Strays()
     for now, seen in looks:

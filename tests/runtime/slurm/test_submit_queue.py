@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,41 +12,32 @@ from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.site import SlurmSite, _comment
 from dask_ferro.runtime.slurm.submit_queue import Submission
+from tests.slurm.tools import refuses
 from tests.waiting import until_async
 
 
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Makes a command of SLURM's."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-
-    def make(name: str, script: str) -> None:
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    return make
-
-
-async def one_submission() -> tuple[list[str], bool]:
-    """Submit a job, until it has an id or was refused for now; return the ids, and whether SLURM may have a job."""
-    site, ids, ended = SlurmSite("test", "ferro-1234"), [], asyncio.Event()
-
-    def accepted(jobs) -> None:
-        ids.extend(job.job_id for job in jobs)
-        ended.set()
-
+@asynccontextmanager
+async def submitting(ended: Callable[[], object] = str) -> AsyncIterator[tuple[Submission, BatchJob]]:
+    """Submit a job; `ended` is called when it has an id, or is refused for good."""
+    site, job = SlurmSite("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
     submission = Submission(
-        site, lambda pool, first: "#!/bin/sh\n", accepted, lambda jobs, words: ended.set()
+        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: ended(), lambda jobs, words: ended()
     )
-    submission.add([BatchJob("default-0", "default", 0, 1, 0.0)])
-    await until_async(lambda: ended.is_set() or submission.trouble("default"), "the end of a submission")
+    submission.add([job])
     try:
-        assert await submission.close(5.0)
-        return ids, submission.had_jobs
+        yield submission, job
     finally:
+        await submission.close(5.0)
         site.close()
+
+
+async def one_submission() -> tuple[str, bool]:
+    """Submit a job, until it has an id or was refused for now; return the id, and whether SLURM may have a job."""
+    ended = asyncio.Event()
+    async with submitting(ended.set) as (submission, job):
+        await until_async(lambda: ended.is_set() or submission.trouble("default"), "the end of a submission")
+        assert await submission.close(5.0)
+        return job.job_id, submission.had_jobs
 
 
 UNCLEAR = {"prints no id": "echo 'job submitted, thank you'", "is killed": "kill -9 $$"}
@@ -60,7 +51,7 @@ NOTED = 'for word in "$@"; do case "$word" in --comment=*) echo "${word#--commen
 def test_where_nobody_knows_whether_a_job_was_submitted_there_may_be_one(command, outcome) -> None:
     command("sbatch", outcome)
     command("squeue", "exit 1")
-    assert asyncio.run(one_submission()) == ([], True)
+    assert asyncio.run(one_submission()) == ("", True)
 
 
 @pytest.mark.parametrize("outcome", UNCLEAR.values(), ids=UNCLEAR)
@@ -68,33 +59,25 @@ def test_a_job_that_is_in_the_queue_all_the_same_is_found_there(command, outcome
     assert sum(int(column.partition(":")[2]) for column in parsing.FORMAT.split(",")) == 504
     command("sbatch", f"{NOTED}\n{outcome}")
     command("squeue", TOLD)
-    assert asyncio.run(one_submission()) == (["77"], True)
+    assert asyncio.run(one_submission()) == ("77", True)
 
 
 async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
     """Withdraw a job whose answer was lost; return whether that was over before SLURM is heard again, and its id."""
-    site, job = SlurmSite("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
-    submission = Submission(
-        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
-    )
-    submission.add([job])
-    await until_async(lambda: submission.trouble("default"), "a submission that failed")
-    going = asyncio.ensure_future(submission.withdraw([job]))
-    try:
+    async with submitting() as (submission, job):
+        await until_async(lambda: submission.trouble("default"), "a submission that failed")
+        going = asyncio.ensure_future(submission.withdraw([job]))
         await asyncio.sleep(0.5)
         early = going.done()
         heard()
         await asyncio.wait_for(going, 20.0)
         return early, job.job_id
-    finally:
-        await submission.close(5.0)
-        site.close()
 
 
 def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(command, monkeypatch) -> None:
     """Once it was forgotten, and counted for nothing while it ran."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._ASKED", 0.1)
-    command("sbatch", f"{NOTED}\necho 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    command("sbatch", f"{NOTED}\n{refuses('Socket timed out on send/recv operation')}")
     for name in ("squeue", "scontrol"):
         command(name, "exit 1")
     assert asyncio.run(given_back(lambda: command("squeue", TOLD))) == (False, "77")
@@ -105,29 +88,20 @@ async def test_what_no_sbatch_has_taken_waits_here_and_is_tried_at_once_when_its
 ) -> None:
     monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE", 60.0)
     monkeypatch.setattr("dask_ferro.runtime.slurm.submit_queue._PAUSE_MOST", 60.0)
-    command(
-        "sbatch",
-        "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1",
-    )
-    site, job = SlurmSite("test", "ferro-1234"), BatchJob("default-0", "default", 0, 1, 0.0)
-    submission = Submission(
-        site, lambda pool, first: "#!/bin/sh\n", lambda jobs: None, lambda jobs, words: None
-    )
-    submission.add([job])
-    await until_async(lambda: submission.trouble("default"), "a submission that failed")
-    assert (submission.waiting("default"), submission.waiting("gpu")) == ([job], [])
-    command("sbatch", "echo 77")
-    submission.retry("default")
-    await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
-    assert submission.waiting("default") == []
-    await submission.close(5.0)
-    site.close()
+    command("sbatch", refuses("QOSMaxSubmitJobPerUserLimit"))
+    async with submitting() as (submission, job):
+        await until_async(lambda: submission.trouble("default"), "a submission that failed")
+        assert (submission.waiting("default"), submission.waiting("gpu")) == ([job], [])
+        command("sbatch", "echo 77")
+        submission.retry("default")
+        await until_async(lambda: job.job_id == "77", "the next try", seconds=10.0)
+        assert submission.waiting("default") == []
 
 
 def test_a_clear_refusal_leaves_no_job(command) -> None:
-    command("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    command("sbatch", refuses("invalid partition specified: x"))
     command("squeue", TOLD)
-    assert asyncio.run(one_submission()) == ([], False)
+    assert asyncio.run(one_submission()) == ("", False)
 
 
 @pytest.mark.parametrize(

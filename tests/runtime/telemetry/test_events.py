@@ -12,8 +12,9 @@ import dask_ferro as ff
 from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.runtime.elastic.controller import as_event, told
+from dask_ferro.runtime.plugin.placement import PLACES
 from dask_ferro.runtime.plugin.scheduler import NAME
-from dask_ferro.runtime.telemetry.events import KINDS, PLACES, SCALINGS, TOPIC, Events
+from dask_ferro.runtime.telemetry.events import KINDS, SCALINGS, TOPIC, Events
 from tests.clusters import on_cluster
 from tests.waiting import opened, until_async
 

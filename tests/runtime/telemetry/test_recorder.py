@@ -6,61 +6,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import add
 from typing import Any
 
 import distributed
 import pytest
 from distributed import Client, LocalCluster, Worker
-from distributed.diagnostics.plugin import SchedulerPlugin
 
+import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled
+from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from tests.waiting import finished
 
 
-class Listener(SchedulerPlugin):
-    """Tells a telemetry what a scheduler plugin would."""
-
-    name = "listener"
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self.telemetry = telemetry
-
-    async def start(self, scheduler: distributed.Scheduler) -> None:
-        self.scheduler = scheduler
-        for ws in scheduler.workers.values():
-            self.telemetry.joined(ws.address, ws.nthreads)
-
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        if start == "processing" and finish == "memory":
-            self.telemetry.finished(
-                self.scheduler.tasks[key],
-                kwargs["worker"],
-                kwargs["startstops"],
-                kwargs["nbytes"],
-                kwargs["thread"],
-            )
-
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        self.telemetry.left(worker)
-
-
 @contextmanager
 def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
-    """A client of a cluster whose scheduler tells the telemetry meanwhile."""
-    cluster.sync(_listen, cluster.scheduler, telemetry)
-    try:
-        with Client(cluster) as client:
-            yield client
-    finally:
-        del cluster.scheduler.plugins[f"listener-{id(telemetry)}"]
-
-
-async def _listen(scheduler: distributed.Scheduler, telemetry: Telemetry) -> None:
-    listener = Listener(telemetry)
-    await listener.start(scheduler)
-    scheduler.add_plugin(listener, name=f"listener-{id(telemetry)}")
+    """A client of a cluster on which all is stock Dask's, but that our plugin tells the telemetry."""
+    with Client(cluster) as client:
+        ff.install(client, stealing="none", placement=False, rank=False)
+        cluster.scheduler.plugins[NAME].stealing.telemetry = telemetry
+        for ws in cluster.scheduler.workers.values():
+            telemetry.joined(ws.address, ws.nthreads)
+        yield client
+        ff.uninstall(client)
 
 
 def threads(n_workers: int, **kwargs: Any) -> LocalCluster:
@@ -138,28 +106,6 @@ def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
     assert 0 < trace.spans[0].start < 1.0
 
 
-def test_started_forgets(shared: LocalCluster) -> None:
-    telemetry = Telemetry()
-    with recorded(shared, telemetry) as client:
-        client.submit(slept, 0.01, key="before").result(timeout=60)
-        telemetry.started(time.time())
-        client.submit(slept, 0.01, key="after").result(timeout=60)
-        trace = telemetry.trace()
-    assert [t.key for t in trace.tasks] == ["after"]
-
-
-def test_length_bounds_and_zero_records_nothing(shared: LocalCluster) -> None:
-    short, off = Telemetry(length=3), Telemetry(length=0)
-    with recorded(shared, short), recorded(shared, off) as client:
-        value: Any = 0
-        for i in range(10):
-            value = client.submit(add, value, 1, key=f"add-{i}")
-        assert value.result(timeout=60) == 10
-        traces = short.trace(), off.trace()
-    assert [t.key for t in traces[0].tasks] == ["add-7", "add-8", "add-9"]
-    assert (traces[1].tasks, traces[1].spans, off.is_on, short.is_on) == ((), (), False, True)
-
-
 def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
     telemetry = Telemetry(length=0)
     lengths = []
@@ -174,8 +120,10 @@ def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
         ):
             act()
             client.gather(client.map(slept, [0.0] * 4, pure=False))
-            lengths.append((telemetry.is_on, telemetry.length, len(telemetry.trace().tasks)))
-    assert lengths == [(False, 0, 0), (True, 2, 2), (True, 5, 5), (True, 2, 2), (True, 2, 2), (False, 0, 0)]
+            trace = telemetry.trace()
+            lengths.append((telemetry.is_on, len(trace.tasks), len(trace.spans)))
+    kept = [(False, 0, 0), (True, 2, 2), (True, 5, 5), (True, 2, 2), (True, 2, 2), (False, 0, 0)]
+    assert lengths == kept
     assert telemetry.recorded == 16
     assert telemetry.wanted == ()
 
@@ -222,28 +170,28 @@ def test_workers_that_left_are_in_the_traces_of_what_they_ran() -> None:
     [
         pytest.param(
             [(("p", 0), "v", "t", 10.0, 10.5)],
-            [(("p", 0), "p", "t", 0.0, 0.5, "v")],
-            id="a steal starts the trace",
+            [(("p", 0), "p", "t", 1.0, 1.5, "v")],
+            id="a steal is in the trace",
         ),
         pytest.param(
             [("p-1", "v", "t", 8.0, 8.5), ("p-1", "v", "t", 10.0, 10.5)],
-            [("p-1", "p", "t", 0.0, 0.5, "v")],
+            [("p-1", "p", "t", 1.0, 1.5, "v")],
             id="what began before the recording is left out",
         ),
         pytest.param(
             [("k", "v", "t", 10.0, 10.5)],
-            [("k", "k", "t", 0.0, 0.5, "v")],
+            [("k", "k", "t", 1.0, 1.5, "v")],
             id="of a task that is not recorded",
         ),
     ],
 )
 def test_steals_are_spans_of_the_thief(steals: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> None:
     telemetry = Telemetry()
-    telemetry.started(9.0)
     for steal in steals:
         telemetry.moved(Settled(steal[0], "v", "t", "confirmed", 10.0, 1.0, 0.5))  # it is not done yet
         telemetry.moved(arrived(*steal))
-    spans = telemetry.trace().of("steal")
+    assert next(telemetry.trace().of("steal")).start == 0.0
+    spans = telemetry.trace(9.0).of("steal")
     assert [(s.key, s.prefix, s.worker, s.start, s.stop, s.source) for s in spans] == wanted
 
 
@@ -278,7 +226,6 @@ class Ahead(Shifted):
 )
 def test_clocks(kind: type[Worker], wanted: float) -> None:
     telemetry = Telemetry()
-    telemetry.started(-1e9)
     with threads(1, worker_class=kind) as cluster, recorded(cluster, telemetry) as client:
         now = time.time()
         client.submit(slept, 0.01, key="k").result(timeout=60)

@@ -62,6 +62,16 @@ def reinstall(client: Client) -> None:
     ff.install(client)
 
 
+@pytest.fixture
+def nothing_stays(client: Client) -> Iterator[None]:
+    """After the test nobody records: not the scheduler, and no worker."""
+    plugins = set(client.cluster.scheduler.worker_plugins)
+    yield
+    until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
+    assert telemetry_of(client).wanted == ()
+    assert set(client.cluster.scheduler.worker_plugins) == plugins
+
+
 def telemetry_of(client: Client) -> Telemetry:
     return client.cluster.scheduler.plugins[NAME].stealing.telemetry
 
@@ -306,39 +316,34 @@ def test_without_ops_nothing_listens(client: Client) -> None:
     assert ops_of(t.trace) == []
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_nobody_listens_when_the_block_has_ended(client: Client) -> None:
-    plugins = set(client.cluster.scheduler.worker_plugins)
     with ff.trace(client, ops=True):
         assert task._listener is not None
     assert task._listener is None
-    assert set(client.cluster.scheduler.worker_plugins) == plugins
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_a_recording_that_cannot_begin_leaves_nothing_on(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugins = set(client.cluster.scheduler.worker_plugins)
-
     def failing(self: op_recorder.TapePlugin, worker: Worker) -> None:
         raise OSError("on purpose")
 
     monkeypatch.setattr(op_recorder.TapePlugin, "setup", failing)
     with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
         pass
-    assert set(client.cluster.scheduler.worker_plugins) == plugins
-    assert telemetry_of(client).wanted == ()
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_ops_that_cannot_be_fetched_leave_nothing_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = set(client.cluster.scheduler.worker_plugins)
-
     async def failing(self: Tracing) -> None:
         raise OSError("on purpose")
 
     monkeypatch.setattr(Tracing, "_ops", failing)
     with pytest.raises(OSError, match="on purpose"), ff.trace(client, ops=True):
         pass
-    assert (task._listener, set(client.cluster.scheduler.worker_plugins)) == (None, plugins)
+    assert task._listener is None
 
 
 def test_a_trace_of_ops_within_another_leaves_it_its_profiles(client: Client) -> None:
@@ -376,15 +381,12 @@ def test_sessions_beyond_a_process_budget_are_one_span_each(
     assert [op.endswith("nodes") for op, _, _ in ops_of(t.trace)] == [True]
 
 
+@pytest.mark.usefixtures("nothing_stays")
 def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -> None:
-    plugins = set(client.cluster.scheduler.worker_plugins)
     with Client(client.cluster.scheduler.address) as other:
         recording = ff.trace(other, ops=True)
         recording.__enter__()
         assert len(telemetry_of(client).wanted) == 1
-    until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
-    assert telemetry_of(client).wanted == ()
-    assert set(client.cluster.scheduler.worker_plugins) == plugins
 
 
 def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None:

@@ -105,7 +105,7 @@ async def test_links_are_taken_when_they_come_and_once(s: Site) -> None:
         ([("device", 2**26, 9.0)], False),
     ):
         before = link.bandwidth
-        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}}, s.ledger)
+        known.heard(ws, {**row, "gpu": {**row["gpu"], "links": links}})
         assert (link.bandwidth != before) is moved
     assert link.bandwidth < first
 
@@ -115,7 +115,7 @@ async def test_who_measures_still_is_what_dask_said_of_it(s: Site) -> None:
     address = s.workers[1].address
     row = {**told(s, s.workers[1]), "device": "cpu", "flops": None}
     del row["gpu"]
-    s.stealing.devices.heard(s.scheduler.workers[address], row, s.ledger)
+    s.stealing.devices.heard(s.scheduler.workers[address], row)
     assert (s.ledger.rows[address].device, s.ledger.rows[address].most) == ("gpu", 4 * MB)
 
 

@@ -17,7 +17,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, Worker
 
-from dask_ferro import config
+from dask_ferro import config, portable
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Links
 from dask_ferro.runtime.worker import calibration as speeds
@@ -312,7 +312,7 @@ def test_a_holder_that_hangs_does_not_stop_the_others(
     file.unlink()
     monkeypatch.setattr(speeds, "_QUEUE", 0.05)
     with open(file.with_suffix(".lock"), "a") as held:
-        assert speeds._locked(held.fileno())
+        portable.lock(held.fileno())
         assert speed("cpu") == COUNTED
     assert len(measurements) == 2
 

@@ -147,6 +147,11 @@ class Real:
         return {ts.key for ts in self.scheduler.queued}
 
     @property
+    def idle(self) -> set[int]:
+        """The workers that may take tasks of others."""
+        return {ws.pid for ws in self.scheduler.idle.values()}
+
+    @property
     def moves(self) -> dict[Any, tuple[int, int]]:
         """The tasks that were asked for: victim and thief."""
         return {ts.key: (i["victim"].pid, i["thief"].pid) for ts, i in self.stealing.in_flight.items()}
@@ -156,7 +161,7 @@ class Virtual:
     """The simulator's scheduler under the baseline, told what happens; its clock stands still."""
 
     def __init__(self, graph: TaskGraph, threads: list[int]) -> None:
-        workers = tuple(VirtualWorker(f"w{i}", n) for i, n in enumerate(threads))
+        workers = tuple(VirtualWorker(f"w{i}", n, f"host-{i}") for i, n in enumerate(threads))
         self.jobs = jobs_of(graph)
         prioritize(self.jobs, {spec.key: i for i, spec in enumerate(graph.tasks)}, sum(threads), None)
         self.world = World(VirtualCluster(workers), Clock(), 0)
@@ -200,6 +205,10 @@ class Virtual:
         return {job.spec.key for job in self.jobs if job.state == "queued"}
 
     @property
+    def idle(self) -> set[int]:
+        return {int(address[1:]) for address in self.decider._idle}
+
+    @property
     def moves(self) -> dict[Any, tuple[int, int]]:
         flying = self.decider._in_flight.items()
         return {self.jobs[n].spec.key: (int(r.victim[1:]), int(r.thief[1:])) for n, r in flying}
@@ -239,29 +248,34 @@ def same(real: Real, virtual: Virtual) -> None:
     assert virtual.where == real.where
     assert virtual.queued == real.queued
     assert virtual.moves == real.moves
+    assert virtual.idle == real.idle
+
+
+def step(real: Real, virtual: Virtual, data: st.DataObject) -> None:
+    """Tell both of one event more, and hold them against each other."""
+    told = data.draw(st.sampled_from(["finish", "finish", "arrive", "balance"]))
+    key = data.draw(st.sampled_from(sorted(virtual.where)))
+    if told == "balance":
+        real.balance(), virtual.balance()
+    elif key in virtual.moves:
+        state = data.draw(st.sampled_from(["ready", "ready", "running"]))
+        real.answer(key, state), virtual.answer(key, state)
+    elif told == "arrive" and (missing := virtual.fetches(key)):
+        to, job = virtual.where[key], data.draw(st.sampled_from(missing))
+        real.arrive(to, job.spec.key), virtual.arrive(to, job.spec.key)
+    else:
+        seconds = data.draw(st.sampled_from([0.001, 0.05, 1.0, 7.0]))
+        at, nbytes = virtual.where[key], virtual.by_key[key].spec.nbytes
+        real.finish(at, key, seconds, nbytes), virtual.finish(at, key, seconds, nbytes)
+    same(real, virtual)
 
 
 async def _in_step(graph: TaskGraph, threads: list[int], data: st.DataObject) -> None:
     """Tell both the same until all is done."""
     real, virtual = Real(graph, threads), Virtual(graph, threads)
-    nbytes = {spec.key: spec.nbytes for spec in graph.tasks}
     same(real, virtual)
     while virtual.where:
-        told = data.draw(st.sampled_from(["finish", "finish", "arrive", "balance"]))
-        key = data.draw(st.sampled_from(sorted(virtual.where)))
-        if told == "balance":
-            real.balance(), virtual.balance()
-        elif key in virtual.moves:
-            state = data.draw(st.sampled_from(["ready", "ready", "running"]))
-            real.answer(key, state), virtual.answer(key, state)
-        elif told == "arrive" and (missing := virtual.fetches(key)):
-            to, job = virtual.where[key], data.draw(st.sampled_from(missing))
-            real.arrive(to, job.spec.key), virtual.arrive(to, job.spec.key)
-        else:
-            seconds = data.draw(st.sampled_from([0.001, 0.05, 1.0, 7.0]))
-            at = virtual.where[key]
-            real.finish(at, key, seconds, nbytes[key]), virtual.finish(at, key, seconds, nbytes[key])
-        same(real, virtual)
+        step(real, virtual, data)
     assert not real.where
     assert not real.queued
 
@@ -292,3 +306,30 @@ def test_what_one_worker_hoards_both_ask_for():
     moves = asyncio.run(_hoard())
     assert len(moves) > 2
     assert {victim for victim, _ in moves.values()} != {thief for _, thief in moves.values()}
+
+
+async def _ends_in_turn() -> None:
+    """The end of one task gives another worker a long one; who ended it is judged by what was there before that."""
+    reads = {n: [0] for n in (4, *range(7, 16))} | {16: [1], 18: [4], 22: [17, 18], 23: [17, 18]}
+    layers = [("join", 4), ("load", 13), ("join", 2), ("load", 5)]
+    keys = [
+        (f"{prefix}-{layer:032x}", 0) for layer, (prefix, width) in enumerate(layers) for _ in range(width)
+    ]
+    keys = [(group, n) for n, (group, _) in enumerate(keys)]
+    tasks = [
+        TaskSpec(key, key[0][:4], key[0], 1.0, 8, tuple(keys[i] for i in reads.get(number_of(key), ())))
+        for key in keys
+    ]
+    graph = TaskGraph("layers", tuple(tasks))
+    real, virtual = Real(graph, [3, 1]), Virtual(graph, [3, 1])
+    for number, seconds in ((17, 0.001), (5, 0.001), (6, 1.0), (20, 1.0), (1, 7.0)):
+        at = virtual.where[keys[number]]
+        for side in (real, virtual):
+            side.finish(at, keys[number], seconds, 8)
+        same(real, virtual)
+    real.balance(), virtual.balance()
+    same(real, virtual)
+
+
+def test_who_ends_a_task_is_judged_before_what_follows_from_its_end():
+    asyncio.run(_ends_in_turn())

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from dask_ferro.policy.scaling.remaining_work import _few
 from dask_ferro.policy.scaling.step import ScalingParameters
+from dask_ferro.simulate.baselines.stock_adaptive import StockAdaptive
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.elastic.controllers import Scaling, StockAdaptive
+from dask_ferro.simulate.elastic.controllers import Scaling
 from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualPool
 from dask_ferro.simulate.elastic.run import ElasticRun, backup, simulate_elastic, spread
 from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate

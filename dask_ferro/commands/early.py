@@ -54,8 +54,10 @@ def load_jobqueue() -> None:
     try:
         import_module("dask_jobqueue")
     except ImportError:
-        pass  # whoever needs it says so
-    except SystemExit:  # its answer to Ctrl-C, during the rest of its import
+        # Whoever needs it says so.
+        pass
+    except SystemExit:
+        # Its answer to Ctrl-C, during the rest of its import.
         interrupted = True
     finally:
         _set(before)
@@ -76,11 +78,13 @@ def _is_ours(argv: list[str]) -> bool:
 def _set(handler: Any) -> bool:
     try:
         signal.signal(signal.SIGINT, handler)
-    except ValueError:  # not the main thread, which alone has signals
+    except ValueError:
+        # Not the main thread, which alone has signals.
         return False
     return True
 
 
 def _end(number: int, frame: object) -> None:
+    # Not by an exception, which a module that is being imported may catch, nor by `print`, whose lock may be held.
     os.write(2, _MESSAGE)
     os._exit(128 + number)

@@ -1,0 +1,242 @@
+"""What `dask ferro top` draws: a screen of as many lines and columns as there are, and a plain table for scripts.
+
+Drawn from one look at a scheduler (a dict, see `runtime.telemetry.top.look`) and from the rows somebody else sorted
+and filtered.  Where columns do not fit, those that matter least go first; 80 columns hold all but the last five.
+Names are the users' own, and may hold anything: what does not print is replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from dask_ferro.views.terminal import count, duration, facts, share, size
+from dask_ferro.views.terminal import table as plain_table
+from dask_ferro.views.top.choice import Choice, Row
+
+Look = Mapping[str, Any]
+
+# All others are red: a worker in such a state does not work, whatever it is.
+_STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
+
+
+class _Column(NamedTuple):
+    title: str
+    # The least first, where not all fit.
+    rank: int
+    width: int
+    cell: Callable[[Row], str]
+    left: bool = False
+
+
+def printable(text: str) -> str:
+    """Return a text of one line that a terminal takes for no command."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def brief(seconds: float | None) -> str:
+    """Return seconds in at most seven columns.
+
+    >>> brief(0.0123), brief(83.0), brief(4000), brief(None)
+    ('12.3 ms', '83 s', '1.1 h', '-')
+    """
+    if seconds is None:
+        return "-"
+    # From ten minutes on, as 83 s says more than 1.4 min.
+    for scale, unit, least in ((86400.0, "d", 86400.0), (3600.0, "h", 3600.0), (60.0, "min", 600.0)):
+        if seconds >= least:
+            return f"{seconds / scale:.{0 if seconds >= 100 * scale or unit == 'min' else 1}f} {unit}"
+    return duration(seconds)
+
+
+def _name(row: Row) -> str:
+    return str(row["address"].partition("://")[2] if row["name"] == row["address"] else row["name"])
+
+
+def _used(row: Row) -> str:
+    limit = row["memory_limit"]
+    return f"{100 * row['memory'] / limit:.0f} %" if limit else count(row["memory"]) + "B"
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else count(number).replace(" ", "")
+
+
+# In the order in which they stand on the screen.
+_COLUMNS = (
+    _Column("worker", 0, 12, _name, left=True),
+    _Column("state", 1, 7, lambda r: r["state"], left=True),
+    _Column("dev", 9, 3, lambda r: r["device"]),
+    _Column("thr", 13, 3, lambda r: str(r["threads"])),
+    _Column("cpu", 10, 5, lambda r: f"{r['cpu']:.0f} %"),
+    _Column("running", 2, 14, lambda r: ", ".join(r["running"]) or "-", left=True),
+    _Column("ops", 11, 24, lambda r: ", ".join(f"{n} {name}" for name, n in r["ops"]) or "-", left=True),
+    _Column("tasks", 3, 5, lambda r: _short(r["tasks"])),
+    _Column("backlog", 4, 7, lambda r: brief(r["backlog"])),
+    _Column("thresh", 5, 7, lambda r: brief(r["threshold"])),
+    _Column("memory", 6, 6, _used),
+    _Column("spilled", 12, 8, lambda r: size(r["spilled"]).replace("iB", "")),
+    _Column("in", 7, 5, lambda r: _short(r["in"])),
+    _Column("out", 8, 5, lambda r: _short(r["out"])),
+    _Column("address", 14, 24, lambda r: r["address"], left=True),
+)
+
+
+# ---- the screen --------------------------------------------------------------------------------------------
+
+
+def screen(
+    seen: Look | None, rows: Sequence[Row], choice: Choice, trouble: str, columns: int, lines: int
+) -> Group:
+    """Return exactly one screen: what the cluster does, its workers as far as they fit, and the keys.
+
+    Parameters
+    ----------
+    seen : mapping or None
+        None: nothing was seen yet.
+    rows : sequence of mapping
+        The workers to show, in order.
+    trouble : str
+        Why nothing new comes; empty: it does.
+    """
+    head = [_clipped(line, columns) for line in _fitting_head(seen, choice, trouble, lines)]
+    room = max(lines - len(head) - 2, 0)
+    shown = rows[choice.first : choice.first + room]
+    body = _table(shown, choice, columns) if room else Text()
+    if seen is not None and not rows:
+        body = Text("no worker matches the filter" if seen["workers"] else "no workers yet", style="dim")
+    # The header of the table is a line of its own.
+    missing = room - len(shown) if rows else room
+    filler = [Text("\n" * (missing - 1))] if missing > 0 else []
+    return Group(*head, body, *filler, _clipped(_foot(choice), columns))
+
+
+def page(lines: int, seen: Look | None, choice: Choice, trouble: str) -> int:
+    """Return how many workers fit on a screen."""
+    return max(lines - len(_fitting_head(seen, choice, trouble, lines)) - 2, 0)
+
+
+def _fitting_head(seen: Look | None, choice: Choice, trouble: str, lines: int) -> list[Text]:
+    """The lines above the table, which leave room for its header, a worker, and the keys."""
+    return _head(seen, choice, trouble)[: max(lines - 3, 1)]
+
+
+def _clipped(line: Text, columns: int) -> Text:
+    line.no_wrap = True
+    line.truncate(max(columns, 1), overflow="ellipsis")
+    return line
+
+
+def _head(seen: Look | None, choice: Choice, trouble: str) -> list[Text]:
+    title = Text("dask ferro top", style="bold")
+    if seen is None:
+        return [title, Text(printable(trouble) or "connecting", style="yellow")]
+    clock = time.strftime("%H:%M:%S", time.localtime(seen["time"]))
+    title.append(f"  {_scheduler(seen)}  {clock}", style="not bold")
+    if choice.paused:
+        title.append("  PAUSED", style="bold yellow")
+    lines = [title, Text(printable(trouble), style="bold red")] if trouble else [title]
+    for name, told in _facts(seen):
+        lines.append(Text(printable(f"{name:<9}{told}"), style="bold" if name == "waits" else ""))
+    return lines
+
+
+def _scheduler(seen: Look) -> str:
+    workers = seen["workers"]
+    return f"{seen['address']}  {len(workers)} workers, {sum(row['threads'] for row in workers)} threads"
+
+
+def _facts(seen: Look) -> Iterator[tuple[str, str]]:
+    """What the cluster does, line by line."""
+    states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
+    told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
+    yield "tasks", ", ".join(told) or "none"
+    yield "steals", _steals(seen)
+    total = sum(number for _, number in seen["ops"])
+    yield "ops", ", ".join(f"{name} {share(number, total)}" for name, number in seen["ops"]) or "none"
+    if waits := seen.get("waits"):
+        yield "waits", waits[0] + (f" (and {len(waits) - 1} more)" if len(waits) > 1 else "")
+    if seen["elastic"]:
+        yield "elastic", _elastic(seen["elastic"])
+
+
+def _steals(seen: Look) -> str:
+    if not seen["ferro"]:
+        return "not seen: dask_ferro is not installed on this scheduler (ff.install)"
+    counts = seen["steals"]
+    told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
+    worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
+    return f"{told}; stolen work {brief(worked)}, moved in {brief(moving)} ({seen['stealing']})"
+
+
+def _elastic(decision: Mapping[str, Any]) -> str:
+    wanted = ", ".join(f"{number} {pool}" for pool, number in decision.get("wanted", {}).items())
+    jobs = ", ".join(f"{number} {state}" for state, number in decision.get("jobs", {}).items())
+    waits = max(decision.get("queue_wait", {}).values(), default=None)
+    told = f"wanted {wanted or 'none'}; {jobs or 'no jobs'}; queue wait {brief(waits)}"
+    return f"{told}; {decision.get('why', '')}"
+
+
+def _foot(choice: Choice) -> Text:
+    wanted = printable(choice.wanted or "")
+    if choice.typing:
+        return Text(f"filter: {wanted}_   enter: keep  escape: all workers", style="reverse")
+    arrow = "down" if choice.descending else "up"
+    told = f"q quit  s sort: {choice.sort} {arrow}  r reverse  / filter{f': {wanted}' if wanted else ''}"
+    return Text(f"{told}  p {'go on' if choice.paused else 'pause'}  arrows", style="reverse")
+
+
+def _fitting(columns: int) -> list[_Column]:
+    """The columns that fit, in order; the first one always does, and what is left over goes to what runs."""
+    chosen: set[str] = set()
+    left = columns + 1
+    for column in sorted(_COLUMNS, key=lambda c: c.rank):
+        if chosen and left < column.width + 1:
+            break
+        chosen.add(column.title)
+        left -= column.width + 1
+    spare = max(left, 0)
+    return [
+        c._replace(width=c.width + spare) if c.title == "running" else c
+        for c in _COLUMNS
+        if c.title in chosen
+    ]
+
+
+def _table(rows: Sequence[Row], choice: Choice, columns: int) -> Table:
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", collapse_padding=True)
+    fitting = _fitting(columns)
+    for column in fitting:
+        header = Text(column.title, style="bold not dim" if column.title == choice.sort else "")
+        side: Literal["left", "right"] = "left" if column.left else "right"
+        grid.add_column(header, width=column.width, justify=side, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        grid.add_row(*(_cell(column, row) for column in fitting))
+    return grid
+
+
+def _cell(column: _Column, row: Row) -> Text:
+    style = _STATES.get(row["state"], "red") if column.title == "state" else ""
+    return Text(printable(column.cell(row)), style=style)
+
+
+# ---- for scripts -------------------------------------------------------------------------------------------
+
+
+def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
+    """Print what the cluster does, and every worker with every column."""
+    # What waits for how long is for who stays and watches.
+    told = [(name, printable(text)) for name, text in _facts(seen) if name != "waits"]
+    facts(out, [("scheduler", _scheduler(seen)), *told])
+    names = [column for column in _COLUMNS if column.left and column.title != "address"]
+    columns = [*names, *(column for column in _COLUMNS if column not in names)]
+
+    def cells(row: Row) -> list[str]:
+        return [printable(column.cell(row)) for column in columns]
+
+    plain_table(out, "workers", [column.title for column in columns], list(map(cells, rows)), left=len(names))
