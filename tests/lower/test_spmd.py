@@ -554,16 +554,10 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
 @pytest.mark.cluster
 def test_a_copy_that_came_to_lie_beside_its_part_is_not_lost_with_it(step, monkeypatch):
     """As where a scheduler moves the task that would have put it on another worker."""
-    from distributed import Client
-
     ranks = Ranks(step.spmd(tensor=2))
     wanted = step.losses(lambda inputs: gather(ranks(inputs), scheduler="sync"), 6)
     found, inputs = [], {**step.batch, **step.start}
-    with (
-        dask.config.set({"ferro.ranks.checkpoint-calls": 2}),
-        processes(2) as cluster,
-        Client(cluster) as client,
-    ):
+    with dask.config.set({"ferro.ranks.checkpoint-calls": 2}), running(2, silence_logs=60) as client:
         pids = client.run(os.getpid)
         victim = min(pids)
         registration = checkpoint._Registration
@@ -571,8 +565,7 @@ def test_a_copy_that_came_to_lie_beside_its_part_is_not_lost_with_it(step, monke
             checkpoint, "_Registration", lambda client, part, workers: registration(client, part, [victim])
         )
         for number in range(6):
-            out = ranks(inputs)
-            out = dict(zip(out, dask.persist(*out.values()), strict=True))
+            out = persisted(ranks(inputs))
             found.append(float(out["loss"].compute()))
             inputs = step.next(out)
             if number == 3:
